@@ -1,0 +1,38 @@
+"""What the web process needs of an engine, whichever it is. Implementations: `engines/client.py`, test fakes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engines.core import EngineStats, Request, RequestOutput
+from engines.health import Health
+
+
+class RequestStream(Protocol):
+    """The outputs of one submitted request, in order."""
+
+    def next(self, timeout: float) -> RequestOutput | None:
+        """Wait at most `timeout` seconds for the next output; None when the time is over.
+
+        The last output is `finished`; asking for more after it is a mistake of the caller.
+        Engine death comes as an output with `error_kind`, never as silence.
+        """
+
+
+class Engine(Protocol):
+    """Submit, abort, look. Safe to call from many greenlets at once."""
+
+    def submit(self, request: Request) -> RequestStream:
+        """Hand a request over. A refusal (queue full, draining) is the stream's first and only output."""
+
+    def abort(self, request_id: str) -> None:
+        """The client is gone or has enough: free what the request holds. No further output. Idempotent."""
+
+    def health(self) -> Health:
+        """Read from shared memory; never blocks."""
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        """Ask the engine for its counters; None when it does not answer within `timeout` seconds."""
+
+    def close(self) -> None:
+        """Let go of sockets and files."""

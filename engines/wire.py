@@ -1,0 +1,68 @@
+"""The messages between web processes, supervisor and engine: msgpack over ZeroMQ on a UNIX socket, never pickle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engines.core import EngineStats, Request, RequestOutput
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: continue this prompt."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: forget this request; no further output is wanted."""
+
+    request_id: str
+
+
+class GetStats(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: answer with `Stats`."""
+
+    token: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: take no new request, finish the running ones, end after `seconds` at the latest."""
+
+    seconds: float
+
+
+ToEngine = Submit | Abort | GetStats | Drain
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """To a web process: what one step gave its requests."""
+
+    outputs: list[RequestOutput]
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """To whoever asked with `GetStats`."""
+
+    token: int
+    stats: EngineStats
+
+
+ToClient = Outputs | Stats
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_client = msgspec.msgpack.Decoder(ToClient)
+
+
+def encode(message: ToEngine | ToClient) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
+    return _to_engine.decode(data)
+
+
+def decode_to_client(data: bytes) -> ToClient:
+    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
+    return _to_client.decode(data)

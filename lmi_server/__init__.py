@@ -1,0 +1,1 @@
+"""The HTTP level: properties, dialects, text. Imports `engines`, never torch."""

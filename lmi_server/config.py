@@ -1,0 +1,98 @@
+"""What serving.properties and the environment come to, as frozen objects; each part goes only to its owner.
+
+`LmiConfig` is what the user asked for ('auto' and unset still open). `container/resolve.py` decides what is open
+and makes an `engines.config.EngineConfig` and a `WebConfig` of it. Defaults live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The web process's part."""
+
+    max_request_size: int = 64 * 1024 * 1024
+    """Bytes of a request body; more is answered 413."""
+    throttle_error_http_code: int = 503
+    """Status of a refusal for a full queue on `/invocations`; `/v1/*` always answers 429."""
+    output_formatter: str | None = None
+    """`json`, `jsonlines` or `sse`; None: by the request."""
+    predict_timeout: float = 240.0
+    """Seconds a whole request may take."""
+    unknown_parameters: str = "error"
+    """`error` refuses an unknown request parameter, `warn` logs and drops it, as LMI does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where the model is."""
+
+    model_id: str | None = None
+    """`option.model_id`: local folder, hub id or s3:// address; None: the folder of serving.properties."""
+    model_dir: str = "."
+    """The folder of serving.properties."""
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What the file says about the engine. None and 'auto' are decided by `container/resolve.py`."""
+
+    dtype: str = "auto"
+    """`auto`, `fp32`, `fp16` or `bf16`."""
+    tensor_parallel_degree: int | str = "max"
+    """Ranks, or `max`: all GPUs, 1 on a CPU."""
+    rolling_batch: str = "auto"
+    """`auto` or `lmi-dist`: the rolling-batch engine."""
+    max_rolling_batch_size: int = 32
+    max_rolling_batch_prefill_tokens: int | None = None
+    paged_attention: bool = True
+    block_size: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gb: float | None = None
+    job_queue_size: int = 1000
+    model_loading_timeout: float = 1200.0
+    """Seconds until the engine must be ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class LmiConfig:
+    """All that a user said."""
+
+    engine: str = "MPI"
+    """`MPI` or `Python`."""
+    source: ModelSource = field(default_factory=ModelSource)
+    options: EngineOptions = field(default_factory=EngineOptions)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """All that a web process is told, as a JSON file whose path stands in LMI_WEB_CONFIG."""
+
+    server: ServerConfig
+    engine: str
+    """`MPI` or `Python`: decides the reply's form on `/invocations`."""
+    model_name: str
+    model_path: str
+    """Local folder with tokenizer.json, config.json, generation_config.json, chat template."""
+    max_model_len: int
+    """Longest prompt plus output, tokens."""
+    engine_address: str
+    """ZeroMQ address of the engine."""
+    status_path: str
+    """The engine's `StatusBoard`."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WebConfig:
+        data = json.loads(text)
+        return cls(**{**data, "server": ServerConfig(**data["server"])})
