@@ -102,7 +102,9 @@ class StatusBoard:
 
     def read(self) -> Health:
         state, _ = _HEADER.unpack_from(self._map, 0)
-        beats = [_BEAT.unpack_from(self._map, _HEADER.size + _BEAT.size * r)[0] for r in range(self._world_size)]
+        beats = [
+            _BEAT.unpack_from(self._map, _HEADER.size + _BEAT.size * r)[0] for r in range(self._world_size)
+        ]
         (length,) = _LENGTH.unpack_from(self._map, self._reason_offset)
         start = self._reason_offset + _LENGTH.size
         reason = bytes(self._map[start : start + min(length, _REASON_BYTES)]).decode(errors="replace")

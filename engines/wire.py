@@ -60,9 +60,11 @@ def encode(message: ToEngine | ToClient) -> bytes:
 
 def decode_to_engine(data: bytes) -> ToEngine:
     """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
-    return _to_engine.decode(data)
+    message: ToEngine = _to_engine.decode(data)
+    return message
 
 
 def decode_to_client(data: bytes) -> ToClient:
     """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
-    return _to_client.decode(data)
+    message: ToClient = _to_client.decode(data)
+    return message

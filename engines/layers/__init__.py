@@ -1,0 +1,1 @@
+"""Tensor-parallel layers: each rank builds its own part and knows what to add up."""

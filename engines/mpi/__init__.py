@@ -1,0 +1,1 @@
+"""engine=MPI: rolling batching over ranks. `worker.py` is the program; its scheduler imports no torch."""

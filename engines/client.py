@@ -1,0 +1,132 @@
+"""The web process's side of the wire: an `Engine` that lives in another process.
+
+Built on gevent: one greenlet receives, any number wait for their request's outputs. Made after gunicorn's fork.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import gevent
+import gevent.event
+import gevent.queue
+import zmq.green as zmq
+
+from engines.core import EngineStats, Request, RequestOutput
+from engines.errors import EngineDied
+from engines.health import EngineState, Health, StatusBoard
+from engines.wire import Abort, GetStats, Outputs, Stats, Submit, ToEngine, decode_to_client, encode
+
+_BOARD_INTERVAL_SECONDS = 0.2
+
+
+class ClientStream:
+    """The outputs of one request; see `engines.base.RequestStream`."""
+
+    def __init__(self) -> None:
+        self._outputs: gevent.queue.SimpleQueue[RequestOutput] = gevent.queue.SimpleQueue()
+
+    def put(self, output: RequestOutput) -> None:
+        self._outputs.put(output)
+
+    def next(self, timeout: float) -> RequestOutput | None:
+        try:
+            output: RequestOutput = self._outputs.get(timeout=max(0.0, timeout))
+            return output
+        except gevent.queue.Empty:
+            return None
+
+
+class EngineClient:
+    """Talks to one engine; see `engines.base.Engine`. Greenlets of one thread share it."""
+
+    def __init__(self, address: str, status_path: Path) -> None:
+        """The engine need not be there yet: messages wait for it."""
+        self._board = StatusBoard.open(status_path)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+        self._streams: dict[str, ClientStream] = {}
+        self._answers: dict[int, gevent.event.AsyncResult[EngineStats]] = {}
+        self._tokens = itertools.count()
+        self._greenlets = [gevent.spawn(self._receive), gevent.spawn(self._watch_board)]
+
+    def submit(self, request: Request) -> ClientStream:
+        stream = ClientStream()
+        self._streams[request.id] = stream
+        if self._dead() is None:
+            self._send(Submit(request))
+        else:
+            self._fail_streams()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._send(Abort(request_id))
+
+    def health(self) -> Health:
+        return self._board.read()
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        if self._board.read().state is not EngineState.READY and self._dead() is not None:
+            return None
+        token = next(self._tokens)
+        answer: gevent.event.AsyncResult[EngineStats] = gevent.event.AsyncResult()
+        self._answers[token] = answer
+        try:
+            self._send(GetStats(token))
+            stats: EngineStats = answer.get(timeout=timeout)
+            return stats
+        except gevent.Timeout:
+            return None
+        finally:
+            del self._answers[token]
+
+    def close(self) -> None:
+        gevent.killall(self._greenlets)
+        self._socket.close(linger=0)
+        self._context.term()
+        self._board.close()
+
+    def _send(self, message: ToEngine) -> None:
+        self._socket.send(encode(message))
+
+    def _receive(self) -> None:
+        while True:
+            message = decode_to_client(self._socket.recv())
+            if isinstance(message, Stats):
+                answer = self._answers.get(message.token)
+                if answer is not None:
+                    answer.set(message.stats)
+            elif isinstance(message, Outputs):
+                for output in message.outputs:
+                    self._deliver(output)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        # An aborted request may still have an output under way: nobody waits for it.
+        stream = self._streams.get(output.id)
+        if stream is not None:
+            if output.finished:
+                del self._streams[output.id]
+            stream.put(output)
+
+    def _watch_board(self) -> None:
+        """The engine's death is no message: look for it, and tell all who wait."""
+        while True:
+            if self._streams and self._dead() is not None:
+                # What the engine sent before it died may still be on its way.
+                gevent.sleep(_BOARD_INTERVAL_SECONDS)
+                self._fail_streams()
+            gevent.sleep(_BOARD_INTERVAL_SECONDS)
+
+    def _dead(self) -> str | None:
+        health = self._board.read()
+        return health.describe() if health.state in (EngineState.FAILED, EngineState.STOPPED) else None
+
+    def _fail_streams(self) -> None:
+        reason = self._dead() or "the engine has stopped"
+        for request_id in list(self._streams):
+            self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=reason))

@@ -1,0 +1,77 @@
+"""The engine's own counters: plain numbers, so that no metrics library is needed where the model runs.
+
+`lmi_server/metrics.py` renders a snapshot in Prometheus form.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from engines.core import EngineInfo, EngineStats, HistogramData
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+class Histogram:
+    """Counts of observations by upper bound."""
+
+    def __init__(self, name: str, bounds: tuple[float, ...], labels: Mapping[str, str] | None = None) -> None:
+        self._name = name
+        self._bounds = bounds
+        self._labels = dict(labels or {})
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def snapshot(self) -> HistogramData:
+        return HistogramData(self._name, self._bounds, tuple(self._counts), self._sum, dict(self._labels))
+
+
+class EngineMetrics:
+    """All counters of one engine. One thread."""
+
+    def __init__(self) -> None:
+        self.tokens_generated = 0
+        self.prompt_tokens = 0
+        self.steps = 0
+        self.aborted = 0
+        self.failed = 0
+        self.finished = 0
+        self.batch_size = Histogram("lmi_batch_size", _BATCH)
+        self.time_to_first_token = Histogram("lmi_time_to_first_token_seconds", _SECONDS)
+        self.time_per_output_token = Histogram("lmi_time_per_output_token_seconds", _SECONDS)
+        self.queue_time = Histogram("lmi_queue_seconds", _SECONDS)
+        self._step_parts: dict[str, Histogram] = {}
+
+    def observe_step(self, num_sequences: int, seconds_by_part: Mapping[str, float]) -> None:
+        """One step: how many sequences it held, and where its time went."""
+        self.steps += 1
+        self.batch_size.observe(num_sequences)
+        for part, seconds in seconds_by_part.items():
+            histogram = self._step_parts.get(part)
+            if histogram is None:
+                histogram = self._step_parts[part] = Histogram("lmi_step_seconds", _SECONDS, {"part": part})
+            histogram.observe(seconds)
+
+    def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
+        counters = {
+            "lmi_tokens_generated_total": float(self.tokens_generated),
+            "lmi_prompt_tokens_total": float(self.prompt_tokens),
+            "lmi_steps_total": float(self.steps),
+            "lmi_requests_finished_total": float(self.finished),
+            "lmi_requests_aborted_total": float(self.aborted),
+            "lmi_requests_failed_total": float(self.failed),
+        }
+        histograms = (
+            self.batch_size,
+            self.time_to_first_token,
+            self.time_per_output_token,
+            self.queue_time,
+            *self._step_parts.values(),
+        )
+        return EngineStats(info, gauges, counters, tuple(histogram.snapshot() for histogram in histograms))

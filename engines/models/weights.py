@@ -1,0 +1,95 @@
+"""Sharding verbs over a checkpoint: what a layer calls to get its part, and nothing but its part.
+
+Rows are output features (column-parallel layers), columns input features (row-parallel layers), in the
+terms of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053). Peak memory beyond the result: one weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from engines.partition import Shard
+
+
+class WeightReader:
+    """One rank's way to its weights. Counts what the rank owns."""
+
+    def __init__(
+        self, folder: Path, storage: torch.dtype, compute: torch.dtype, device: torch.device
+    ) -> None:
+        """Weights are rounded to `storage`, then given in `compute` on `device`.
+
+        Raises:
+            BadCheckpoint: as `SafetensorsFiles`.
+        """
+        self._files = SafetensorsFiles(folder)
+        self._storage = storage
+        self._compute = compute
+        self._device = device
+        self.owned_bytes = 0
+        """Bytes of this rank's parameters as they stand in the files."""
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that every rank has.
+
+        Raises:
+            BadCheckpoint: it is missing or has another shape.
+        """
+        self._check(name, shape)
+        return self.rows([name], [Shard(0, shape[0])], shape)
+
+    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """The named tensors' rows, one below the other: fused projections are read straight into place.
+
+        Args:
+            names, shards: which rows of which tensor.
+            shape: of each whole tensor but for its first dimension, which may differ.
+
+        Raises:
+            BadCheckpoint: a tensor is missing or has another shape.
+        """
+        out = torch.empty(
+            (sum(shard.size for shard in shards), *shape[1:]), dtype=self._files.dtype(names[0])
+        )
+        start = 0
+        for name, shard in zip(names, shards, strict=True):
+            self._check(name, (None, *shape[1:]))
+            if shard.stop > self._files.shape(name)[0]:
+                raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
+            self._files.read_rows(name, shard.start, shard.stop, out[start : start + shard.size])
+            start += shard.size
+        return self._finish(out)
+
+    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Some columns of a matrix of `shape`.
+
+        Raises:
+            BadCheckpoint: the tensor is missing or has another shape.
+        """
+        self._check(name, shape)
+        if shard.size == shape[1]:
+            return self.whole(name, shape)
+        out = torch.empty((shape[0], shard.size), dtype=self._files.dtype(name))
+        self._files.read_columns(name, shard.start, shard.stop, out)
+        return self._finish(out)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _check(self, name: str, shape: tuple[int | None, ...]) -> None:
+        found = self._files.shape(name)
+        if len(found) != len(shape) or any(
+            want not in (None, got) for want, got in zip(shape, found, strict=True)
+        ):
+            wanted = "x".join("any" if length is None else str(length) for length in shape)
+            raise BadCheckpoint(
+                f"tensor {name!r} has shape {'x'.join(map(str, found))}, config.json says {wanted}"
+            )
+
+    def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.owned_bytes += tensor.numel() * tensor.element_size()
+        return tensor.to(self._storage).to(self._device, self._compute)

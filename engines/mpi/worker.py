@@ -1,0 +1,173 @@
+"""`python -m engines.mpi.worker`: one rank of engine=MPI. Rank 0 leads, the others follow.
+
+Started by the supervisor, under mpirun when there are several ranks. Ends with 0 after a drain, else with the cause
+on stderr and on the status board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engines.config import EngineConfig
+from engines.core import EngineInfo, Request, SamplingParams
+from engines.health import EngineState, StatusBoard
+from engines.mpi.block_manager import make_block_manager
+from engines.mpi.executor import StepExecutor
+from engines.mpi.front import Front
+from engines.mpi.leader import Leader
+from engines.mpi.model_runner import ModelRunner
+from engines.mpi.scheduler import Scheduler
+from engines.parallel import Communicator, make_communicator
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What every rank has."""
+
+    config: EngineConfig
+    device: torch.device
+    comm: Communicator
+    runner: ModelRunner
+    executor: StepExecutor
+    stopwatch: Stopwatch
+    seconds: dict[str, float]
+    """Where the start-up time went."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one rank to its end; the exit code."""
+    arguments = _parser().parse_args(argv)
+    _die_with_parent()
+    board = StatusBoard.open(arguments.status)
+    try:
+        config = EngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+        rank = _start(config, board, arguments.status.parent)
+        if rank.comm.rank == 0:
+            _lead(rank, board, arguments.address)
+        else:
+            while rank.executor.follow():
+                pass
+    except Exception as error:  # the process edge: the cause must reach the board before we end
+        logger.exception("the engine failed")
+        board.set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")
+        sys.stderr.flush()
+        # Not `return`: finalising MPI would wait for ranks that wait for this one.
+        os._exit(1)
+    return 0
+
+
+def _start(config: EngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
+    imported = _process_age()
+    number = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s engine rank {number} %(levelname)s %(message)s"
+    )
+    torch.set_num_threads(config.parallel.threads_per_rank)
+    device = torch.device("cpu")
+    if config.parallel.device == "cuda":
+        device = torch.device("cuda", number)
+        torch.cuda.set_device(device)
+    comm = make_communicator(config.parallel.tp_size, device, runtime)
+    ready = _process_age()
+    stopwatch = Stopwatch(time.perf_counter)
+    read_before = _bytes_read()
+    runner = ModelRunner(config, comm, device, stopwatch)
+    logger.info(
+        "weights: rank %d owns %d bytes, read %d bytes",
+        comm.rank,
+        runner.load_report.owned_bytes,
+        _bytes_read() - read_before,
+    )
+    executor = StepExecutor(runner, comm, board, stopwatch)
+    seconds = {"imports": imported, "ranks": ready - imported, **runner.load_report.seconds}
+    return _Rank(config, device, comm, runner, executor, stopwatch, seconds)
+
+
+def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
+    config, cache = rank.config, rank.runner.cache
+    blocks = make_block_manager(cache.num_blocks, cache.block_size, config.cache.paged)
+    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
+    sampler = Sampler(rank.runner.config.vocab_size, rank.device)
+    leader = Leader(scheduler, blocks, rank.executor, sampler, board, rank.stopwatch)
+    before = _process_age()
+    prompt = tuple(range(min(8, config.model.max_model_len - 2)))
+    leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
+    seconds = {**rank.seconds, "warm-up": _process_age() - before}
+    front = Front(address)
+    board.set_state(EngineState.READY)
+    logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})
+    leader.serve(front, _info(rank, seconds))
+    board.set_state(EngineState.STOPPED)
+
+
+def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
+    config, cache = rank.config, rank.runner.cache
+    capacity = cache.num_blocks * cache.block_size
+    element = 4 if rank.device.type == "cpu" else 2 if config.model.dtype != "fp32" else 4
+    name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu"
+    return EngineInfo(
+        model=config.model.name,
+        engine=config.engine,
+        world_size=rank.comm.world_size,
+        device=name,
+        dtype=config.model.dtype,
+        kv_capacity_tokens=capacity,
+        kv_capacity_bytes=capacity * rank.runner.config.kv_elements_per_token * element,
+        block_size=cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=config.model.max_model_len,
+        paged_attention=config.cache.paged,
+        load_seconds=seconds,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="EngineConfig as JSON")
+    parser.add_argument(
+        "--status", type=Path, required=True, help="the status board; its folder holds our sockets"
+    )
+    parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
+    return parser
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this rank when its parent ends, however that comes about."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, its imports included."""
+    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _bytes_read() -> int:
+    """Bytes that this process has read by system calls, from the kernel's own count; 0 where it keeps none."""
+    try:
+        return int(Path("/proc/self/io").read_text().split("rchar: ", 1)[1].split()[0])
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""How a step's sequences are grouped for attention: made once a step, used by every layer.
+
+A group is read from the KV pool in one of two ways. A *view*: its sequences' keys start at equal distances, so one
+strided view shows them all without a copy. A *gather*: its blocks are copied side by side into a kept buffer.
+Groups are small enough that what a gather wrote is still in the processor's cache when attention reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """Sequence i of the group has its first key in slot `first_slot + i * stride`, the others right behind."""
+
+    first_slot: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGather:
+    """The group's blocks in order, the same number a sequence; the short ones repeat a block that the mask hides."""
+
+    blocks: torch.Tensor
+    """[num_seqs * blocks_per_seq], int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Sequences that one call of scaled dot product attention takes."""
+
+    first_row: int
+    """Token rows [first_row, first_row + num_seqs * query_len) of the step."""
+    num_seqs: int
+    query_len: int
+    """1, or more in a group of one sequence: a prefill chunk."""
+    kv_len: int
+    """Keys a sequence in the tensors that attention sees, those behind the mask included."""
+    source: KvView | KvGather
+    mask: torch.Tensor | None
+    """Added to the scores, -inf hides: [num_seqs, 1, 1, kv_len] or [1, 1, query_len, kv_len]; None: all is seen."""
+    causal: bool
+    """The chunk is the sequence's first, so that attention's own causal mask fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """What may share a group."""
+
+    block_size: int
+    num_slots: int
+    """Slots of the pool: no view reaches beyond."""
+    max_keys: int
+    """num_seqs * kv_len of a group; a single sequence may be longer."""
+
+
+def decode_order(
+    seq_lens: Sequence[int], block_tables: Sequence[Sequence[int]], contiguous: bool
+) -> list[int]:
+    """The order of single-token sequences in which neighbours group well: by place when contiguous, else by length."""
+    if contiguous:
+        return sorted(range(len(seq_lens)), key=lambda i: block_tables[i][0])
+    return sorted(range(len(seq_lens)), key=lambda i: -seq_lens[i])
+
+
+def plan_decodes(
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    limits: GroupLimits,
+    contiguous: bool,
+    device: torch.device,
+) -> list[AttentionGroup]:
+    """Group sequences of one query token each, which are the step's first rows, in `decode_order`.
+
+    Args:
+        seq_lens: keys of each sequence, the new token's included.
+        block_tables: each sequence's blocks in order, at least as many as its keys need.
+        contiguous: every block table is a run of consecutive blocks.
+    """
+    groups: list[AttentionGroup] = []
+    start = 0
+    while start < len(seq_lens):
+        stop = start + 1
+        while stop < len(seq_lens) and _fits(seq_lens, block_tables, start, stop, limits, contiguous):
+            stop += 1
+        tables = block_tables[start:stop]
+        groups.append(_decode_group(start, seq_lens[start:stop], tables, limits, contiguous, device))
+        start = stop
+    return groups
+
+
+def plan_chunk(
+    first_row: int,
+    query_len: int,
+    seq_len: int,
+    block_table: Sequence[int],
+    limits: GroupLimits,
+    device: torch.device,
+) -> AttentionGroup:
+    """The group of one prefill chunk: the last `query_len` of `seq_len` tokens, in rows from `first_row` on."""
+    used = _num_blocks(seq_len, limits.block_size)
+    source: KvView | KvGather
+    if _consecutive(block_table[:used]):
+        source, kv_len = KvView(block_table[0] * limits.block_size, 0), seq_len
+    else:
+        source = KvGather(torch.tensor(block_table[:used], dtype=torch.int64, device=device))
+        kv_len = used * limits.block_size
+    if query_len == kv_len:
+        return AttentionGroup(first_row, 1, query_len, kv_len, source, None, causal=True)
+    last_visible = torch.arange(seq_len - query_len, seq_len, device=device)
+    hidden = torch.arange(kv_len, device=device) > last_visible[:, None]
+    mask = torch.zeros(1, 1, query_len, kv_len, device=device).masked_fill_(hidden, -math.inf)
+    return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, causal=False)
+
+
+def _decode_group(
+    start: int,
+    seq_lens: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    limits: GroupLimits,
+    contiguous: bool,
+    device: torch.device,
+) -> AttentionGroup:
+    block_size, longest = limits.block_size, max(seq_lens)
+    used = _num_blocks(longest, block_size)
+    source: KvView | KvGather
+    if contiguous or (len(tables) == 1 and _consecutive(tables[0][:used])):
+        stride = (tables[1][0] - tables[0][0]) * block_size if len(tables) > 1 else 0
+        source, kv_len = KvView(tables[0][0] * block_size, stride), longest
+    else:
+        rows = [[*table[:used], *([table[0]] * (used - len(table)))] for table in tables]
+        source = KvGather(torch.tensor(rows, dtype=torch.int64, device=device).view(-1))
+        kv_len = used * block_size
+    mask = None
+    if min(seq_lens) < kv_len:
+        lens = torch.tensor(seq_lens, device=device)
+        hidden = torch.arange(kv_len, device=device) >= lens[:, None]
+        mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)[:, None, None, :]
+    return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, causal=False)
+
+
+def _fits(
+    seq_lens: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    start: int,
+    stop: int,
+    limits: GroupLimits,
+    contiguous: bool,
+) -> bool:
+    """Whether sequence `stop` may join the group [start, stop)."""
+    block_size = limits.block_size
+    longest = _padded(max(seq_lens[start : stop + 1]), block_size)
+    shortest = _padded(min(seq_lens[start : stop + 1]), block_size)
+    if longest > 2 * shortest or longest * (stop + 1 - start) > limits.max_keys:
+        return False
+    if not contiguous:
+        return True
+    if tables[stop][0] * block_size + longest > limits.num_slots:
+        return False
+    # Equal distances: else no single strided view shows them.
+    return (
+        stop - start < 2 or tables[stop][0] - tables[stop - 1][0] == tables[start + 1][0] - tables[start][0]
+    )
+
+
+def _consecutive(blocks: Sequence[int]) -> bool:
+    return all(blocks[i] + 1 == blocks[i + 1] for i in range(len(blocks) - 1))
+
+
+def _num_blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def _padded(num_tokens: int, block_size: int) -> int:
+    return _num_blocks(num_tokens, block_size) * block_size
