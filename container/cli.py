@@ -1,0 +1,111 @@
+"""The `lmi` command."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+
+from container import check as checking
+from container import launch, machine, model_files
+from container.model_files import ModelNotAvailable
+from container.mpi import NoMpiRun
+from container.prepare import BUNDLED_MODEL
+from container.progress import view_for
+from container.resolve import CannotServe
+from container.serve import CannotListen, ServeOptions
+from container.serve import serve as serve_until_end
+from lmi_server.config import ModelSource
+from lmi_server.properties import reference
+from lmi_server.properties.problems import PropertiesError
+
+_DEFAULT_PATH = "/opt/ml/model"
+_WIDTH = 100
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Serve a language model from a serving.properties file."""
+
+
+def _fail(error: Exception) -> None:
+    """End with the error's text: these errors are for people, a stack trace would hide them."""
+    raise click.ClickException(str(error)) from error
+
+
+def _path(given: str | None) -> Path:
+    return Path(given or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
+
+
+_PATH_HELP = (
+    "PATH is a folder with a serving.properties, or such a file; "
+    f"without it LMI_MODEL_DIR, else {_DEFAULT_PATH}."
+)
+
+
+@main.command(epilog=_PATH_HELP)
+@click.argument("path", required=False)
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; else SAGEMAKER_BIND_TO_PORT, else 8080.")
+@click.option("--lenient", is_flag=True, help="Warn of unknown keys instead of refusing them.")
+def serve(path: str | None, host: str, port: int | None, lenient: bool) -> None:
+    """Serve the model of PATH until told to stop."""
+    environ = launch.environment()
+    try:
+        chosen = launch.default_port(environ) if port is None else port
+        options = ServeOptions(_path(path), host, chosen, lenient)
+        sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
+    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, ValueError) as error:
+        _fail(error)
+
+
+@main.command(epilog=_PATH_HELP)
+@click.argument("path", required=False)
+@click.option("--lenient", is_flag=True, help="Warn of unknown keys instead of refusing them.")
+def check(path: str | None, lenient: bool) -> None:
+    """Print every effective value of PATH, where it comes from, and whether it can be served here.
+
+    Exit code 0 when the file is valid, else 1.
+    """
+    environ = launch.environment()
+    report = checking.check(_path(path), environ, machine.detect(environ), lenient=lenient)
+    click.echo(report.render())
+    sys.exit(report.exit_code)
+
+
+@main.command()
+@click.option("--markdown", is_flag=True, help="The whole reference page, as in docs/options.md.")
+def options(markdown: bool) -> None:
+    """Print every key of serving.properties."""
+    if markdown:
+        click.echo(reference.markdown(), nl=False)
+        return
+    for row in reference.rows():
+        facts = f"{row.accepted}; default {row.default}; engine {row.engine}; {row.status}"
+        click.secho(row.name, bold=True)
+        for text in (facts, row.help):
+            click.echo(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "))
+
+
+@main.command()
+@click.argument("model")
+def prepare(model: str) -> None:
+    """Make MODEL ready on this disk and print its folder as the last line.
+
+    MODEL is a local folder, or the id of the bundled model.
+    """
+    source = ModelSource(model_id=model, model_dir=str(Path.cwd()))
+    try:
+        folder = model_files.obtain(source, view_for(sys.stderr))
+    except ModelNotAvailable as error:
+        _fail(error)
+    else:
+        click.echo(str(folder))
+
+
+prepare.epilog = f"The bundled model is {BUNDLED_MODEL}."
+
+if __name__ == "__main__":
+    main()

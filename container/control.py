@@ -1,0 +1,49 @@
+"""The supervisor's line to the engine: ask for its figures, tell it to drain."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from engines.core import EngineStats
+from engines.wire import Drain, GetStats, Stats, ToEngine, decode_to_client, encode
+
+
+class EngineControl:
+    """A ZeroMQ DEALER on the engine's address. A context manager; one thread."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(address)
+        self._token = 0
+
+    def drain(self, seconds: float) -> None:
+        """Tell the engine to end within `seconds`. Does not wait."""
+        self._send(Drain(seconds))
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        """The engine's figures; None when it does not answer within `timeout` seconds."""
+        self._token += 1
+        self._send(GetStats(self._token))
+        deadline = time.monotonic() + timeout
+        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            message = decode_to_client(self._socket.recv())
+            if isinstance(message, Stats) and message.token == self._token:
+                return message.stats
+        return None
+
+    def _send(self, message: ToEngine) -> None:
+        self._socket.send(encode(message))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close(linger=0)
+        self._context.term()

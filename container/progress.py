@@ -1,0 +1,82 @@
+"""How long work shows itself: a bar on a terminal, a few plain log lines without one."""
+
+from __future__ import annotations
+
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class ProgressView(Protocol):
+    """One piece of long work after the other."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def start(self, title: str) -> None:
+        """Begin a piece of work; ends the one before."""
+
+    def update(self, done: int, total: int) -> None:
+        """So many parts of the present work are done."""
+
+    def finish(self) -> None:
+        """The present work is over."""
+
+
+class LogLines:
+    """For logs: a line at the start of a piece of work and at every quarter of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._title = ""
+        self._quarters = 0
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def start(self, title: str) -> None:
+        self._title, self._quarters = title, 0
+        self.say(f"{title} ...")
+
+    def update(self, done: int, total: int) -> None:
+        quarters = 4 * done // max(total, 1)
+        if quarters > self._quarters:
+            self._quarters = quarters
+            self.say(f"{self._title}: {25 * quarters} %")
+
+    def finish(self) -> None:
+        self._title = ""
+
+
+class Bars:
+    """For a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def start(self, title: str) -> None:
+        self.finish()
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=self._console
+        )
+        self._progress.add_task(title, total=None)
+        self._progress.start()
+
+    def update(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=done, total=total)
+
+    def finish(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def view_for(stream: TextIO) -> ProgressView:
+    """Bars where `stream` is a terminal, else log lines."""
+    return Bars(Console(file=stream)) if stream.isatty() else LogLines(stream)

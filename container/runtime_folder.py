@@ -1,0 +1,67 @@
+"""The folder of one run: sockets, status board and configurations, gone when the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PREFIX = "lmi-"
+_LOCK = "lock"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a private folder is made in it)
+_YOUNG_SECONDS = 60.0
+_LONGEST_BASE = 80
+"""The address of a UNIX socket in the folder must stay below 108 bytes."""
+
+
+def _base() -> Path:
+    """Shared memory where it can be written: the status board is written every step, and a disk would feel it."""
+    if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+        return _SHARED_MEMORY
+    temporary = Path(tempfile.gettempdir())
+    return temporary if len(os.fsencode(temporary)) <= _LONGEST_BASE else Path("/tmp")  # noqa: S108
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, or None when a living process has it."""
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_dead(base: Path) -> None:
+    """Remove folders of runs that were killed before they could do so themselves; only the user's own."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            # A young one may be so new that its owner has not locked it yet.
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
+                continue
+            if (folder / _LOCK).is_file() and (descriptor := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
+
+
+@contextmanager
+def runtime_folder(base: Path | None = None) -> Iterator[Path]:
+    """A new folder with mode 0700 and a short name. Its lock is held until the end of the run."""
+    base = base or _base()
+    remove_dead(base)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    descriptor = _lock(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)

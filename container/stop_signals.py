@@ -1,0 +1,55 @@
+"""SIGTERM and SIGINT as something that can be waited for; SIGCHLD ends the waiting too."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+
+class StopRequested(Exception):
+    """A stop was asked for where nothing has to be drained."""
+
+
+class StopSignals:
+    """Counts requests to stop. A context manager; to be used in the main thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.raising = True
+        """While True, a request raises `StopRequested` out of whatever runs: nothing is being served yet."""
+        self._previous: dict[signal.Signals, Any] = {}
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def wait(self, timeout: float) -> None:
+        """Return after `timeout` seconds, or as soon as a signal has come: a request to stop or a child's end."""
+        if select.select([self._read], [], [], max(timeout, 0.0))[0]:
+            os.read(self._read, 4096)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.raising:
+            raise StopRequested
+
+    def __enter__(self) -> Self:
+        handlers = {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGCHLD: lambda number, frame: None,
+        }
+        self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)

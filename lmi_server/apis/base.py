@@ -1,0 +1,69 @@
+"""What a dialect is, and what every dialect is given.
+
+A dialect turns a body into a `Call`: a validated request, and a `Reply` that knows how its answer is written. All
+between the two, from submitting to the last byte, is the same for all dialects and stands in `apis/serve.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flask import Blueprint
+
+from engines.base import Engine
+from lmi_server.config import WebConfig
+from lmi_server.errors import Problem
+from lmi_server.generation import Completion, GenerationRequest, Step
+from lmi_server.metrics import Metrics
+from lmi_server.text.tokenizer import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """What the dialects work with."""
+
+    config: WebConfig
+    engine: Engine
+    text: TextModel
+    metrics: Metrics
+
+
+class Reply(Protocol):
+    """How one request's answer is written. May keep state: it belongs to one request."""
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer goes out step by step."""
+
+    @property
+    def content_type(self) -> str:
+        """Of a streamed answer; a whole one is JSON."""
+
+    def whole(self, completion: Completion) -> Any:
+        """The JSON value of a whole answer."""
+
+    def start(self) -> str:
+        """What a stream begins with."""
+
+    def step(self, step: Step) -> str:
+        """The records of one step, of the last one also what ends the stream; may be empty."""
+
+    def failure(self, problem: Problem) -> str:
+        """The record that ends a stream that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed body."""
+
+    request: GenerationRequest
+    reply: Reply
+
+
+Parse = Callable[[ApiContext, Mapping[str, Any]], Call]
+"""A dialect: context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
+
+Api = Callable[[ApiContext], Blueprint]
+"""What `APIS` lists: makes the routes of one dialect."""

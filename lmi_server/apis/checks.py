@@ -1,0 +1,139 @@
+"""Checks of single values against the parameter table.
+
+Every refusal names the field, what was given and what is accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lmi_server.apis.parameters import PARAMETERS, Kind, Names, Parameter, Parsed, rows
+from lmi_server.errors import InvalidField
+
+_SHOWN_CHARS = 80
+
+
+def shown(value: Any) -> str:
+    """A value as an error text shows it: JSON, cut to a readable length."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def refuse(field: str, value: Any, accepted: str) -> InvalidField:
+    """The error for a value that is not accepted."""
+    return InvalidField(field, f"given {shown(value)}; accepted: {accepted}")
+
+
+def unknown_field(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
+    """The error for a name that nobody knows, with the nearest that somebody does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+    return InvalidField(field[:200], f"unknown name, given with value {shown(value)}{hint}")
+
+
+def parse_parameters(
+    body: Mapping[str, Any], names: Names, *, prefix: str = "", refuse_unknown: bool = True
+) -> Parsed:
+    """Check the parameters in `body`.
+
+    `prefix`: where they stand, for error texts (`parameters.`). Unknown names are refused, or listed in the result.
+
+    Raises `InvalidField`.
+    """
+    table = rows(names)
+    values = {row.name: row.default for row in PARAMETERS if row.names(names)}
+    given: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, value in body.items():
+        row = table.get(name)
+        if row is None:
+            if refuse_unknown:
+                raise unknown_field(prefix + name, name, value, table)
+            unknown.append(name)
+        elif value is not None:
+            checked = check(prefix + name, value, row)
+            if row.name in given and values[row.name] != checked:
+                raise InvalidField(
+                    prefix + name,
+                    f"given {shown(value)}, but {given[row.name]} says the same thing with another value; "
+                    f"accepted: one of the two names",
+                )
+            values[row.name] = checked
+            given[row.name] = prefix + name
+    return Parsed(values, given, tuple(unknown))
+
+
+def check(field: str, value: Any, row: Parameter) -> Any:
+    """One value against its row; the value as the rest of the program wants it.
+
+    Raises `InvalidField`.
+    """
+    if row.neutral is not None:
+        return _check_neutral(field, value, row)
+    if not _is_kind(value, row.kind):
+        raise refuse(field, value, row.accepted())
+    if row.kind in (Kind.INTEGER, Kind.NUMBER):
+        if not _in_range(value, row):
+            raise refuse(field, value, row.accepted())
+        return float(value) if row.kind is Kind.NUMBER else value
+    if row.choices and value not in row.choices:
+        raise refuse(field, value, row.accepted())
+    if row.kind is Kind.TEXTS:
+        return _check_texts(field, value, row)
+    return value
+
+
+def _check_neutral(field: str, value: Any, row: Parameter) -> Any:
+    for neutral in row.neutral or ():
+        # In Python 1 == True, in JSON not.
+        if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
+            return value
+    accepted = [shown(neutral) for neutral in row.neutral or ()]
+    raise InvalidField(
+        field,
+        f"given {shown(value)}, but this is not done here; accepted: "
+        + (" or ".join(accepted) if accepted else "null, or leave it out"),
+    )
+
+
+def _is_kind(value: Any, kind: Kind) -> bool:
+    match kind:
+        case Kind.INTEGER:
+            return isinstance(value, int) and not isinstance(value, bool)
+        case Kind.NUMBER:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case Kind.FLAG:
+            return isinstance(value, bool)
+        case Kind.TEXT:
+            return isinstance(value, str)
+        case Kind.TEXTS:
+            return isinstance(value, str) or (
+                isinstance(value, list) and all(isinstance(one, str) for one in value)
+            )
+        case Kind.OBJECT:
+            return isinstance(value, dict)
+        case Kind.ANY:
+            return True
+
+
+def _in_range(value: float, row: Parameter) -> bool:
+    return (
+        (row.minimum is None or value >= row.minimum)
+        and (row.above is None or value > row.above)
+        and (row.maximum is None or value <= row.maximum)
+    )
+
+
+def _check_texts(field: str, value: str | list[str], row: Parameter) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if row.max_items is not None and len(texts) > row.max_items:
+        raise InvalidField(field, f"given {len(texts)} strings; accepted: {row.accepted()}")
+    for text in texts:
+        size = len(text.encode())
+        if size == 0 or (row.max_bytes is not None and size > row.max_bytes):
+            raise InvalidField(field, f"given {shown(text)} of {size} bytes; accepted: {row.accepted()}")
+    return texts

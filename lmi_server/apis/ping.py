@@ -1,0 +1,26 @@
+"""`GET /ping`: 200 only while the engine makes progress on a loaded model."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.errors import dump
+
+_RETRY_AFTER_SECONDS = 5
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("ping", __name__)
+
+    @blueprint.get("/ping")
+    def ping() -> Response:
+        health = context.engine.health()
+        if health.ready:
+            return Response(dump({"status": "Healthy"}) + "\n", content_type="application/json")
+        body = {"status": "Unhealthy", "state": health.state.name.lower(), "reason": health.describe()}
+        response = Response(dump(body) + "\n", 503, content_type="application/json")
+        response.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
+        return response
+
+    return blueprint

@@ -1,0 +1,68 @@
+"""The Flask application: blueprints and error handlers, nothing else."""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from engines.base import Engine
+from engines.errors import EngineError
+from lmi_server.apis import APIS
+from lmi_server.apis.base import ApiContext
+from lmi_server.config import WebConfig
+from lmi_server.errors import ErrorForm, Problem
+from lmi_server.metrics import Metrics
+from lmi_server.request_log import begin_record, current_record
+from lmi_server.text.tokenizer import TextModel
+
+_logger = logging.getLogger(__name__)
+
+_QUIET_PATHS = ("/ping", "/metrics")
+"""Polled for ever; they are counted but not logged."""
+
+
+def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
+    """The web application over a running engine."""
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = config.server.max_request_size
+    context = ApiContext(config, engine, text, Metrics())
+    for api in APIS:
+        app.register_blueprint(api(context))
+    _register_errors(app, config)
+    _register_records(app, context.metrics)
+    return app
+
+
+def _register_errors(app: Flask, config: WebConfig) -> None:
+    @app.errorhandler(Exception)
+    def on_error(error: Exception) -> Response:
+        record = current_record()
+        if not isinstance(error, EngineError | HTTPException):
+            _logger.exception("%s unexpected error", record.id, exc_info=error)
+        problem = Problem.of(error, config.server.max_request_size)
+        record.finish = problem.kind
+        return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
+
+
+def _register_records(app: Flask, metrics: Metrics) -> None:
+    @app.before_request
+    def begin() -> None:
+        begin_record(request.headers)
+
+    @app.after_request
+    def end(response: Response) -> Response:
+        record = current_record()
+        response.headers["x-request-id"] = record.label
+        response.headers.setdefault("Cache-Control", "no-cache")
+        method, path = request.method, request.path
+        route = request.url_rule.rule if request.url_rule is not None else "other"
+
+        @response.call_on_close
+        def done() -> None:
+            metrics.count_request(route, response.status_code)
+            if path not in _QUIET_PATHS:
+                record.log(method, route if route != "other" else ascii(path)[:200], response.status_code)
+
+        return response

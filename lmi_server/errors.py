@@ -1,0 +1,151 @@
+"""What each error answers: one table from the kind of an error to status and words of each dialect.
+
+No text that leaves here comes from an unexpected exception: those are logged and answered with 'internal error'.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from flask import Response
+from werkzeug.exceptions import HTTPException
+
+from engines.errors import EngineError, InvalidRequest
+
+STREAM_ERROR_CODE = 424
+"""`code` of the record that ends a failed stream on `/invocations`; its status was sent long before."""
+
+
+class InvalidField(InvalidRequest):
+    """A field of the body is at fault. The text starts with the field's name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class ContextTooLong(InvalidField):
+    """Prompt and output together pass the model's context."""
+
+    kind = "context_length_exceeded"
+
+
+class UnsupportedMediaType(EngineError):
+    """The body is not JSON by its own headers."""
+
+    kind = "unsupported_media_type"
+
+
+class ErrorForm(Enum):
+    """Whose words an error is told in."""
+
+    LMI = "lmi"
+    OPENAI = "openai"
+
+    @classmethod
+    def of_path(cls, path: str) -> ErrorForm:
+        return cls.OPENAI if path.startswith("/v1/") else cls.LMI
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    lmi_status: int
+    openai_status: int
+    openai_type: str
+    retry_after: int | None = None
+    """Seconds until trying again makes sense."""
+
+
+_TABLE: dict[str, _Row] = {
+    "invalid_request": _Row(424, 400, "invalid_request_error"),
+    "context_length_exceeded": _Row(424, 400, "invalid_request_error"),
+    "overloaded": _Row(503, 429, "rate_limit_error", retry_after=1),
+    "unavailable": _Row(503, 503, "server_error", retry_after=5),
+    "deadline_exceeded": _Row(504, 504, "server_error"),
+    "request_failed": _Row(424, 500, "server_error"),
+    "engine_died": _Row(503, 503, "server_error", retry_after=10),
+    "bad_http": _Row(400, 400, "invalid_request_error"),
+    "not_found": _Row(404, 404, "invalid_request_error"),
+    "method_not_allowed": _Row(405, 405, "invalid_request_error"),
+    "too_large": _Row(413, 413, "invalid_request_error"),
+    "unsupported_media_type": _Row(415, 415, "invalid_request_error"),
+    "internal": _Row(500, 500, "server_error"),
+}
+
+_HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as a client is told of it."""
+
+    kind: str
+    message: str
+    field: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, error: Exception, max_request_size: int = 0) -> Problem:
+        """The problem that an exception stands for; what is not meant for clients becomes 'internal error'."""
+        if isinstance(error, EngineError):
+            kind = error.kind if error.kind in _TABLE else "request_failed"
+            return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
+        if isinstance(error, HTTPException):
+            return _of_http(error, max_request_size)
+        return cls("internal", "internal error; the server's log has the details")
+
+    def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
+        """HTTP status. `throttle_status`: what a full queue answers on `/invocations`."""
+        row = _TABLE[self.kind]
+        if form is ErrorForm.OPENAI:
+            return row.openai_status
+        return throttle_status if self.kind == "overloaded" else row.lmi_status
+
+    def response(self, form: ErrorForm, throttle_status: int = 503) -> Response:
+        """A whole answer that tells the problem."""
+        status = self.status(form, throttle_status)
+        response = Response(dump(self.body(form, status)) + "\n", status, content_type="application/json")
+        retry_after = _TABLE[self.kind].retry_after
+        if retry_after is not None:
+            response.headers["Retry-After"] = str(retry_after)
+        for name, value in self.headers:
+            response.headers[name] = value
+        return response
+
+    def body(self, form: ErrorForm, code: int = STREAM_ERROR_CODE) -> dict[str, Any]:
+        """The JSON object; without `code` that of a stream's last record."""
+        if form is ErrorForm.LMI:
+            return {"error": self.message, "code": code}
+        error = {
+            "message": self.message,
+            "type": _TABLE[self.kind].openai_type,
+            "param": self.field,
+            "code": self.kind,
+        }
+        return {"error": error}
+
+
+def _of_http(error: HTTPException, max_request_size: int) -> Problem:
+    code = error.code or 500
+    kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
+    message = error.description or error.name
+    headers: tuple[tuple[str, str], ...] = ()
+    if code == 413:
+        message = f"body: larger than {max_request_size} bytes (max_request_size)"
+        # The rest of the body is not read, so the connection cannot carry another request.
+        headers = (("Connection", "close"),)
+    elif code == 405:
+        allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
+        message = f"method not allowed here; allowed: {allowed}"
+        headers = (("Allow", allowed),)
+    elif code == 404:
+        message = "no such path"
+    return Problem(kind, message, headers=headers)
+
+
+def dump(value: Any) -> str:
+    """Compact JSON, characters as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

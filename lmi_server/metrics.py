@@ -1,0 +1,103 @@
+"""`GET /metrics`: the engine's own counters as it reports them, and this process's count of HTTP requests.
+
+With several web workers prometheus_client's multiprocess files hold the sum; whoever starts the workers sets
+PROMETHEUS_MULTIPROC_DIR, which that library reads by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest, values
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from engines.base import Engine
+from engines.core import EngineInfo, EngineStats, HistogramData
+
+_STATS_TIMEOUT_SECONDS = 2.0
+
+
+class Metrics:
+    """The web process's part."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "lmi_http_requests",
+            "HTTP requests answered, by path and status",
+            ["path", "status"],
+            registry=self._registry,
+        )
+
+    def count_request(self, path: str, status: int) -> None:
+        """`path` is a route of ours, never what a client wrote: labels stay few."""
+        self._requests.labels(path, str(status)).inc()
+
+    def render(self, engine: Engine) -> bytes:
+        """All of it in Prometheus' text form. Without an answer from the engine `lmi_engine_up` is 0."""
+        registry = CollectorRegistry()
+        registry.register(_EngineCollector(engine.stats(_STATS_TIMEOUT_SECONDS)))
+        own = self._registry
+        if values.ValueClass is not values.MutexValue:
+            own = CollectorRegistry()
+            MultiProcessCollector(own)  # type: ignore[no-untyped-call]
+        return generate_latest(registry) + generate_latest(own)
+
+
+class _EngineCollector(Collector):
+    """An `EngineStats` as metric families; the names are the engine's."""
+
+    def __init__(self, stats: EngineStats | None) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        up = 0 if self._stats is None else 1
+        yield GaugeMetricFamily("lmi_engine_up", "Whether the engine answered this look", value=up)
+        if self._stats is None:
+            return
+        yield _info(self._stats.info)
+        for name, value in self._stats.gauges.items():
+            yield GaugeMetricFamily(name, _words(name), value=value)
+        for name, value in self._stats.counters.items():
+            yield CounterMetricFamily(name, _words(name), value=value)
+        by_name: dict[str, list[HistogramData]] = {}
+        for histogram in self._stats.histograms:
+            by_name.setdefault(histogram.name, []).append(histogram)
+        for name, histograms in by_name.items():
+            yield _histogram(name, histograms)
+
+
+def _info(info: EngineInfo) -> Metric:
+    labels = {
+        "model": info.model,
+        "engine": info.engine,
+        "world_size": str(info.world_size),
+        "device": info.device,
+        "dtype": info.dtype,
+        "paged_attention": str(info.paged_attention).lower(),
+    }
+    family = GaugeMetricFamily("lmi_engine_info", "What runs", labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
+
+
+def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
+    """One family; its members differ in their labels. Prometheus' buckets are cumulative."""
+    label_names = sorted({label for histogram in histograms for label in histogram.labels})
+    family = HistogramMetricFamily(name, _words(name), labels=label_names)
+    for histogram in histograms:
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(
+            [histogram.labels.get(label, "") for label in label_names], buckets, sum_value=histogram.sum
+        )
+    return family
+
+
+def _words(name: str) -> str:
+    return name.removeprefix("lmi_").replace("_", " ")

@@ -1,0 +1,186 @@
+"""The environment's forms of options, each with its place in LMI's order of precedence.
+
+`OPTION_*` and `SERVING_*` follow from the options table; the names below stand for options of other names.
+The environment is an argument everywhere; nothing here reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from lmi_server.properties.problems import Problem, Source, shown
+
+Warn = Callable[[str, str], None]
+
+
+class Rank(IntEnum):
+    """Who wins where one option is given in several places: the lowest."""
+
+    SAGEMAKER = 0
+    FILE = 1
+    OPTION = 2
+    OPTION_ALIAS = 3
+    """TGI's names and `HF_*`, which stand for an `OPTION_*` that is unset."""
+    PLAIN = 4
+    PLAIN_ALIAS = 5
+    SERVING = 6
+    SERVING_ALIAS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value given for one key, in a file or in the environment."""
+
+    key: str
+    text: str
+    source: Source
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class EnvName:
+    """An environment variable that stands for a key of another name."""
+
+    variable: str
+    key: str
+    rank: Rank
+    convert: Callable[[str], str] = str
+    """Text of the variable to text of the key; empty: as if unset. What it cannot convert it leaves as is."""
+
+
+def _megabytes(text: str) -> str:
+    return str(int(text) * 1024 * 1024) if text.strip().isdecimal() else text
+
+
+def _negated(text: str) -> str:
+    return {"true": "false", "false": "true", "1": "false", "0": "true"}.get(text.strip().lower(), text)
+
+
+def _unless_zero(text: str) -> str:
+    return "" if text.strip() == "0" else text
+
+
+# Of equal rank the first wins.
+ENV_NAMES: tuple[EnvName, ...] = (
+    EnvName("SAGEMAKER_MAX_REQUEST_SIZE", "max_request_size", Rank.SAGEMAKER),
+    EnvName("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size", Rank.SAGEMAKER, _megabytes),
+    EnvName("SAGEMAKER_NUM_MODEL_WORKERS", "minWorkers", Rank.SAGEMAKER),
+    EnvName("SAGEMAKER_NUM_MODEL_WORKERS", "maxWorkers", Rank.SAGEMAKER),
+    EnvName("SAGEMAKER_STARTUP_TIMEOUT", "option.model_loading_timeout", Rank.SAGEMAKER),
+    EnvName("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "option.predict_timeout", Rank.SAGEMAKER),
+    EnvName("HF_MODEL_ID", "option.model_id", Rank.OPTION_ALIAS),
+    EnvName("HF_REVISION", "option.revision", Rank.OPTION_ALIAS),
+    EnvName("HF_TASK", "option.task", Rank.OPTION_ALIAS),
+    EnvName("HF_MODEL_QUANTIZE", "option.quantize", Rank.OPTION_ALIAS),
+    EnvName("HF_MODEL_TRUST_REMOTE_CODE", "option.trust_remote_code", Rank.OPTION_ALIAS),
+    EnvName("MAX_BATCH_PREFILL_TOKENS", "option.max_rolling_batch_prefill_tokens", Rank.OPTION_ALIAS),
+    EnvName("MAX_BATCH_SIZE", "option.max_rolling_batch_size", Rank.OPTION_ALIAS),
+    EnvName("CUDA_MEMORY_FRACTION", "option.gpu_memory_utilization", Rank.OPTION_ALIAS),
+    EnvName("ENABLE_CUDA_GRAPHS", "option.enforce_eager", Rank.OPTION_ALIAS, _negated),
+    EnvName("TENSOR_PARALLEL_DEGREE", "option.tensor_parallel_degree", Rank.PLAIN),
+    EnvName("PIPELINE_PARALLEL_DEGREE", "option.pipeline_parallel_degree", Rank.PLAIN),
+    EnvName("PREDICT_TIMEOUT", "option.predict_timeout", Rank.PLAIN),
+    EnvName("MODEL_LOADING_TIMEOUT", "option.model_loading_timeout", Rank.PLAIN),
+    EnvName("SM_NUM_GPUS", "option.tensor_parallel_degree", Rank.PLAIN_ALIAS, _unless_zero),
+    EnvName("SERVING_MIN_WORKERS", "minWorkers", Rank.SERVING),
+    EnvName("SERVING_MAX_WORKERS", "maxWorkers", Rank.SERVING),
+    EnvName("MAX_CONCURRENT_REQUESTS", "job_queue_size", Rank.SERVING_ALIAS),
+)
+
+_SPECIAL_SUFFIX = {"ENTRYPOINT": "option.entryPoint", "ENGINE": "engine"}
+_NOT_KEYS = {
+    "SERVING_FEATURES": "this server has one engine of its own",
+    "SERVING_FAIL_FAST": "a model that fails always ends the server",
+    "SERVING_HEALTH_CHECK_OVERRIDE": "/ping follows the engine's progress",
+    "SERVING_PROMETHEUS": "/metrics is always there",
+    "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
+}
+# What Kubernetes injects for a service that happens to be called `serving`.
+_KUBERNETES = re.compile(r"SERVING_(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
+_LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
+
+
+@dataclass(slots=True)
+class Environment:
+    """What an environment says. Filled by `read` and nobody after it."""
+
+    settings: list[Setting] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(environ: Mapping[str, str], folder: Path) -> Environment:
+    """All settings in the environment; empty values count as unset.
+
+    `folder` is the one that is served; where it holds a model, that wins over one in `SERVING_LOAD_MODELS`.
+    Names under `OPTION_` and `SERVING_` that are no keys come out as settings, and are refused like keys.
+    """
+    found = Environment()
+    named = {name.variable for name in ENV_NAMES}
+    for name in ENV_NAMES:
+        text = name.convert(environ.get(name.variable, ""))
+        if text.strip():
+            found.settings.append(Setting(name.key, text, Source(variable=name.variable), name.rank))
+    for variable, text in sorted(environ.items()):
+        if not text.strip() or variable in named:
+            continue
+        source = Source(variable=variable)
+        if variable == "SERVING_LOAD_MODELS":
+            _read_load_models(text, folder, found)
+        elif variable == "SERVING_PORT" and "://" not in text:
+            reason = "LMI has no such variable; the port is `lmi serve --port` or SAGEMAKER_BIND_TO_PORT"
+            found.problems.append(Problem(source, variable, text, reason))
+        elif variable in _NOT_KEYS:
+            found.notes.append(f"{source}: not used; {_NOT_KEYS[variable]}")
+        elif variable.startswith("OPTION_"):
+            found.settings.append(Setting(_option_key(variable), text, source, Rank.OPTION))
+        elif variable.startswith("SERVING_") and not _KUBERNETES.match(variable):
+            key = variable.removeprefix("SERVING_").lower()
+            found.settings.append(Setting(key, text, source, Rank.SERVING))
+    return found
+
+
+def variables_of(key: str) -> tuple[str, ...]:
+    """The environment variables that stand for a key, the strongest first."""
+    if key.startswith("option."):
+        own = (f"OPTION_{key.removeprefix('option.').upper()}", Rank.OPTION)
+    elif key == "engine":
+        own = ("OPTION_ENGINE", Rank.OPTION)
+    else:
+        own = (f"SERVING_{key.upper()}", Rank.SERVING)
+    plain = key == key.lower() or key == "option.entryPoint"
+    names = [own] if plain and "." not in key.removeprefix("option.") else []
+    names += [(name.variable, name.rank) for name in ENV_NAMES if name.key == key]
+    return tuple(variable for variable, _ in sorted(names, key=lambda pair: pair[1]))
+
+
+def _option_key(variable: str) -> str:
+    suffix = variable.removeprefix("OPTION_")
+    if suffix in _SPECIAL_SUFFIX:
+        return _SPECIAL_SUFFIX[suffix]
+    return f"option.{suffix.lower() if re.fullmatch('[A-Z_0-9]+', suffix) else suffix}"
+
+
+def _read_load_models(text: str, folder: Path, found: Environment) -> None:
+    """`test::MPI=/opt/ml/model`: name, version, engine, devices = folder; read as engine and model folder."""
+    source = Source(variable="SERVING_LOAD_MODELS")
+    text = text.strip()
+    if text == "ALL":
+        return
+    items = re.split(r"[,\s]+", text)
+    match = _LOAD_MODELS.match(items[0]) if len(items) == 1 and text != "NONE" else None
+    if match is None:
+        reason = "one model is served, so exactly one can be named"
+        accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
+        found.problems.append(Problem(source, source.variable, shown("", text), reason, accepted))
+        return
+    labels = (match["labels"] or "").split(":")
+    url = match["url"].removeprefix("file://")
+    if len(labels) > 2 and labels[2]:
+        found.settings.append(Setting("engine", labels[2], source, Rank.SERVING))
+    if Path(url).resolve() != folder.resolve() and not (folder / "config.json").exists():
+        found.settings.append(Setting("option.model_id", url, source, Rank.SERVING))

@@ -1,0 +1,189 @@
+"""The Java properties grammar: bytes in, (key, value, line) out, with a warning wherever it surprises.
+
+`java.util.Properties` rules, as the `javaproperties` library has them: ISO-8859-1, no inline comments,
+literal quotes, trailing blanks kept, the last of duplicate keys wins. This module knows no option; what
+trailing blanks mean is for `loader.py` to decide, which knows the kind of value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import javaproperties
+
+from lmi_server.properties.problems import Problem, Source, shown
+
+MAX_FILE_BYTES = 256 * 1024
+"""A serving.properties is some ten lines; what is larger is something else."""
+
+_NATURAL_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
+_INLINE_COMMENT = re.compile(r"[ \t]#.*")
+_QUOTED = re.compile(r"""\A(["']).*\1\s*\Z""", re.DOTALL)
+_BLANKS = " \t\f"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One logical line."""
+
+    key: str
+    value: str
+    """After escapes; trailing blanks are part of it."""
+    line: int
+    """1-based number of its first natural line."""
+    text: str
+    """The natural line or lines as they stand in the file, without the last line end."""
+
+    @property
+    def ends_in_blanks(self) -> bool:
+        """True for trailing blanks that were not written as escapes, which would show that they are meant."""
+        return self.value.rstrip(_BLANKS) != self.value and not self.text.endswith(("\\ ", "\\t", "\\f"))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file: its entries in order, duplicates included."""
+
+    entries: tuple[Entry, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The file's natural lines as the file-like object that `javaproperties.parse` reads.
+
+    Mutated by `readline` and `_entries` only.
+    """
+
+    lines: list[str]
+    taken: int = 0
+    done: int = 0
+    """Lines whose logical line was parsed; `lines[done:taken]` is the one being parsed."""
+
+    def readline(self) -> str:
+        if self.taken == len(self.lines):
+            return ""
+        self.taken += 1
+        return self.lines[self.taken - 1]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Problems and warnings as they are met. Mutated by this module's functions while they parse one file."""
+
+    file: str
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def problem(self, line: int | None, key: str, given: str, reason: str) -> None:
+        self.problems.append(Problem(Source(self.file, line), key, shown(key, given), reason))
+
+    def warning(self, entry: Entry, reason: str) -> None:
+        source = Source(self.file, entry.line)
+        self.warnings.append(Problem(source, entry.key, shown(entry.key, entry.value), reason))
+
+
+def parse(data: bytes, file: str = "serving.properties") -> Document:
+    """Parse a whole file. Never raises for what the file holds: all that is wrong is in `problems`.
+
+    A malformed `\\u` escape aborts the load in Java; here it is a problem of its line, and reading goes on.
+    """
+    found = _Findings(file)
+    refusal = _not_properties(data)
+    if refusal:
+        found.problem(None, "", "", refusal)
+        return Document(problems=tuple(found.problems))
+    lines = _Lines(_NATURAL_LINE.findall(data.decode("iso-8859-1")))
+    entries: list[Entry] = []
+    while lines.taken < len(lines.lines):
+        try:
+            for entry in _entries(lines):
+                entries.append(entry)
+        except javaproperties.InvalidUEscapeError as error:
+            text = "".join(lines.lines[lines.done : lines.taken]).strip()
+            key, *rest = re.split(r"\s*[=:\s]\s*", text, maxsplit=1)
+            found.problem(
+                lines.done + 1,
+                key,
+                "".join(rest),
+                f"malformed escape {error.escape!r}: \\u needs four hexadecimal digits",
+            )
+            lines.done = lines.taken
+    for entry in entries:
+        _look_at(entry, found)
+    _find_duplicates(entries, found)
+    return Document(tuple(entries), tuple(found.problems), tuple(found.warnings))
+
+
+def placeholder(text: str) -> str:
+    """Why a text with a template's placeholder in it cannot be used; empty when there is none."""
+    match = _PLACEHOLDER.search(text)
+    if not match:
+        return ""
+    return f"{match.group()} is a template's placeholder that was not filled in; write the value itself"
+
+
+def _not_properties(data: bytes) -> str:
+    if len(data) > MAX_FILE_BYTES:
+        return f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read"
+    if data.startswith(b"\xef\xbb\xbf"):
+        return "the file begins with a UTF-8 byte order mark, which spoils its first key; save it without one"
+    if b"\x00" in data:
+        return "the file holds NUL bytes, so it is not text in ISO-8859-1 (UTF-16?); save it as plain text"
+    return ""
+
+
+def _entries(lines: _Lines) -> Iterator[Entry]:
+    for element in javaproperties.parse(lines):
+        first = lines.done + 1
+        lines.done = lines.taken
+        if isinstance(element, javaproperties.KeyValue):
+            yield Entry(element.key, element.value, first, element.source.rstrip("\r\n"))
+
+
+def _look_at(entry: Entry, found: _Findings) -> None:
+    value = entry.value
+    if reason := placeholder(f"{entry.key} {value}"):
+        found.problem(entry.line, entry.key, value, reason)
+    if comment := _INLINE_COMMENT.search(value):
+        found.warning(
+            entry, f"a comment needs a line of its own; {comment.group().strip()!r} is part of the value"
+        )
+    if _QUOTED.match(value):
+        found.warning(entry, "quotes are not removed; they are part of the value")
+    _look_at_bytes(entry, found)
+
+
+def _look_at_bytes(entry: Entry, found: _Findings) -> None:
+    if entry.text.isascii():
+        return
+    try:
+        meant = entry.text.encode("iso-8859-1").decode("utf-8")
+    except UnicodeDecodeError:
+        if re.search(r"[\x80-\x9f]", entry.text):
+            found.warning(entry, "bytes 0x80 to 0x9f are control characters in ISO-8859-1; write \\uXXXX")
+        return
+    odd = next(character for character in meant if not character.isascii())
+    escape = "".join(f"\\u{ord(unit):04x}" for unit in _utf16_units(odd))
+    found.warning(
+        entry,
+        f"the line is UTF-8, but properties files are ISO-8859-1: {odd!r} is read as"
+        f" {odd.encode('utf-8').decode('iso-8859-1')!r}; write {escape}",
+    )
+
+
+def _utf16_units(character: str) -> list[str]:
+    data = character.encode("utf-16-be")
+    return [chr(int.from_bytes(data[i : i + 2], "big")) for i in range(0, len(data), 2)]
+
+
+def _find_duplicates(entries: list[Entry], found: _Findings) -> None:
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.key in first:
+            found.warning(entry, f"the key stands on line {first[entry.key].line} already; this line wins")
+        first[entry.key] = entry

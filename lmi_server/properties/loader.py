@@ -1,0 +1,273 @@
+"""serving.properties and the environment -> `LmiConfig`, with the source of every value.
+
+All that is wrong is reported at once. Decided here, because the grammar leaves it open: blanks at the end of
+a value belong to it in the properties format, but numbers, booleans and words cannot end in one, so there
+they are removed with a warning; in free text (a folder, an S3 prefix) they stay, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmi_server.config import LmiConfig
+from lmi_server.properties import environment, grammar, rules
+from lmi_server.properties.environment import Rank, Setting
+from lmi_server.properties.kinds import BadValueError, Scalar
+from lmi_server.properties.names import nearest_name
+from lmi_server.properties.option import Option, Status, build_config, show
+from lmi_server.properties.options import OPTIONS, by_name
+from lmi_server.properties.problems import Problem, PropertiesError, Source, shown
+from lmi_server.properties.rules import Chosen
+
+FILE_NAME = "serving.properties"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveValue:
+    """One option as the server will use it."""
+
+    key: str
+    value: str
+    """As one would write it in the file; empty where it is decided later or by the request."""
+    source: str
+    """`file:line`, `environment variable X`, `inferred from ...` or `default`."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A valid configuration and how it came about."""
+
+    config: LmiConfig
+    values: tuple[EffectiveValue, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Examination:
+    """All that was found out about a file and its environment. Filled by `examine` and nobody after it."""
+
+    file: Path
+    folder: Path
+    entries: tuple[grammar.Entry, ...] = ()
+    chosen: dict[str, Chosen] = field(default_factory=dict)
+    """By option name: the value that counts."""
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    loaded: Loaded | None = None
+    """None where there are problems."""
+
+
+def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loaded:
+    """Read a folder with a serving.properties (or such a file) and the environment.
+
+    A folder without the file is fine where the environment names a model or the folder holds one.
+    `lenient` makes warnings of unknown keys.
+
+    Raises: PropertiesError with every problem found.
+    """
+    found = examine(path, environ, lenient)
+    if found.loaded is None:
+        raise PropertiesError(tuple(found.problems), tuple(found.warnings))
+    return found.loaded
+
+
+def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Examination:
+    """As `load`, but problems are part of the result and nothing is raised."""
+    found = _read_file(path)
+    from_environment = environment.read(environ, found.folder)
+    found.problems += from_environment.problems
+    found.notes += from_environment.notes
+    settings = _file_settings(found) + from_environment.settings
+    _choose(_known(settings, found, lenient), found)
+    _require_model(found)
+    verdict = rules.apply(found.chosen)
+    found.problems += verdict.problems
+    found.notes += verdict.notes
+    _note_effectless(found)
+    _warn_of_second_model(settings, found)
+    found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
+    if not found.problems:
+        values = {item.option.target: item.value for item in found.chosen.values() if item.option.target}
+        config = build_config({**values, "engine": verdict.engine}, str(found.folder))
+        effective = _effective(found, verdict, config)
+        found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
+    return found
+
+
+def _read_file(path: Path) -> Examination:
+    file = path / FILE_NAME if path.is_dir() else path
+    found = Examination(file, path if path.is_dir() else file.parent)
+    if not file.exists():
+        if not path.is_dir():
+            reason = f"there is no such file; give a folder with a {FILE_NAME}, or such a file"
+            found.problems.append(Problem(Source(str(path)), "", "", reason))
+        return found
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(grammar.MAX_FILE_BYTES + 1)
+    except OSError as error:
+        found.problems.append(Problem(Source(str(file)), "", "", f"cannot be read: {error.strerror}"))
+        return found
+    document = grammar.parse(data, str(file))
+    found.entries = document.entries
+    found.problems += document.problems
+    found.warnings += [str(warning) for warning in document.warnings]
+    return found
+
+
+def _file_settings(found: Examination) -> list[Setting]:
+    """The file's settings; of duplicate keys the last one, and none that has a problem already."""
+    bad = {problem.line for problem in found.problems}
+    last = {entry.key: entry for entry in found.entries}
+    return [
+        Setting(entry.key, entry.value, Source(str(found.file), entry.line), Rank.FILE)
+        for entry in last.values()
+        if entry.line not in bad
+    ]
+
+
+def _known(settings: list[Setting], found: Examination, lenient: bool) -> dict[str, list[Setting]]:
+    """Settings by option name; the unknown ones are reported."""
+    known = by_name()
+    result: dict[str, list[Setting]] = {}
+    for setting in settings:
+        option = known.get(setting.key)
+        if option is not None:
+            result.setdefault(option.name, []).append(setting)
+            continue
+        near = nearest_name(setting.key, known, setting.source.variable)
+        given = shown(setting.key, setting.text)
+        problem = Problem(setting.source, setting.key, given, "unknown key", nearest=near)
+        if lenient:
+            found.warnings.append(f"{problem}; ignored")
+        else:
+            found.problems.append(problem)
+    return result
+
+
+def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
+    """The setting that counts for each option, parsed; those that lose are noted, conflicts reported."""
+    options = by_name()
+    ends_in_blanks = {entry.line for entry in found.entries if entry.ends_in_blanks}
+    for name, settings in known.items():
+        option = options[name]
+        ordered = sorted(settings, key=lambda setting: setting.rank)
+        winner = ordered[0]
+        _report_losers(option, winner, ordered[1:], found)
+        if winner.rank is Rank.SAGEMAKER:
+            # The environment wins over the file, but a bad line of the file stays one.
+            for setting in ordered[1:]:
+                if setting.rank is Rank.FILE:
+                    _parse(option, setting, _trimmed(option, setting), found)
+        text = _trimmed(option, winner)
+        if winner.source.line in ends_in_blanks:
+            effect = "kept, for it may be meant" if option.kind.keeps_blanks else "removed"
+            reason = f"the value ends in blanks, which the properties format keeps; {effect}"
+            given = shown(winner.key, winner.text, option.secret)
+            found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
+        value = _parse(option, winner, text, found)
+        if value is not None:
+            given = shown(winner.key, text, option.secret)
+            found.chosen[name] = Chosen(option, value, given, winner.source, winner.key)
+
+
+def _trimmed(option: Option, setting: Setting) -> str:
+    return setting.text if option.kind.keeps_blanks else setting.text.strip(" \t\f")
+
+
+def _report_losers(option: Option, winner: Setting, losers: list[Setting], found: Examination) -> None:
+    for loser in losers:
+        given = shown(loser.key, loser.text, option.secret)
+        same = loser.text.strip() == winner.text.strip()
+        if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
+            if not same:
+                reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
+                found.problems.append(Problem(loser.source, loser.key, given, reason))
+        elif not same:
+            found.notes.append(f"{loser.source}: {given} is not used, because {winner.source} comes first")
+
+
+def _parse(option: Option, setting: Setting, text: str, found: Examination) -> Scalar | None:
+    """The value, or None after reporting why there is none."""
+    given = shown(setting.key, text, option.secret)
+
+    def refuse(reason: str, accepted: str = "", nearest: str = "") -> None:
+        found.problems.append(Problem(setting.source, setting.key, given, reason, accepted, nearest))
+
+    if setting.source.variable and (reason := grammar.placeholder(text)):
+        refuse(reason)
+        return None
+    if not text.strip():
+        refuse("has no value; leave the line out for the default", option.kind.accepted)
+        return None
+    try:
+        value = option.kind.parse(text)
+    except BadValueError as error:
+        refuse(error.reason, option.kind.accepted, error.nearest)
+        return None
+    if option.status is Status.REFUSED and not option.changes_nothing(value):
+        neutral = " or ".join(show(item) for item in option.neutral) or (
+            f"{option.neutral_prefix}..." if option.neutral_prefix else ""
+        )
+        refuse(f"known to LMI but not done here: {option.reason}", neutral)
+        return None
+    return value
+
+
+def _note_effectless(found: Examination) -> None:
+    bad = {str(problem.source) for problem in found.problems}
+    for item in found.chosen.values():
+        if item.option.status not in (Status.REFUSED, Status.NO_EFFECT) or item.place in bad:
+            continue
+        reason = item.option.reason
+        if item.option.status is Status.REFUSED:
+            reason = "it is what this server does anyway"
+        found.notes.append(f"{item.place}: {item.written}={item.text}: accepted without effect: {reason}")
+
+
+def _require_model(found: Examination) -> None:
+    """A folder with nothing in it and no word of a model is a mistake in PATH."""
+    if found.file.exists() or found.problems or "option.model_id" in found.chosen:
+        return
+    if not (found.folder / "config.json").exists():
+        reason = (
+            f"the folder holds neither a {FILE_NAME} nor a model (config.json), and neither HF_MODEL_ID nor"
+            " OPTION_MODEL_ID names one"
+        )
+        found.problems.append(Problem(Source(str(found.folder)), "", "", reason))
+
+
+def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
+    """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
+    model = found.chosen.get("option.model_id")
+    if model is None or not (found.folder / "config.json").exists():
+        return
+    if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
+        found.warnings.append(
+            f"{found.folder} holds a model of its own, which is not served: option.model_id is {model.text}"
+            f" ({model.place})"
+        )
+
+
+def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) -> tuple[EffectiveValue, ...]:
+    """Every option that works, with defaults, and every other one that was given; in the table's order."""
+    values = []
+    for option in OPTIONS:
+        item = found.chosen.get(option.name)
+        if item is not None:
+            text = item.text if option.secret else show(item.value)
+            values.append(EffectiveValue(option.name, text, item.place, _note(option)))
+        elif option.name == "engine":
+            values.append(EffectiveValue("engine", config.engine, verdict.engine_source or "default"))
+        elif option.status in (Status.WORKS, Status.NOT_YET) and option.engine in ("any", config.engine):
+            values.append(EffectiveValue(option.name, show(option.default), "default"))
+    return tuple(values)
+
+
+def _note(option: Option) -> str:
+    return "without effect" if option.status in (Status.REFUSED, Status.NO_EFFECT) else ""

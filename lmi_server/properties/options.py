@@ -1,0 +1,238 @@
+"""THE table: one row for each key. Those that this server acts on stand here.
+
+Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py`
+and `options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing. A key moves here
+when it is built.
+
+From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
+`lmi options` and docs/options.md. Defaults stand in `lmi_server/config.py` only. To add an option: a field
+with a docstring in its owner's class there, and a row here.
+"""
+
+from __future__ import annotations
+
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.option import Option, Status
+from lmi_server.properties.options_backend import BACKEND_KNOWN
+from lmi_server.properties.options_handler import HANDLER_KNOWN
+from lmi_server.properties.options_server import SERVER_KNOWN
+
+_JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
+_OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto or lmi-dist"
+_CHAT_FORMAT = "chat requests get OpenAI's shapes without it; leave the line out"
+_ENGINES_NOT_DONE = {
+    "DeepSpeed": "DeepSpeed is not part of this server; write engine=MPI",
+    "FasterTransformer": "FasterTransformer is not part of this server; write engine=MPI",
+    **dict.fromkeys(
+        (
+            *("PyTorch", "OnnxRuntime", "TensorFlow", "TensorRT", "Rust", "XGBoost", "LightGBM"),
+            *("PaddlePaddle", "MXNet", "TFLite", "TritonServer", "Llama"),
+        ),
+        _JAVA_ENGINE,
+    ),
+}
+
+SERVED_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "engine",
+        Choice(("MPI", "Python"), refused=_ENGINES_NOT_DONE, any_case=False),
+        "MPI schedules every step anew (rolling batch); Python batches whole requests (dynamic batching).",
+        target="engine",
+        example="MPI",
+    ),
+    Option(
+        "job_queue_size",
+        Int(1, 1_000_000),
+        "Requests that may wait for a place in the batch; more are refused at once.",
+        target="options.job_queue_size",
+        example="500",
+    ),
+    Option(
+        "batch_size",
+        Int(1, 4096),
+        "Requests that engine=Python collects into one batch.",
+        status=Status.NOT_YET,
+        engine="Python",
+        aliases=("max_dynamic_batch_size",),
+        example="4",
+        lmi_default="1",
+    ),
+    Option(
+        "max_batch_delay",
+        Int(0, 3_600_000),
+        "Milliseconds that engine=Python waits in all for a batch to fill.",
+        status=Status.NOT_YET,
+        engine="Python",
+        example="100",
+        lmi_default="100",
+    ),
+    Option(
+        "option.model_id",
+        Text("a local folder, a hub id or an s3:// address"),
+        "Where the model is; without it, the folder of serving.properties.",
+        target="source.model_id",
+        aliases=("option.s3url",),
+        example="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    Option(
+        "option.revision",
+        Text("a branch, tag or commit of the hub"),
+        "Which version of a hub model.",
+        target="source.revision",
+        example="main",
+    ),
+    Option(
+        "option.trust_remote_code",
+        Bool(),
+        "Allows code that comes with a model. Architectures built in here never need it: none is run.",
+        target="source.trust_remote_code",
+        example="true",
+    ),
+    Option(
+        "option.dtype",
+        Choice(
+            ("auto", "fp32", "fp16", "bf16"),
+            synonyms={
+                "float32": "fp32",
+                "float16": "fp16",
+                "bfloat16": "bf16",
+            },
+            refused=dict.fromkeys(("int8", "fp8", "int4"), "no quantised weights yet"),
+        ),
+        "What weights are stored as. On a CPU products are computed in fp32 whatever is stored.",
+        target="options.dtype",
+        example="fp16",
+    ),
+    Option(
+        "option.tensor_parallel_degree",
+        Int(1, 1024, words=("max",)),
+        "Ranks that share each layer; max is all GPUs, and 1 on a CPU. At most the model's kv heads.",
+        target="options.tensor_parallel_degree",
+        example="2",
+    ),
+    Option(
+        "option.rolling_batch",
+        Choice(
+            ("auto", "lmi-dist", "disable"),
+            refused=dict.fromkeys(
+                ("vllm", "scheduler", "trtllm", "deepspeed", "neuron", "transformers-neuronx"), _OTHER_ROLLING
+            ),
+        ),
+        "Rolling batching: auto and lmi-dist are this server's own engine; disable goes with engine=Python.",
+        target="options.rolling_batch",
+        engine="MPI",
+        example="auto",
+    ),
+    Option(
+        "option.max_rolling_batch_size",
+        Int(1, 4096),
+        "Sequences running at once.",
+        target="options.max_rolling_batch_size",
+        engine="MPI",
+        example="32",
+    ),
+    Option(
+        "option.max_rolling_batch_prefill_tokens",
+        Int(1, 1_048_576),
+        "Prompt tokens in one step, over all sequences; without it 256 on a CPU, 2048 on a GPU.",
+        target="options.max_rolling_batch_prefill_tokens",
+        engine="MPI",
+        aliases=("option.max_num_batched_tokens",),
+        example="1024",
+    ),
+    Option(
+        "option.paged_attention",
+        Bool(),
+        "true hands KV blocks out as tokens come; false takes one consecutive run at admission.",
+        target="options.paged_attention",
+        engine="MPI",
+        example="true",
+    ),
+    Option(
+        "option.block_size",
+        Int(1, 1024, power_of_two=True),
+        "Tokens in a KV block; without it 32 on a CPU, 64 on a GPU.",
+        target="options.block_size",
+        engine="MPI",
+        example="32",
+    ),
+    Option(
+        "option.max_model_len",
+        Int(2, 16_777_216),
+        "Longest prompt plus output in tokens; without it what the model allows and the KV cache holds.",
+        target="options.max_model_len",
+        example="4096",
+    ),
+    Option(
+        "option.gpu_memory_utilization",
+        Float(0, 1),
+        "Share of each GPU's memory for weights, activations and KV cache.",
+        target="options.gpu_memory_utilization",
+        engine="MPI",
+        example="0.85",
+    ),
+    Option(
+        "option.kv_cache_gb",
+        Float(0, 65536, unit="GiB"),
+        "Size of the KV cache over all ranks; else, on a CPU, the smaller of 4 and a quarter of free memory.",
+        target="options.kv_cache_gb",
+        engine="MPI",
+        example="2",
+    ),
+    Option(
+        "option.output_formatter",
+        Choice(
+            ("json", "jsonlines", "sse"),
+            refused={
+                **dict.fromkeys(("json_chat", "jsonlines_chat", "sse_chat"), _CHAT_FORMAT),
+                **dict.fromkeys(("3p", "3p_stream"), "the Bedrock third-party form is not built"),
+                "none": "formatting by a user's own model.py is not built",
+            },
+        ),
+        "Form of the answers on /invocations; without it, by the request.",
+        target="server.output_formatter",
+        example="jsonlines",
+    ),
+    Option(
+        "option.predict_timeout",
+        Float(0, 86_400, unit="seconds"),
+        "Seconds that a whole request may take.",
+        target="server.predict_timeout",
+        example="120",
+    ),
+    Option(
+        "option.model_loading_timeout",
+        Float(0, 86_400, unit="seconds"),
+        "Seconds until the engine must be ready.",
+        target="options.model_loading_timeout",
+        example="600",
+    ),
+    Option(
+        "option.unknown_parameters",
+        Choice(("error", "warn")),
+        "What an unknown request parameter does: an error, or LMI's way, a log line.",
+        target="server.unknown_parameters",
+        example="warn",
+    ),
+    Option(
+        "throttle_error_http_code",
+        Int(400, 599),
+        "Status of a refusal for a full queue on /invocations.",
+        target="server.throttle_error_http_code",
+        example="429",
+    ),
+    Option(
+        "max_request_size",
+        Int(1, 1 << 30),
+        "Bytes of a request body; more is answered 413.",
+        target="server.max_request_size",
+        example="6291456",
+    ),
+)
+
+OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN
+
+
+def by_name() -> dict[str, Option]:
+    """Every option under its name and under each of its aliases."""
+    return {name: option for option in OPTIONS for name in (option.name, *option.aliases)}

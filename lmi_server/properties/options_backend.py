@@ -1,0 +1,161 @@
+"""The options table: `option.*` keys of LMI's back ends (vLLM, lmi-dist, TensorRT-LLM) that no field here takes."""
+
+from __future__ import annotations
+
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.option import Option, ignored, refused
+
+_COUNT = Int(0, 2**31 - 1)
+_SHARE = Float(0, 1)
+_TEXT = Text()
+_LORA = "adapters are not built yet"
+_NO_LORA = "it only matters with option.enable_lora=true, which is refused"
+_SPEC = "speculative decoding is not built yet"
+_TOOLS = "tool calls and reasoning parsers are not built yet"
+_QUANT = "quantised weights are not built yet"
+_TRT = "a TensorRT-LLM setting"
+_GIB = Float(0, 1e6, unit="GiB", includes_low=True)
+
+BACKEND_KNOWN: tuple[Option, ...] = (
+    refused("option.quantize", _TEXT, _QUANT, "none", help="Quantisation.", aliases=("option.quantization",)),
+    refused(
+        "option.load_format",
+        _TEXT,
+        "weights are read from safetensors files",
+        "auto",
+        "safetensors",
+        help="Form of the weights.",
+        lmi_default="auto",
+    ),
+    ignored(
+        "option.enforce_eager",
+        Bool(),
+        "no CUDA graphs are used",
+        help="Do without CUDA graphs.",
+        lmi_default="false",
+    ),
+    refused("option.tokenizer", _TEXT, "the model's own tokenizer is used", help="Another tokenizer."),
+    refused(
+        "option.tokenizer_mode",
+        _TEXT,
+        "the model's tokenizer.json is used",
+        "auto",
+        help="Kind of tokenizer.",
+        lmi_default="auto",
+    ),
+    refused(
+        "option.enable_prefix_caching",
+        Bool(),
+        "prefix caching is not built yet",
+        False,
+        help="Share KV blocks of equal beginnings.",
+        engine="MPI",
+    ),
+    refused(
+        "option.enable_chunked_prefill",
+        Bool(),
+        "prompts always run in chunks beside decodes; option.max_rolling_batch_prefill_tokens bounds them",
+        True,
+        help="Prompts in chunks.",
+        engine="MPI",
+    ),
+    ignored(
+        "option.swap_space", _GIB, "nothing is preempted, so nothing is swapped", help="Swap space, GiB."
+    ),
+    ignored(
+        "option.disable_sliding_window",
+        Bool(),
+        "no architecture here has a sliding window",
+        help="Full attention.",
+    ),
+    refused(
+        "option.cpu_offload_gb_per_gpu",
+        _GIB,
+        "weights are not kept outside the GPU",
+        0.0,
+        help="Weights kept in main memory, GiB.",
+        aliases=("option.cpu_offload_gb",),
+        lmi_default="0",
+    ),
+    refused(
+        "option.decoding_strategy",
+        Choice(("greedy", "sample", "contrastive")),
+        "requests say how to decode (parameters.do_sample, temperature)",
+        "greedy",
+        help="Decoding for all requests.",
+        lmi_default="greedy",
+    ),
+    refused("option.enable_lora", Bool(), _LORA, False, help="LoRA adapters.", lmi_default="false"),
+    *(
+        ignored(f"option.{name}", kind, _NO_LORA, help=what, lmi_default=default)
+        for name, kind, what, default in (
+            ("max_loras", _COUNT, "Adapters in a batch.", "4"),
+            ("max_lora_rank", _COUNT, "Largest rank.", "16"),
+            ("max_cpu_loras", _COUNT, "Adapters in main memory.", ""),
+            ("lora_extra_vocab_size", _COUNT, "Added tokens.", "256"),
+            ("fully_sharded_loras", Bool(), "Shard adapters.", "false"),
+            ("long_lora_scaling_factors", _TEXT, "Scaling factors.", ""),
+            ("lora_dtype", _TEXT, "Adapter precision.", "auto"),
+        )
+    ),
+    refused("option.speculative_draft_model", _TEXT, _SPEC, help="Draft model."),
+    refused("option.speculative_config", _TEXT, _SPEC, help="Speculative decoding, JSON."),
+    *(
+        ignored(
+            f"option.{name}",
+            kind,
+            "it only matters with option.speculative_draft_model, which is refused",
+            help=what,
+            lmi_default=default,
+        )
+        for name, kind, what, default in (
+            ("speculative_length", _COUNT, "Drafted tokens.", "5"),
+            ("draft_model_tp_size", _COUNT, "Ranks of the draft model.", "1"),
+            ("record_acceptance_rate", Bool(), "Log the acceptance rate.", "false"),
+        )
+    ),
+    refused("option.enable_auto_tool_choice", Bool(), _TOOLS, False, help="Tool calls.", lmi_default="false"),
+    refused("option.tool_call_parser", _TEXT, _TOOLS, help="Tool-call parser."),
+    refused("option.enable_reasoning", Bool(), _TOOLS, False, help="Reasoning text.", lmi_default="false"),
+    refused("option.reasoning_parser", _TEXT, _TOOLS, help="Reasoning parser."),
+    refused(
+        "option.chat_template", _TEXT, "the model's own chat template is used", help="Another chat template."
+    ),
+    refused(
+        "option.chat_template_content_format",
+        Choice(("auto", "string", "openai")),
+        "contents are given to the template as strings",
+        "auto",
+        "string",
+        help="Form of message contents.",
+        lmi_default="auto",
+    ),
+    refused(
+        "option.served_model_name",
+        _TEXT,
+        "the model is called lmi; requests may use any name",
+        "lmi",
+        help="Model name in replies.",
+        lmi_default="lmi",
+    ),
+    refused("option.max_input_len", _COUNT, f"{_TRT}; use option.max_model_len", help="Longest prompt."),
+    refused("option.max_output_len", _COUNT, f"{_TRT}; use option.max_model_len", help="Longest output."),
+    refused(
+        "option.max_num_tokens",
+        _COUNT,
+        f"{_TRT}; use option.max_rolling_batch_prefill_tokens",
+        help="Tokens a step.",
+        lmi_default="16384",
+    ),
+    refused(
+        "option.kv_cache_free_gpu_mem_fraction",
+        _SHARE,
+        f"{_TRT}; use option.gpu_memory_utilization",
+        help="Share of memory for KV.",
+    ),
+    refused("option.batch_scheduler_policy", _TEXT, _TRT, help="Admission.", lmi_default="max_utilization"),
+    refused("option.enable_kv_cache_reuse", Bool(), _TRT, False, help="Prefix caching.", lmi_default="false"),
+    refused(
+        "option.tokens_per_block", _COUNT, f"{_TRT}; use option.block_size", help="Tokens in a KV block."
+    ),
+)

@@ -1,0 +1,79 @@
+"""What can be wrong with a serving.properties file or an environment, said so that a person can act on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_SECRET = re.compile(
+    r"(^|[._-])(token|secret|password|passwd|credentials?|api_?key|access_?key)$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value was written: a line of a file, or an environment variable."""
+
+    file: str = ""
+    line: int | None = None
+    """1-based; None for a file as a whole."""
+    variable: str = ""
+
+    def __str__(self) -> str:
+        if self.variable:
+            return f"environment variable {self.variable}"
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, or, as a warning, that surprises."""
+
+    source: Source
+    key: str
+    """As the user wrote it; empty where a file as a whole is meant."""
+    given: str
+    """The value as the user wrote it; `***` for what may be a secret."""
+    reason: str
+    accepted: str = ""
+    nearest: str = ""
+    """The nearest name or value that is known."""
+
+    @property
+    def file(self) -> str:
+        return self.source.file
+
+    @property
+    def line(self) -> int | None:
+        return self.source.line
+
+    def __str__(self) -> str:
+        what = f"{self.key}={shorten(self.given)}: " if self.key else ""
+        if self.source.variable:
+            what = f"value {shorten(self.given)!r}: "
+        text = f"{self.source}: {what}{self.reason}"
+        if self.accepted:
+            text += f"; accepted: {self.accepted}"
+        if self.nearest:
+            text += f"; did you mean {self.nearest}?"
+        return text
+
+
+class PropertiesError(Exception):
+    """All problems of a file and its environment, not only the first. `str(error)` has one line for each."""
+
+    def __init__(self, problems: tuple[Problem, ...], warnings: tuple[str, ...] = ()) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+        self.warnings = warnings
+
+
+def shorten(text: str, limit: int = 120) -> str:
+    """A value in one line of bounded length."""
+    flat = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    return flat if len(flat) <= limit else f"{flat[:limit]}... ({len(text)} characters)"
+
+
+def shown(key: str, text: str, secret: bool = False) -> str:
+    """The value as it may be printed: what could be a password or an access token is not."""
+    return "***" if secret or _SECRET.search(key) else text

@@ -1,0 +1,77 @@
+"""One log line a request, with what happened to it; never a prompt."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flask import g
+from werkzeug.datastructures import Headers
+
+from lmi_server.generation import Generation
+
+_logger = logging.getLogger(__name__)
+
+_LABEL = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}")
+_LABEL_HEADERS = ("X-Amzn-SageMaker-Inference-Id", "x-request-id")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one HTTP request. Filled in by whoever serves it."""
+
+    client_id: str | None
+    """The client's own id: a label in the log and in the reply, never a key."""
+    arrival_time: float
+    """Seconds, `time.monotonic`."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    generation: Generation | None = None
+    num_prompt_tokens: int = 0
+    finish: str = ""
+    """How it ended: a finish reason, the kind of an error, `client_gone`."""
+
+    @property
+    def label(self) -> str:
+        """What the reply's `x-request-id` says."""
+        return self.client_id or self.id
+
+    def log(self, method: str, path: str, status: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write the line."""
+        generation = self.generation
+        first = generation.first_token_time if generation is not None else None
+        _logger.info(
+            "%s client_id=%s %s %s status=%d prompt_tokens=%d generated_tokens=%d ttft_ms=%s total_ms=%.1f finish=%s",
+            self.id,
+            self.client_id or "-",
+            method,
+            path,
+            status,
+            self.num_prompt_tokens,
+            generation.num_generated if generation is not None else 0,
+            "-" if first is None else f"{(first - self.arrival_time) * 1000:.1f}",
+            (clock() - self.arrival_time) * 1000,
+            self.finish or "-",
+        )
+
+
+def begin_record(headers: Headers) -> RequestRecord:
+    """The record of the request that has just arrived. An id that is no label (length, characters) is not taken."""
+    client_id = None
+    for name in _LABEL_HEADERS:
+        value = headers.get(name)
+        if value is not None and _LABEL.fullmatch(value):
+            client_id = value
+            break
+    record = RequestRecord(client_id, time.monotonic())
+    g.lmi_record = record
+    return record
+
+
+def current_record() -> RequestRecord:
+    """The record of the request that is being served."""
+    record: RequestRecord = g.lmi_record
+    return record

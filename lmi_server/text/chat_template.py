@@ -1,0 +1,117 @@
+"""Chat messages to prompt text, by the template that comes with the model.
+
+Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with the helpers that
+transformers gives them and no others. Requests never bring templates of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engines.errors import InvalidRequest
+
+# What a template can raise over messages that it does not like; none of it is the server's fault.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class RenderedTooLong(InvalidRequest):
+    """The messages make a longer text than the caller can use."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks a training target; here it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which no model was trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class ChatTemplate:
+    """One compiled template with the model's special tokens."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """`special_tokens`: `bos_token`, `eos_token` and so on, as the template names them.
+
+        Raises `jinja2.TemplateSyntaxError` when the source is not a template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,  # the result is a prompt, not HTML
+            extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
+        """The prompt text, ready for the assistant's turn.
+
+        Raises:
+            InvalidRequest: the template refuses the messages.
+            RenderedTooLong: the text passes `max_chars`.
+        """
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+            ):
+                size += len(part)
+                if size > max_chars:
+                    raise RenderedTooLong(f"messages: more than {max_chars} characters")
+                parts.append(part)
+        except _TEMPLATE_ERRORS as error:
+            raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
+        return "".join(parts)

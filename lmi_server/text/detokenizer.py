@@ -1,0 +1,67 @@
+"""Text from tokens as they come.
+
+A character may spread over several tokens, and some tokenizers write a space differently at the start of a text.
+So a new token is decoded together with those before it, and only what it adds is given out (the prefix and read
+offsets of text-generation-inference). What may still change, an incomplete character at the end, is held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmi_server.text.tokenizer import TextModel
+
+_INCOMPLETE = "\ufffd"
+_PROMPT_TAIL = 6
+"""Prompt tokens that give a continuation its left context."""
+
+
+class IncrementalDetokenizer:
+    """One request's output text. Mutable; belongs to the one that serves the request.
+
+    All that `push` and `flush` return, joined, is the decoded text of all tokens.
+    """
+
+    def __init__(self, text: TextModel, prompt_token_ids: Sequence[int] = ()) -> None:
+        """`prompt_token_ids`: given where the output continues the prompt's text, so that a space between the
+        two is kept; not given where the output is a text of its own, as an answer in a chat is."""
+        self._text = text
+        self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
+        self._num_read = len(self._window)
+        """window[:num_read] is context whose text is given out; the rest is new."""
+        self._context = text.decode(self._window)
+        self._num_given = 0
+        """Characters of the new tokens' text that are already given out."""
+
+    def push(self, token_id: int) -> str:
+        """Take one token; the text that it completes, often empty."""
+        if token_id in self._text.special_ids:
+            return ""
+        self._window.append(token_id)
+        new = self._new_text()
+        stable = new.rstrip(_INCOMPLETE)
+        if len(stable) < len(new):
+            # Rest of a character to come. What stands before the incomplete run does not change any more.
+            piece = stable[self._num_given :]
+            self._num_given = max(self._num_given, len(stable))
+            return piece
+        piece = new[self._num_given :]
+        if new:
+            self._advance()
+        return piece
+
+    def flush(self) -> str:
+        """What is held back still, at the end of the output: an incomplete character shows as U+FFFD."""
+        piece = self._new_text()[self._num_given :]
+        self._advance()
+        return piece
+
+    def _new_text(self) -> str:
+        return self._text.decode(self._window)[len(self._context) :]
+
+    def _advance(self) -> None:
+        """Make the new tokens the context of those to come."""
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        self._context = self._text.decode(self._window)
+        self._num_given = 0

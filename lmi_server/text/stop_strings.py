@@ -1,0 +1,50 @@
+"""Stop strings over streamed text: the text is cut before the first that is complete.
+
+'First' is by its last character, as a reader of the stream meets it; of those that end together the longest. So the
+result does not depend on how the text was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Watches one request's text. Mutable; belongs to the one that serves the request."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops`: none of them empty."""
+        self._stops = tuple(stops)
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, piece: str) -> str:
+        """Take the next piece; the text that can be shown: all that cannot be the start of a stop string."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            _, start, self.matched = min(found)
+            self._held = ""
+            return text[:start]
+        shown = len(text) - self._num_undecided(text)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def flush(self) -> str:
+        """The text held back, when no more is to come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_undecided(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string starts."""
+        longest = max((len(stop) for stop in self._stops), default=0) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            end = text[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

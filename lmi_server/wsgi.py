@@ -1,0 +1,25 @@
+"""What gunicorn loads: `gunicorn "lmi_server.wsgi:make_app('/path/web.json')"`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flask import Flask
+
+from engines.client import EngineClient
+from lmi_server.app import create_app
+from lmi_server.config import WebConfig
+from lmi_server.text.tokenizer import TextModel
+
+
+def make_app(config_path: str) -> Flask:
+    """The application of one worker, made in the worker itself: its connection to the engine is its own.
+
+    `config_path`: a JSON file made by `WebConfig.to_json`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = WebConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
+    text = TextModel.from_folder(Path(config.model_path))
+    engine = EngineClient(config.engine_address, Path(config.status_path))
+    return create_app(config, engine, text)

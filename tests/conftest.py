@@ -1,0 +1,38 @@
+"""Fixtures that any test may use. Nothing here imports torch: tests that need it import it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import prepare_bundled_model
+from tests.support.server import Server, StartServer
+
+
+@pytest.fixture(scope="session")
+def bundled_model() -> Path:
+    """Folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` names another folder to use."""
+    return prepare_bundled_model()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Start servers that end with the test: `start_server(properties, environment=...)`.
+
+    Each is ready when this returns. What a test has not stopped is killed at its end.
+    """
+    servers: list[Server] = []
+
+    def start(properties: str, *, environment: Mapping[str, str] | None = None) -> Server:
+        server = Server(tmp_path / f"server{len(servers)}", properties, environment=environment)
+        servers.append(server)
+        server.wait_ready()
+        return server
+
+    yield start
+    for server in servers:
+        server.destroy()
+    left = [line for server in servers for line in server.left_over()]
+    assert not left, left

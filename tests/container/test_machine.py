@@ -1,0 +1,146 @@
+"""What is found of a machine, from files laid out as the kernel lays them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from container.machine import detect, parse_listing
+
+GIB = 1024**3
+H200 = "GPU 0: NVIDIA H200 (UUID: GPU-11aa)\nGPU 1: NVIDIA H200 (UUID: GPU-22bb)\n"
+SLICED = (
+    "GPU 0: NVIDIA H100 (UUID: GPU-11aa)\n"
+    "  MIG 3g.40gb     Device  0: (UUID: MIG-a)\n"
+    "  MIG 1g.10gb     Device  1: (UUID: MIG-b)\n"
+)
+
+
+def lay(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_this_machine_is_seen_fast() -> None:
+    start = time.monotonic()
+    machine = detect(os.environ)
+    assert time.monotonic() - start < 2.5
+    assert 1 <= machine.cpu_count <= len(os.sched_getaffinity(0))
+    assert machine.memory_available_bytes > 0
+
+
+def test_without_limits_the_kernel_decides(tmp_path: Path) -> None:
+    machine = detect({}, lay(tmp_path, {}))
+    assert machine.memory_available_bytes == 8 * GIB
+    assert machine.cpu_count == len(os.sched_getaffinity(0))
+    assert machine.gpu_count == 0
+
+
+V2 = {"proc/self/cgroup": "0::/a/b\n"}
+V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/a\n5:memory:/a\n"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {**V2, "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n"},
+        {**V2, "sys/fs/cgroup/a/cpu.max": "50000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"},
+        {**V2, "sys/fs/cgroup/cpu.max": "100000 100000\n"},
+        {
+            **V1,
+            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+        },
+    ],
+)
+def test_a_quota_of_any_cgroup_above_binds_the_cores(tmp_path: Path, files: dict[str, str]) -> None:
+    assert detect({}, lay(tmp_path, files)).cpu_count == 1
+
+
+def test_no_quota_leaves_the_cores(tmp_path: Path) -> None:
+    files = {
+        **V1,
+        "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
+        "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+    }
+    assert detect({}, lay(tmp_path, files)).cpu_count == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            **V2,
+            "sys/fs/cgroup/a/b/memory.max": str(4 * GIB),
+            "sys/fs/cgroup/a/b/memory.current": str(2 * GIB),
+            "sys/fs/cgroup/a/b/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        },
+        {
+            **V1,
+            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(4 * GIB),
+            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": str(GIB),
+        },
+    ],
+)
+def test_a_limit_of_memory_binds_less_what_is_used(tmp_path: Path, files: dict[str, str]) -> None:
+    assert detect({}, lay(tmp_path, files)).memory_available_bytes == 3 * GIB
+
+
+def test_no_limit_of_memory_leaves_what_is_free(tmp_path: Path) -> None:
+    files = {**V2, "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": str(GIB)}
+    assert detect({}, lay(tmp_path, files)).memory_available_bytes == 8 * GIB
+
+
+def test_gpus_are_listed_by_name_and_slices_instead_of_their_gpu() -> None:
+    assert parse_listing(H200) == (("NVIDIA H200", "GPU-11aa"), ("NVIDIA H200", "GPU-22bb"))
+    assert parse_listing(SLICED) == (("MIG 3g.40gb", "MIG-a"), ("MIG 1g.10gb", "MIG-b"))
+    assert parse_listing("No devices were found\n") == ()
+
+
+@pytest.fixture
+def gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two GPUs, an `nvidia-smi` that lists them, and a torch that can use them."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    smi = tools / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncat <<END\n{H200}END\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise RuntimeError('torch must not be imported')\n")
+    (torch / "version.py").write_text("__version__ = '2'\ncuda: Optional[str] = '13.0'\n")
+    monkeypatch.syspath_prepend(str(torch.parent))
+    return lay(tmp_path / "root", {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 2),
+        ("", 0),
+        ("-1", 0),
+        ("1", 1),
+        ("0,1", 2),
+        ("0,7,1", 1),
+        ("GPU-22", 1),
+    ],
+)
+def test_cuda_visible_devices_chooses(gpu_root: Path, visible: str | None, count: int) -> None:
+    machine = detect({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, gpu_root)
+    assert machine.gpu_count == count
+    assert machine.gpu_names == ("NVIDIA H200",) * count
+    assert machine.note == ""
+
+
+def test_gpus_that_torch_cannot_use_are_not_counted_and_said(gpu_root: Path) -> None:
+    version = gpu_root.parent / "site" / "torch" / "version.py"
+    version.write_text("__version__ = '2+cpu'\ncuda: Optional[str] = None\n")
+    machine = detect({}, gpu_root)
+    assert machine.gpu_count == 0
+    assert "CPU build" in machine.note

@@ -1,0 +1,26 @@
+"""Servers that the end-to-end tests share: starting one takes longer than most of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.server import Server, properties_text
+
+
+@pytest.fixture(scope="session")
+def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Degree 1, paged attention, otherwise defaults."""
+    text = properties_text(bundled_model, paged_attention=True, max_rolling_batch_size=32)
+    with Server(tmp_path_factory.mktemp("paged"), text) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture
+def client(paged_server: Server) -> Client:
+    """Talks to the shared server."""
+    return paged_server.client

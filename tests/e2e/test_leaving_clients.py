@@ -1,0 +1,45 @@
+"""A client that goes away frees what its request held, whatever state the request is in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.metrics import BLOCKS_FREE, RUNNING, STEPS, Metrics, wait_metrics
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+LONG = {"max_new_tokens": 3000, "ignore_eos_token": True}
+SECONDS = 20.0
+
+
+def running(metrics: Metrics) -> bool:
+    return metrics[RUNNING] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_while_running_frees_the_blocks(client: Client, stream: bool) -> None:
+    idle = client.metrics()
+    assert idle.idle, idle.describe()
+    body = {"inputs": "Once upon a time,", "parameters": LONG, "stream": stream}
+    with client.call("POST", "/invocations", body):
+        busy = wait_metrics(client, running, SECONDS)
+        assert busy[RUNNING] == 1
+        assert busy[BLOCKS_FREE] < idle[BLOCKS_FREE]
+    after = wait_metrics(client, lambda metrics: metrics.idle, SECONDS)
+    assert after.idle, after.describe()
+    # Far from the 3,000 steps that the whole answer would have taken.
+    assert after[STEPS] - busy[STEPS] < 300
+
+
+def test_leaving_in_the_middle_of_a_chat_frees_the_blocks(client: Client) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Tell me a long story."}],
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with client.call("POST", "/v1/chat/completions", body) as call:
+        next(call.lines())
+        assert wait_metrics(client, running, SECONDS)[RUNNING] == 1
+    after = wait_metrics(client, lambda metrics: metrics.idle, SECONDS)
+    assert after.idle, after.describe()

@@ -1,0 +1,104 @@
+"""What the server does at its limits: a full queue, a request that takes too long, a body too large.
+
+One small server, with contiguous attention, on the port that `SAGEMAKER_BIND_TO_PORT` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.client import Client, Ending
+from tests.support.equality import compare
+from tests.support.metrics import RUNNING, WAITING, wait_metrics
+from tests.support.oracle import MAX_NEW_TOKENS, oracle
+from tests.support.prompts import by_name
+from tests.support.server import Server, properties_text
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+LONG = {"max_new_tokens": 6000, "ignore_eos_token": True}
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def small_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    text = properties_text(
+        bundled_model,
+        job_queue_size=2,
+        max_rolling_batch_size=1,
+        paged_attention=False,
+        predict_timeout=6,
+    )
+    text += "max_request_size=100000\n"
+    folder = tmp_path_factory.mktemp("small")
+    environment = {"SAGEMAKER_BIND_TO_PORT": "{port}"}
+    with Server(folder, text, environment=environment, pass_port=False) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture
+def small(small_server: Server) -> Client:
+    """The small server's client, once nothing runs there any more."""
+    metrics = wait_metrics(small_server.client, lambda seen: seen.idle, SECONDS)
+    assert metrics.idle, metrics.describe()
+    return small_server.client
+
+
+def test_it_listens_where_sagemaker_says(small_server: Server) -> None:
+    assert small_server.client.ping() == 200
+    assert f":{small_server.port}" in small_server.log()
+
+
+def test_contiguous_attention_answers_as_transformers(small: Client, bundled_model: Path) -> None:
+    (expected,) = oracle(bundled_model, by_name("recipe"))
+    got = small.generate(expected.text, max_new_tokens=MAX_NEW_TOKENS)
+    assert compare(expected, got).difference == ""
+
+
+def test_a_full_queue_is_told_at_once(small: Client) -> None:
+    body = {"inputs": "Once", "parameters": LONG}
+    with ExitStack() as stack:
+        stack.enter_context(small.call("POST", "/invocations", body))
+        wait_metrics(small, lambda seen: seen[RUNNING] == 1, SECONDS)
+        for _ in range(2):
+            stack.enter_context(small.call("POST", "/invocations", body))
+        full = wait_metrics(small, lambda seen: seen[WAITING] == 2, SECONDS)
+        assert (full[RUNNING], full[WAITING]) == (1, 2)
+
+        refused = small.post("/invocations", body)
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]
+
+        chat = {"messages": [{"role": "user", "content": "Hi"}]}
+        refused = small.post("/v1/chat/completions", chat)
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["message"]
+
+        assert small.ping() == 200
+    # The waiting clients have left too: nothing may be left of them.
+    after = wait_metrics(small, lambda seen: seen.idle, SECONDS)
+    assert after.idle, after.describe()
+
+
+def test_a_request_past_its_time_is_told(small: Client) -> None:
+    whole = small.generate("Once", **LONG)
+    assert whole.ending is Ending.TOLD
+    assert whole.status >= 400
+    assert "predict_timeout" in whole.error
+    streamed = small.stream("Once", **LONG)
+    assert streamed.ending is Ending.TOLD
+    assert streamed.status == 200
+    assert len(streamed.token_ids) > 0
+    assert small.generate("Once", max_new_tokens=2).ending is Ending.COMPLETE
+
+
+def test_a_body_over_the_limit_is_a_413(small: Client) -> None:
+    assert small.post("/invocations", {"inputs": "x" * 100_000}).status == 413
+    assert small.generate("Once", max_new_tokens=2).ending is Ending.COMPLETE

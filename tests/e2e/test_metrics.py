@@ -1,0 +1,64 @@
+"""`/metrics` names what an operator needs, and counts what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.metrics import Metrics
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+GAUGES = (
+    "lmi_requests_running",
+    "lmi_requests_waiting",
+    "lmi_kv_blocks_total",
+    "lmi_kv_blocks_free",
+    "lmi_kv_blocks_cached",
+)
+COUNTERS = ("lmi_tokens_generated_total", "lmi_steps_total")
+HISTOGRAMS = (
+    "lmi_batch_size",
+    "lmi_step_seconds",
+    "lmi_time_to_first_token_seconds",
+    "lmi_time_per_output_token_seconds",
+    "lmi_queue_seconds",
+)
+
+
+def type_of(metrics: Metrics, name: str) -> str | None:
+    """The type as declared; the parser takes `_total` off the names of counters."""
+    return metrics.families.get(name) or metrics.families.get(name.removesuffix("_total"))
+
+
+def test_every_metric_is_there_with_its_type(client: Client) -> None:
+    client.generate("Once upon a time,", max_new_tokens=4)
+    metrics = client.metrics()
+    assert {name: type_of(metrics, name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
+    assert {name: type_of(metrics, name) for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
+    assert {name: type_of(metrics, name) for name in HISTOGRAMS} == dict.fromkeys(HISTOGRAMS, "histogram")
+
+
+def test_a_request_moves_the_counters(client: Client) -> None:
+    before = client.metrics()
+    outcome = client.generate("Once upon a time,", max_new_tokens=7, ignore_eos_token=True)
+    after = client.metrics()
+    assert len(outcome.token_ids) == 7
+    assert after["lmi_tokens_generated_total"] - before["lmi_tokens_generated_total"] == 7
+    assert after["lmi_steps_total"] - before["lmi_steps_total"] >= 7
+    for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
+        assert after[f"{name}_count"] > before[f"{name}_count"]
+
+
+def test_step_time_is_told_by_part(client: Client) -> None:
+    client.generate("Once upon a time,", max_new_tokens=2)
+    text = client.get("/metrics").body
+    lines = [line for line in text.splitlines() if line.startswith("lmi_step_seconds_sum")]
+    assert any('part="attention"' in line for line in lines)
+    assert len(lines) > 2
+
+
+def test_an_idle_server_holds_no_block(client: Client) -> None:
+    metrics = client.metrics()
+    assert metrics["lmi_kv_blocks_total"] > 0
+    assert metrics.idle, metrics.describe()

@@ -1,0 +1,39 @@
+"""Greedy tokens equal transformers', strictly, in a shared batch. `make verify` runs all 32 prompts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.equality import compare
+from tests.support.oracle import MAX_NEW_TOKENS, oracle
+from tests.support.prompts import by_name
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+NAMES = ("capital", "haiku", "summary", "once", "code", "long-story")
+
+
+def test_six_prompts_at_once_equal_transformers(client: Client, bundled_model: Path) -> None:
+    answers = oracle(bundled_model, by_name(*NAMES))
+    with ThreadPoolExecutor(len(answers)) as pool:
+        calls = [
+            pool.submit(
+                client.stream if number % 2 else client.generate, answer.text, max_new_tokens=MAX_NEW_TOKENS
+            )
+            for number, answer in enumerate(answers)
+        ]
+        compared = [compare(answer, call.result()) for answer, call in zip(answers, calls, strict=True)]
+    assert [comparison.difference for comparison in compared] == [""] * len(NAMES)
+
+
+def test_chat_template_and_tokenizer_equal_transformers(client: Client, bundled_model: Path) -> None:
+    (prompt,) = by_name("pirate")
+    (expected,) = oracle(bundled_model, [prompt])
+    body = {"messages": prompt.as_messages(), "max_tokens": MAX_NEW_TOKENS, "temperature": 0}
+    reply = client.post("/v1/chat/completions", body).json()
+    assert reply["choices"][0]["message"]["content"] == expected.output
+    assert reply["usage"]["prompt_tokens"] == len(expected.prompt_ids)

@@ -1,0 +1,77 @@
+"""A model without tensors for tests of the scheduler and the leader.
+
+`FakeModel` has a cache of slots, written and read through block tables only. Its next token is a pure function of
+what it finds there, so a table that overlaps another one, a position computed twice or never, or a block that
+somebody else wrote to gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engines.core import FinishReason, Request, SamplingParams
+from engines.mpi.scheduler import SampledToken, Step
+from engines.mpi.step_plan import PlanKind, StepPlan
+
+VOCAB = 32
+
+
+def next_token(history: Sequence[int]) -> int:
+    """The model: a pure function of all tokens so far."""
+    return zlib.crc32(bytes(history)) % VOCAB
+
+
+def continue_alone(request: Request) -> tuple[list[int], FinishReason]:
+    """What `request` must come to, whoever shares its steps."""
+    history = list(request.prompt_token_ids)
+    output: list[int] = []
+    while True:
+        output.append(next_token(history))
+        history.append(output[-1])
+        if output[-1] in request.sampling.stop_token_ids:
+            return output, FinishReason.EOS_TOKEN
+        if len(output) == request.sampling.max_new_tokens:
+            return output, FinishReason.LENGTH
+
+
+def make_request(
+    id: str,  # noqa: A002
+    prompt: Sequence[int] = (1, 2, 3),
+    max_new_tokens: int = 4,
+    stop: Sequence[int] = (),
+    arrival_time: float = 0.0,
+) -> Request:
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop))
+    return Request(id, tuple(prompt), sampling, arrival_time)
+
+
+@dataclass
+class FakeModel:
+    """Runs plans on a cache of `num_blocks * block_size` slots."""
+
+    block_size: int
+    slots: dict[int, int] = field(default_factory=dict)
+
+    def run(self, plan: StepPlan) -> list[int]:
+        """The next token of each sampling sequence, in the plan's order."""
+        if plan.kind is not PlanKind.STEP:
+            raise ValueError(f"only steps can be run, not {plan.kind.name}")
+        for block in plan.scrub_blocks:
+            for offset in range(self.block_size):
+                self.slots.pop(block * self.block_size + offset, None)
+        for planned in plan.sequences:
+            for i, token in enumerate(planned.token_ids):
+                self.slots[self._slot(planned.block_table, planned.start + i)] = token
+        return [
+            next_token([self.slots[self._slot(p.block_table, i)] for i in range(p.seq_len)])
+            for p in plan.sequences
+            if p.sample
+        ]
+
+    def _slot(self, table: Sequence[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def sample(self, step: Step) -> list[SampledToken]:
+        return [SampledToken(token) for token in self.run(step.plan)]

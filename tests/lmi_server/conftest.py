@@ -1,0 +1,47 @@
+"""Fixtures of the web process's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from lmi_server.app import create_app
+from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import FakeEngine, build_model_folder, says, web_config
+
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def text_model(model_folder: Path) -> TextModel:
+    return TextModel.from_folder(model_folder)
+
+
+@pytest.fixture
+def engine(text_model: TextModel) -> FakeEngine:
+    return FakeEngine(says(text_model, ANSWER))
+
+
+MakeClient = Callable[..., FlaskClient]
+
+
+@pytest.fixture
+def make_client(model_folder: Path, text_model: TextModel, engine: FakeEngine) -> MakeClient:
+    def make(server: ServerConfig | None = None, engine_kind: str = "MPI") -> FlaskClient:
+        return create_app(web_config(model_folder, server, engine_kind), engine, text_model).test_client()
+
+    return make
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> FlaskClient:
+    return make_client()

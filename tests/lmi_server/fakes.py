@@ -1,0 +1,173 @@
+"""An engine that plays a script, and a small real tokenizer: all that the web process needs to be tested."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engines.core import EngineInfo, EngineStats, FinishReason, HistogramData, Request, RequestOutput
+from engines.errors import EngineError
+from engines.health import EngineState, Health
+from lmi_server.config import ServerConfig, WebConfig
+from lmi_server.text.tokenizer import TextModel
+
+Script = Callable[[Request], Iterable[RequestOutput | threading.Event]]
+"""What a request gets: outputs, and events that are waited for in between."""
+
+MAX_MODEL_LEN = 256
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('unknown role ' + message['role']) }}
+    {%- endif %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+_SENTENCES = [
+    "The capital of France is Paris, and the capital of Italy is Rome.",
+    "What is the capital of France? The answer stands below.",
+    "Grüße aus Köln, 你好，世界！ 😀 naïve café — done.",
+    "one two three four five six seven eight nine ten 0123456789",
+    'def main():\n    print("hello", end="\\n")\n',
+]
+
+
+def build_model_folder(folder: Path) -> Path:
+    """A byte-level BPE tokenizer as a model folder holds it: special tokens, chat template, EOS ids."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken(text, special=True) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_SENTENCES, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": {"content": "<|im_end|>", "special": True, "__type": "AddedToken"},
+        "model_max_length": MAX_MODEL_LEN,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    return folder
+
+
+def web_config(folder: Path, server: ServerConfig | None = None, engine: str = "MPI") -> WebConfig:
+    return WebConfig(
+        server=server or ServerConfig(),
+        engine=engine,
+        model_name="test-model",
+        model_path=str(folder),
+        max_model_len=MAX_MODEL_LEN,
+        engine_address="ipc:///nowhere",
+        status_path="/nowhere",
+    )
+
+
+class FakeStream:
+    """Plays one request's script, in whichever thread or greenlet asks."""
+
+    def __init__(self, items: Iterator[RequestOutput | threading.Event]) -> None:
+        self._items = items
+        self._event: threading.Event | None = None
+
+    def next(self, timeout: float) -> RequestOutput | None:
+        if self._event is not None:
+            if not self._event.wait(timeout):
+                return None
+            self._event = None
+        item = next(self._items)
+        if isinstance(item, threading.Event):
+            self._event = item
+            return self.next(timeout)
+        return item
+
+
+class FakeEngine:
+    """Plays `script` for every request, and remembers what it was told."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.abort_seen = threading.Event()
+        self.state = Health(EngineState.READY, "", 0.0)
+        self.engine_stats: EngineStats | None = make_stats()
+
+    def submit(self, request: Request) -> FakeStream:
+        self.requests.append(request)
+        return FakeStream(iter(self.script(request)))
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.abort_seen.set()
+
+    def health(self) -> Health:
+        return self.state
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        return self.engine_stats
+
+    def close(self) -> None:
+        pass
+
+
+def make_stats() -> EngineStats:
+    info = EngineInfo("test-model", "MPI", 1, "cpu", "fp32", 1024, 4096, 16, 32, MAX_MODEL_LEN, True)
+    return EngineStats(
+        info=info,
+        gauges={"lmi_requests_running": 3.0, "lmi_kv_blocks_free": 60.0},
+        counters={"lmi_steps_total": 17.0, "lmi_tokens_generated_total": 90.0},
+        histograms=(
+            HistogramData("lmi_step_seconds", (0.1, 1.0), (2, 1, 1), 3.5, {"part": "attention"}),
+            HistogramData("lmi_step_seconds", (0.1, 1.0), (4, 0, 0), 0.2, {"part": "sampling"}),
+            HistogramData("lmi_batch_size", (1.0, 8.0), (5, 6, 0), 50.0),
+        ),
+    )
+
+
+def tokens(
+    request: Request,
+    token_ids: Iterable[int],
+    end: FinishReason | EngineError | None = FinishReason.LENGTH,
+    per_step: int = 1,
+) -> list[RequestOutput]:
+    """Outputs of `per_step` tokens each, the last with `end`; an error comes after them on its own."""
+    ids = list(token_ids)
+    steps = [tuple(ids[at : at + per_step]) for at in range(0, len(ids), per_step)]
+    outputs = []
+    for index, step in enumerate(steps):
+        logprobs = tuple(-0.5 for _ in step) if request.sampling.logprobs else ()
+        finish = end if index == len(steps) - 1 and isinstance(end, FinishReason) else None
+        outputs.append(RequestOutput(request.id, step, logprobs, finish))
+    if isinstance(end, EngineError):
+        outputs.append(RequestOutput(request.id, error_kind=end.kind, error_message=str(end)))
+    return outputs
+
+
+def says(
+    text_model: TextModel,
+    answer: str,
+    end: FinishReason | EngineError | None = FinishReason.LENGTH,
+    per_step: int = 1,
+) -> Script:
+    """The script of an engine that answers every prompt with the same text."""
+    ids = text_model.encode(answer)
+    return lambda request: tokens(request, ids, end, per_step)

@@ -1,0 +1,239 @@
+"""Requests that must be refused, as plain data: each names what its refusal has to say.
+
+Nothing is imported from the server, so the list can be sent to any running one, whatever its model: a context of at
+most 100,000 tokens and the default `max_request_size` are assumed. `python malformed_bodies.py` prints it as JSON
+lines, bodies in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+INVOCATIONS = "/invocations"
+CHAT = "/v1/chat/completions"
+JSON_TYPE = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """One request and what must come back."""
+
+    name: str
+    path: str
+    body: bytes
+    mentions: tuple[str, ...]
+    """What the error's text contains: field, value, limit."""
+    status: int
+    content_type: str | None = JSON_TYPE
+
+
+def _lmi(name: str, body: Any, *mentions: str, status: int = 424, content_type: str | None = JSON_TYPE) -> Malformed:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Malformed(name, INVOCATIONS, data, mentions, status, content_type)
+
+
+def _parameter(parameter: str, value: Any, *mentions: str) -> Malformed:
+    body = {"inputs": "Hello", "parameters": {parameter: value}}
+    return _lmi(f"{parameter}={json.dumps(value)[:40]}", body, f"parameters.{parameter}", *mentions)
+
+
+def _chat(name: str, body: Any, *mentions: str) -> Malformed:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Malformed(f"chat {name}", CHAT, data, mentions, 400)
+
+
+def _field(field: str, value: Any, *mentions: str) -> Malformed:
+    body = {"messages": [{"role": "user", "content": "Hello"}], field: value}
+    return _chat(f"{field}={json.dumps(value)[:40]}", body, field, *mentions)
+
+
+def _messages(name: str, messages: Any, *mentions: str) -> Malformed:
+    return _chat(name, {"messages": messages}, *mentions)
+
+
+def _user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+_GOOD_JSON = b'{"inputs": "Hello"}'
+
+BODIES: tuple[Malformed, ...] = (
+    # Not JSON, or not the JSON that it should be
+    _lmi("empty body", b"", "body", "empty", "JSON object"),
+    _lmi("blank body", b" \n ", "body", "empty", "JSON object"),
+    _lmi("not JSON", b"inputs=Hello", "body", "not valid JSON", "JSON object"),
+    _lmi("cut off", b'{"inputs": "Hel', "body", "not valid JSON", "column"),
+    _lmi("trailing comma", b'{"inputs": "Hello",}', "body", "not valid JSON"),
+    _lmi("two objects", b"{}{}", "body", "not valid JSON"),
+    _lmi("single quotes", b"{'inputs': 'Hello'}", "body", "not valid JSON"),
+    _lmi("a list", b'["Hello"]', "body", "a list", "JSON object"),
+    _lmi("a string", b'"Hello"', "body", "a string", "JSON object"),
+    _lmi("a number", b"12", "body", "a number", "JSON object"),
+    _lmi("null", b"null", "body", "null", "JSON object"),
+    _lmi("not UTF-8", b'{"inputs": "caf\xe9"}', "body", "0xe9", "UTF-8"),
+    _lmi("UTF-16", '{"inputs": "Hello"}'.encode("utf-16"), "body", "UTF-8"),
+    _lmi("half a surrogate pair", b'{"inputs": "\\ud83d"}', "body", "\\ud83d", "valid Unicode"),
+    _lmi("NaN", b'{"inputs": "Hello", "parameters": {"temperature": NaN}}', "NaN", "finite"),
+    _lmi("Infinity", b'{"inputs": "Hello", "parameters": {"top_p": -Infinity}}', "-Infinity", "finite"),
+    _lmi("infinite by size", b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}', "temperature", "100"),
+    _lmi("number of 5000 digits", b'{"inputs": "Hello", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body"),
+    _lmi("nested too deep", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
+    _lmi("nested a million deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
+    _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "more than once"),
+    # Headers
+    _lmi("plain text", _GOOD_JSON, "Content-Type", "text/plain", JSON_TYPE, status=415, content_type="text/plain"),
+    _lmi(
+        "form",
+        _GOOD_JSON,
+        "Content-Type",
+        "form-urlencoded",
+        JSON_TYPE,
+        status=415,
+        content_type="application/x-www-form-urlencoded",
+    ),
+    _lmi(
+        "two types",
+        _GOOD_JSON,
+        "Content-Type",
+        "application/json, text/plain",
+        status=415,
+        content_type="application/json, text/plain",
+    ),
+    _lmi(
+        "other character set",
+        _GOOD_JSON,
+        "Content-Type",
+        "utf-16",
+        "UTF-8",
+        status=415,
+        content_type="application/json; charset=utf-16",
+    ),
+    # Fields of /invocations
+    _lmi("no inputs", {}, "inputs", "string"),
+    _lmi("empty inputs", {"inputs": ""}, "inputs", '""', "not empty"),
+    _lmi("inputs null", {"inputs": None}, "inputs", "null", "string"),
+    _lmi("inputs a number", {"inputs": 5}, "inputs", "5", "string"),
+    _lmi("inputs a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string"),
+    _lmi("inputs too long", {"inputs": "word " * 120_000}, "inputs", "option.max_model_len", "at most"),
+    _lmi("inputs absurdly long", {"inputs": "a" * 12_000_000}, "inputs", "option.max_model_len", "12000000"),
+    _lmi("field misspelled", {"input": "Hello"}, "input", "'inputs'"),
+    _lmi("field unknown", {"inputs": "Hello", "colour": "red"}, "colour", "red", "known"),
+    _lmi("parameter outside", {"inputs": "Hello", "max_new_tokens": 5}, "max_new_tokens", "parameters"),
+    _lmi("parameters a list", {"inputs": "Hello", "parameters": [1]}, "parameters", "[1]", "an object"),
+    _lmi("stream a string", {"inputs": "Hello", "stream": "true"}, "stream", '"true"', "true or false"),
+    _lmi("stream a number", {"inputs": "Hello", "stream": 1}, "stream", "1", "true or false"),
+    _lmi("adapters", {"inputs": "Hello", "adapters": ["a1"]}, "adapters", "a1", "null"),
+    # Parameters
+    _parameter("max_new_tokens", 0, "0", "at least 1"),
+    _parameter("max_new_tokens", -5, "-5", "at least 1"),
+    _parameter("max_new_tokens", 1_000_000_000, "1000000000", "at most", "option.max_model_len"),
+    _parameter("max_new_tokens", 10.0, "10.0", "a whole number"),
+    _parameter("max_new_tokens", "10", '"10"', "a whole number"),
+    _parameter("max_new_tokens", True, "true", "a whole number"),
+    _parameter("max_new_token", 10, "10", "'max_new_tokens'"),
+    _parameter("temprature", 0.5, "0.5", "'temperature'"),
+    _parameter("temperature", -0.1, "-0.1", "at least 0", "at most 100"),
+    _parameter("temperature", 100.5, "100.5", "at most 100"),
+    _parameter("temperature", "hot", "hot", "a number"),
+    _parameter("top_p", 0, "0", "above 0"),
+    _parameter("top_p", 1.01, "1.01", "at most 1"),
+    _parameter("top_k", -2, "-2", "at least -1"),
+    _parameter("top_k", 1.5, "1.5", "a whole number"),
+    _parameter("repetition_penalty", 0, "0", "above 0", "at most 10"),
+    _parameter("repetition_penalty", 11, "11", "at most 10"),
+    _parameter("seed", -1, "-1", "at least 0"),
+    _parameter("seed", 2**64, str(2**64), str(2**64 - 1)),
+    _parameter("do_sample", "yes", "yes", "true or false"),
+    _parameter("ignore_eos_token", 1, "1", "true or false"),
+    _parameter("details", "true", '"true"', "true or false"),
+    _parameter("return_full_text", 0, "0", "true or false"),
+    _parameter("stop_sequences", [""], '""', "1 to 256 bytes"),
+    _parameter("stop_sequences", ["x" * 257], "257", "1 to 256 bytes"),
+    _parameter("stop_sequences", ["x"] * 17, "17", "at most 16"),
+    _parameter("stop_sequences", [1], "[1]", "strings"),
+    _parameter("stop_sequences", {"a": 1}, '{"a": 1}', "strings"),
+    _parameter("output_formatter", "xml", "xml", "json, jsonlines, sse"),
+    _parameter("decoder_input_details", True, "true", "false"),
+    _parameter("typical_p", 0.9, "0.9", "1.0"),
+    _parameter("n", 2, "2", "1"),
+    _parameter("best_of", 4, "4", "1"),
+    _parameter("min_p", 0.1, "0.1", "0.0"),
+    _parameter("presence_penalty", 1, "1", "0.0"),
+    _parameter("watermark", True, "true", "false"),
+    _parameter("truncate", 5, "5", "leave it out"),
+    _lmi(
+        "two names of one parameter",
+        {"inputs": "Hello", "parameters": {"stop": ["a"], "stop_sequences": ["b"]}},
+        "parameters.stop_sequences",
+        "parameters.stop",
+        "one of the two",
+    ),
+    # Chat
+    _chat("no messages", {}, "messages", "at least 1"),
+    _chat("not JSON", b"{", "body", "not valid JSON"),
+    _messages("no message", [], "messages", "[]", "at least 1"),
+    _messages("messages a string", "Hello", "messages", "Hello", "a list"),
+    _messages("message a string", ["Hello"], "messages[0]", "Hello", "an object"),
+    _messages("no role", [{"content": "Hello"}], "messages[0].role", "null", "user"),
+    _messages("role unknown", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"),
+    _messages("no content", [{"role": "user"}], "messages[0].content", "null", "a string"),
+    _messages("content a number", _user(5), "messages[0].content", "5", "a string"),
+    _messages("content empty list", _user([]), "messages[0].content", "[]", "at least 1"),
+    _messages(
+        "an image",
+        _user([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]),
+        "messages[0].content[0].type",
+        "image_url",
+        '"text"',
+    ),
+    _messages(
+        "tool calls",
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+        "messages[0].tool_calls",
+        "null",
+    ),
+    _messages("too long", _user("word " * 120_000), "messages", "option.max_model_len", "at most"),
+    _field("max_tokens", 0, "0", "at least 1"),
+    _field("max_completion_tokens", 1_000_000_000, "1000000000", "option.max_model_len"),
+    _field("temperature", 2.1, "2.1", "at most 2"),
+    _field("top_p", -1, "-1", "above 0"),
+    _field("n", 3, "3", "1"),
+    _field("logprobs", True, "true", "false"),
+    _field("top_logprobs", 5, "5", "0"),
+    _field("logit_bias", {"5": 100}, "100", "{}"),
+    _field("tools", [{"type": "function"}], "function", "[]"),
+    _field("tool_choice", "required", "required", "auto"),
+    _field("response_format", {"type": "json_object"}, "json_object", "text"),
+    _field("stop", ["x"] * 17, "17", "at most 16"),
+    _field("stream", "yes", "yes", "true or false"),
+    _field("stream_options", {"include_usage": True}, "include_usage", "stream"),
+    _field("model", 7, "7", "256"),
+    _field("frequency_penalty", -2.5, "-2.5", "0.0"),
+    _field("chat_template", "{{ 1 }}", "{{ 1 }}", "leave it out"),
+)
+
+GOOD: tuple[tuple[str, bytes], ...] = (
+    (INVOCATIONS, json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 2}}).encode()),
+    (CHAT, json.dumps({"messages": _user("Hello"), "max_tokens": 2}).encode()),
+)
+"""Path and body of requests that must still work after each of them."""
+
+
+def main() -> None:
+    for case in BODIES:
+        record = {
+            "name": case.name,
+            "path": case.path,
+            "body_base64": base64.b64encode(case.body).decode(),
+            "content_type": case.content_type,
+            "status": case.status,
+            "mentions": case.mentions,
+        }
+        print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The environment's forms of options and who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi_server.config import LmiConfig
+from lmi_server.properties.environment import variables_of
+from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.problems import Problem, PropertiesError
+
+# Strongest first; "" is the file.
+PLACES = {
+    "option.predict_timeout": (
+        *("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "", "OPTION_PREDICT_TIMEOUT", "PREDICT_TIMEOUT"),
+    ),
+    "option.model_loading_timeout": (
+        *("SAGEMAKER_STARTUP_TIMEOUT", "", "OPTION_MODEL_LOADING_TIMEOUT", "MODEL_LOADING_TIMEOUT"),
+    ),
+    "option.tensor_parallel_degree": (
+        *("", "OPTION_TENSOR_PARALLEL_DEGREE", "TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
+    ),
+    "option.max_rolling_batch_size": ("", "OPTION_MAX_ROLLING_BATCH_SIZE", "MAX_BATCH_SIZE"),
+    "max_request_size": ("SAGEMAKER_MAX_REQUEST_SIZE", "", "SERVING_MAX_REQUEST_SIZE"),
+    "job_queue_size": ("", "SERVING_JOB_QUEUE_SIZE", "MAX_CONCURRENT_REQUESTS"),
+}
+
+
+@st.composite
+def scattered(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
+    key = draw(st.sampled_from(sorted(PLACES)))
+    places = draw(st.sets(st.sampled_from(PLACES[key]), min_size=1))
+    return key, {place: draw(st.integers(1, 900)) for place in places}
+
+
+@given(scattered())
+def test_the_strongest_place_wins(
+    tmp_path_factory: pytest.TempPathFactory, case: tuple[str, dict[str, int]]
+) -> None:
+    key, given_values = case
+    folder = tmp_path_factory.mktemp("scattered")
+    text = f"{key}={given_values['']}\n" if "" in given_values else "engine=MPI\n"
+    (folder / "serving.properties").write_text(text)
+    environ = {place: str(value) for place, value in given_values.items() if place}
+    loaded = load(folder, environ)
+    winner = next(place for place in PLACES[key] if place in given_values)
+    value = next(value for value in loaded.values if value.key == key)
+    assert value.value == str(given_values[winner])
+    assert value.source == (f"environment variable {winner}" if winner else f"{folder}/serving.properties:1")
+    losing = {place for place in given_values if place and given_values[place] != given_values[winner]}
+    assert all(any(place in note for note in loaded.notes) for place in losing)
+
+
+def load_with(folder: Path, environ: dict[str, str], text: str = "engine=MPI\n") -> Loaded:
+    (folder / "serving.properties").write_text(text)
+    return load(folder, environ)
+
+
+def config_with(folder: Path, environ: dict[str, str]) -> LmiConfig:
+    return load_with(folder, environ, "").config
+
+
+def the_problem(folder: Path, environ: dict[str, str]) -> Problem:
+    with pytest.raises(PropertiesError) as caught:
+        load_with(folder, environ, "")
+    [problem] = caught.value.problems
+    return problem
+
+
+def test_options_are_lower_cased_and_named_specially(tmp_path: Path) -> None:
+    config = config_with(
+        tmp_path, {"OPTION_MODEL_ID": "a/b", "OPTION_DTYPE": "bf16", "OPTION_ENGINE": "Python"}
+    )
+    assert (config.engine, config.source.model_id, config.options.dtype) == ("Python", "a/b", "bf16")
+    [note] = load_with(tmp_path, {"OPTION_ENTRYPOINT": "djl_python.huggingface"}).notes
+    assert "option.entryPoint=djl_python.huggingface" in note
+
+
+def test_hugging_face_and_tgi_names_work(tmp_path: Path) -> None:
+    environ = {"HF_MODEL_ID": "a/b", "HF_REVISION": "v1", "HF_MODEL_TRUST_REMOTE_CODE": "true"}
+    environ |= {"MAX_BATCH_PREFILL_TOKENS": "77", "CUDA_MEMORY_FRACTION": "0.5", "ENABLE_CUDA_GRAPHS": "true"}
+    config = config_with(tmp_path, environ)
+    assert (config.source.model_id, config.source.revision, config.source.trust_remote_code) == (
+        "a/b",
+        "v1",
+        True,
+    )
+    assert config.options.max_rolling_batch_prefill_tokens == 77
+    assert config.options.gpu_memory_utilization == 0.5
+
+
+def test_sagemaker_payload_is_in_megabytes_and_bytes_come_first(tmp_path: Path) -> None:
+    environ = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6"}
+    assert config_with(tmp_path, environ).server.max_request_size == 6 * 1024 * 1024
+    environ["SAGEMAKER_MAX_REQUEST_SIZE"] = "1000"
+    assert config_with(tmp_path, environ).server.max_request_size == 1000
+
+
+def test_empty_variables_count_as_unset(tmp_path: Path) -> None:
+    environ = {"OPTION_DTYPE": "", "OPTION_NONSENSE": " ", "SM_NUM_GPUS": "0", "HF_MODEL_ID": ""}
+    assert config_with(tmp_path, environ) == config_with(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("OPTION_DTPYE", "OPTION_DTYPE"),
+        ("SERVING_JOB_QEUE_SIZE", "SERVING_JOB_QUEUE_SIZE"),
+        ("OPTION_JOB_QUEUE_SIZE", "SERVING_JOB_QUEUE_SIZE"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_variable_and_the_nearest(
+    tmp_path: Path, variable: str, nearest: str
+) -> None:
+    problem = the_problem(tmp_path, {variable: "1"})
+    assert problem.source.variable == variable
+    assert problem.nearest == nearest
+    assert f"environment variable {variable}" in str(problem)
+
+
+@pytest.mark.parametrize("variable", ["OPTION_BLOCK_SIZE", "PREDICT_TIMEOUT", "SAGEMAKER_MAX_PAYLOAD_IN_MB"])
+def test_a_bad_value_names_its_variable(tmp_path: Path, variable: str) -> None:
+    problem = the_problem(tmp_path, {variable: "many"})
+    assert (problem.source.variable, problem.given) == (variable, "many")
+
+
+def test_a_bad_line_stays_bad_where_sagemaker_overrides_it(tmp_path: Path) -> None:
+    with pytest.raises(PropertiesError, match=r"serving\.properties:1: option\.predict_timeout=soon"):
+        load_with(tmp_path, {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "60"}, "option.predict_timeout=soon\n")
+
+
+def test_several_workers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("")
+    with pytest.raises(PropertiesError, match="one copy of the model is served") as caught:
+        load(tmp_path, {"SAGEMAKER_NUM_MODEL_WORKERS": "2"})
+    assert {problem.key for problem in caught.value.problems} == {"minWorkers", "maxWorkers"}
+
+
+class TestLoadModels:
+    def test_gives_engine_and_folder(self, tmp_path: Path) -> None:
+        config = load(tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/some/model"}).config
+        assert (config.engine, config.source.model_id) == ("Python", "/some/model")
+
+    def test_the_served_folder_itself_needs_no_model_id(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        config = load(tmp_path, {"SERVING_LOAD_MODELS": f"test::MPI={tmp_path}"}).config
+        assert (config.engine, config.source.model_id) == ("MPI", None)
+
+    def test_the_file_wins(self, tmp_path: Path) -> None:
+        loaded = load_with(
+            tmp_path, {"SERVING_LOAD_MODELS": "test::Python=/x"}, "engine=MPI\noption.model_id=/y\n"
+        )
+        assert (loaded.config.engine, loaded.config.source.model_id) == ("MPI", "/y")
+
+    @pytest.mark.parametrize("text", ["NONE", "a::MPI=/x,b::MPI=/y"])
+    def test_anything_but_one_model_is_refused(self, tmp_path: Path, text: str) -> None:
+        assert "exactly one" in the_problem(tmp_path, {"SERVING_LOAD_MODELS": text}).reason
+
+
+def test_variables_of_other_programs_are_let_alone(tmp_path: Path) -> None:
+    kubernetes = {
+        "SERVING_SERVICE_HOST": "10.0.0.1",
+        "SERVING_SERVICE_PORT_HTTP": "80",
+        "SERVING_PORT": "tcp://10.0.0.1:80",
+        "SERVING_PORT_80_TCP": "tcp://10.0.0.1:80",
+    }
+    environ = {**kubernetes, "SAGEMAKER_REGION": "x", "PATH": "/bin", "OPTIONS": "x", "HF_TOKEN": "hf_secret"}
+    loaded = load_with(tmp_path, environ, "")
+    assert (loaded.notes, loaded.warnings) == ((), ())
+
+
+def test_serving_port_is_told_what_to_write_instead(tmp_path: Path) -> None:
+    assert "SAGEMAKER_BIND_TO_PORT" in the_problem(tmp_path, {"SERVING_PORT": "9000"}).reason
+
+
+def test_variables_of_a_key_are_listed_strongest_first() -> None:
+    assert variables_of("option.predict_timeout") == (
+        *("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "OPTION_PREDICT_TIMEOUT", "PREDICT_TIMEOUT"),
+    )
+    assert variables_of("minWorkers") == ("SAGEMAKER_NUM_MODEL_WORKERS", "SERVING_MIN_WORKERS")

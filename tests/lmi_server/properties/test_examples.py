@@ -1,0 +1,69 @@
+"""Every folder in properties_examples is valid, and the AWS ones are what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.properties.loader import load
+
+EXAMPLES = Path(__file__).parents[3] / "properties_examples"
+FOLDERS = sorted(folder for folder in EXAMPLES.iterdir() if folder.is_dir())
+
+ROLLING = b"""engine = MPI
+option.model_id = s3://my-bucket/falcon-40b/
+option.trust_remote_code = true
+option.tensor_parallel_degree = 8
+option.max_rolling_batch_size = 32
+option.rolling_batch = auto
+option.dtype = fp16
+option.max_rolling_batch_prefill_tokens = 1024
+option.paged_attention = False
+"""
+DYNAMIC = b"""engine=Python
+option.model_id=tiiuae/falcon-40b
+option.tensor_parallel_degree=8
+option.dtype=fp16
+batch_size=4
+max_batch_delay=100
+option.trust_remote_code = true
+"""
+PAGED = ROLLING.replace(b"False", b"True")
+
+
+def read(name: str) -> bytes:
+    return (EXAMPLES / name / "serving.properties").read_bytes()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_loads_without_a_warning(folder: Path) -> None:
+    assert load(folder, {}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("aws-post-dynamic", DYNAMIC), ("aws-post-rolling", ROLLING), ("aws-post-rolling-paged", PAGED)],
+)
+def test_the_aws_files_are_byte_for_byte_as_published(name: str, content: bytes) -> None:
+    assert read(name) == content
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("smollm2-rolling", ROLLING), ("smollm2-rolling-paged", PAGED)]
+)
+def test_the_twins_differ_in_location_degree_and_dtype_only(name: str, content: bytes) -> None:
+    lines = zip(read(name).splitlines(), content.splitlines(), strict=True)
+    differing = {ours.split(b" = ")[0] for ours, theirs in lines if ours != theirs}
+    assert differing == {b"option.model_id", b"option.tensor_parallel_degree", b"option.dtype"}
+
+
+def test_a_rolling_file_comes_to_what_it_says() -> None:
+    config = load(EXAMPLES / "aws-post-rolling", {}).config
+    assert config.engine == "MPI"
+    assert config.source.model_id == "s3://my-bucket/falcon-40b/"
+    assert config.source.trust_remote_code is True
+    assert config.options.tensor_parallel_degree == 8
+    assert config.options.dtype == "fp16"
+    assert config.options.max_rolling_batch_prefill_tokens == 1024
+    assert config.options.paged_attention is False

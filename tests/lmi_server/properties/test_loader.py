@@ -1,0 +1,262 @@
+"""Files and environments to configurations: what is accepted, what is refused, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.problems import Problem, PropertiesError
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "serving.properties").write_bytes(text.encode("iso-8859-1"))
+    return folder
+
+
+def load_text(
+    folder: Path, text: str, environ: dict[str, str] | None = None, lenient: bool = False
+) -> Loaded:
+    return load(write(folder, text), environ or {}, lenient)
+
+
+def problems_of(folder: Path, text: str, environ: dict[str, str] | None = None) -> tuple[Problem, ...]:
+    with pytest.raises(PropertiesError) as caught:
+        load_text(folder, text, environ)
+    assert str(caught.value).count("\n") == len(caught.value.problems) - 1
+    return caught.value.problems
+
+
+def the_problem(folder: Path, text: str, environ: dict[str, str] | None = None) -> Problem:
+    [problem] = problems_of(folder, text, environ)
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("option.dtpye", "option.dtype"),
+        ("dtype", "option.dtype"),
+        ("minworkers", "minWorkers"),
+        ("option.batch_size", "batch_size"),
+        ("option.entrypoint", "option.entryPoint"),
+        ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
+        ("option.enable_lora_adapters", "option.enable_lora"),
+        ("quite.another.thing", ""),
+    ],
+)
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
+    tmp_path: Path, key: str, nearest: str
+) -> None:
+    problem = the_problem(tmp_path, f"# a comment\n{key}=1\n")
+    assert (problem.file, problem.line) == (str(tmp_path / "serving.properties"), 2)
+    assert (problem.key, problem.given, problem.reason) == (key, "1", "unknown key")
+    assert problem.nearest == nearest
+
+
+def test_lenient_only_warns_of_unknown_keys(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "option.dtpye=fp16\n", lenient=True)
+    assert loaded.config.options.dtype == "auto"
+    [warning] = loaded.warnings
+    assert "option.dtpye" in warning
+    assert "did you mean option.dtype?" in warning
+
+
+@pytest.mark.parametrize(
+    ("line", "accepted"),
+    [
+        ("option.dtype=fp17", "auto, fp32, fp16 or bf16"),
+        ("option.tensor_parallel_degree=two", "an integer from 1 to 1024 or max"),
+        ("option.tensor_parallel_degree=0", "an integer from 1 to 1024 or max"),
+        ("option.block_size=33", "a power of two from 1 to 1024"),
+        ("option.paged_attention=yes", "true or false"),
+        ("option.gpu_memory_utilization=1.5", "above 0, at most 1"),
+        ("option.kv_cache_gb=nan", "above 0"),
+        ("option.kv_cache_gb=0", "above 0"),
+        ("option.predict_timeout=1_0", "a number of seconds"),
+        ("job_queue_size=-1", "an integer from 1 to"),
+        ("job_queue_size=99999999999999999999", "an integer from 1 to"),
+        ("throttle_error_http_code=200", "an integer from 400 to 599"),
+        ("option.model_id=", "a local folder"),
+        ("option.dtype=int8", "auto, fp32, fp16 or bf16"),
+        ("engine=DeepSpeed", "MPI or Python"),
+        ("engine=mpi", "MPI or Python"),
+        ("option.output_formatter=json_chat", "json, jsonlines or sse"),
+        ("option.rolling_batch=vllm", "auto, lmi-dist or disable"),
+    ],
+)
+def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
+    tmp_path: Path, line: str, accepted: str
+) -> None:
+    problem = the_problem(tmp_path, f"\n\n{line}\n")
+    key, _, value = line.partition("=")
+    assert (problem.line, problem.key, problem.given) == (3, key, value)
+    assert accepted in problem.accepted
+    assert value in str(problem)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "option.quantize=awq",
+        "maxWorkers=2",
+        "option.enable_prefix_caching=true",
+        "option.enable_chunked_prefill=false",
+        "option.load_format=pt",
+        "option.entryPoint=model.py",
+        "option.pipeline_parallel_degree=2",
+        "option.speculative_draft_model=x",
+        "translator=com.example.X",
+    ],
+)
+def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path, line: str) -> None:
+    problem = the_problem(tmp_path, f"{line}\n")
+    assert problem.reason.startswith("known to LMI but not done here: ")
+    assert problem.nearest == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "maxWorkers=1",
+        "minWorkers=1",
+        "option.enable_prefix_caching=false",
+        "option.enable_chunked_prefill=true",
+        "option.load_format=safetensors",
+        "option.entryPoint=djl_python.huggingface",
+        "option.mpi_mode=true",
+        "option.low_cpu_mem_usage=true",
+        "option.pipeline_parallel_degree=1",
+        "option.max_num_seqs=32",
+        "option.swap_space=0",
+        "option.cpu_offload_gb=0",
+        "option.enforce_eager=true",
+    ],
+)
+def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_path: Path, line: str) -> None:
+    loaded = load_text(tmp_path, f"{line}\n")
+    [note] = loaded.notes
+    assert line in note
+    assert "accepted without effect" in note
+    assert loaded.config == load_text(tmp_path, "engine=MPI\n").config
+
+
+def test_all_problems_are_reported_in_order(tmp_path: Path) -> None:
+    text = (
+        "nonsense=1\noption.dtype=x\noption.model_id={{s3_url}}\njob_queue_size=\\u1\noption.quantize=awq\n"
+    )
+    problems = problems_of(tmp_path, text, {"OPTION_NONSENSE": "1"})
+    assert [problem.line for problem in problems] == [1, 2, 3, 4, 5, None]
+    assert problems[-1].source.variable == "OPTION_NONSENSE"
+
+
+def test_a_placeholder_is_one_problem_that_says_so(tmp_path: Path) -> None:
+    problem = the_problem(tmp_path, "job_queue_size={{size}}\n")
+    assert "{{size}} is a template's placeholder" in problem.reason
+    assert "{{m}}" in the_problem(tmp_path, "", {"OPTION_MODEL_ID": "{{m}}"}).reason
+
+
+def test_blanks_at_the_end_are_removed_from_typed_values_and_kept_in_text(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "job_queue_size=7 \noption.model_id=/a b \n")
+    assert loaded.config.options.job_queue_size == 7
+    assert loaded.config.source.model_id == "/a b "
+    number, text = loaded.warnings
+    assert "serving.properties:1" in number
+    assert number.endswith("removed")
+    assert "serving.properties:2" in text
+    assert text.endswith("kept, for it may be meant")
+
+
+def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: Path) -> None:
+    write(tmp_path, "job_queue_size=7 # few\n")
+    with pytest.raises(PropertiesError) as caught:
+        load(tmp_path, {})
+    assert caught.value.problems[0].given == "7 # few"
+    assert "a comment needs a line of its own" in caught.value.warnings[0]
+
+
+def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
+    names = ("option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens")
+    same = load_text(tmp_path, "".join(f"{name}=64\n" for name in names))
+    assert same.config.options.max_rolling_batch_prefill_tokens == 64
+    problem = the_problem(tmp_path, f"{names[0]}=64\n{names[1]}=65\n")
+    assert (problem.line, problem.given) == (2, "65")
+    assert names[0] in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n", "which is 2"),
+        ("option.tensor_parallel_size=4\n", "which is max, its default"),
+        ("option.max_num_seqs=64\n", "which is 32, its default"),
+        ("engine=MPI\nbatch_size=4\n", "belongs to engine=Python"),
+        ("engine=MPI\noption.rolling_batch=disable\n", "write engine=Python"),
+        ("engine=Python\noption.rolling_batch=lmi-dist\n", "served by engine=MPI"),
+        ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in the_problem(tmp_path, text).reason
+
+
+def test_equal_back_end_names_are_accepted(tmp_path: Path) -> None:
+    text = "option.tensor_parallel_degree=2\noption.tensor_parallel_size=2\n"
+    assert load_text(tmp_path, text).config.options.tensor_parallel_degree == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "source"),
+    [
+        ("", "MPI", "default"),
+        ("batch_size=1\n", "MPI", "default"),
+        ("max_dynamic_batch_size=4\n", "Python", "inferred from max_dynamic_batch_size=4"),
+        ("option.rolling_batch=disable\n", "Python", "inferred from option.rolling_batch=disable"),
+    ],
+)
+def test_the_engine_is_inferred_where_no_key_says_it(
+    tmp_path: Path, text: str, engine: str, source: str
+) -> None:
+    loaded = load_text(tmp_path, text)
+    assert loaded.config.engine == engine
+    assert next(value.source for value in loaded.values if value.key == "engine") == source
+
+
+def test_values_name_their_source(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "\noption.dtype=float16\n", {"OPTION_BLOCK_SIZE": "16"})
+    found = {value.key: (value.value, value.source) for value in loaded.values}
+    assert found["option.dtype"] == ("fp16", f"{tmp_path / 'serving.properties'}:2")
+    assert found["option.block_size"] == ("16", "environment variable OPTION_BLOCK_SIZE")
+    assert found["job_queue_size"] == ("1000", "default")
+
+
+def test_a_file_may_be_named_itself(tmp_path: Path) -> None:
+    file = tmp_path / "mine.properties"
+    file.write_text("job_queue_size=3\n")
+    loaded = load(file, {})
+    assert loaded.config.options.job_queue_size == 3
+    assert loaded.config.source.model_dir == str(tmp_path)
+
+
+def test_a_folder_without_the_file_needs_a_model_from_somewhere(tmp_path: Path) -> None:
+    with pytest.raises(PropertiesError, match=r"neither a serving\.properties nor a model"):
+        load(tmp_path, {})
+    assert load(tmp_path, {"HF_MODEL_ID": "a/b"}).config.source.model_id == "a/b"
+    (tmp_path / "config.json").write_text("{}")
+    assert load(tmp_path, {}).config.source.model_id is None
+    assert "is not served" in load(tmp_path, {"HF_MODEL_ID": "a/b"}).warnings[0]
+
+
+def test_a_path_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+    with pytest.raises(PropertiesError, match="there is no such file"):
+        load(tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize("line", ["keystore_pass=hunter2", "option.env=KEY=hunter2", "hf_token=hunter2"])
+def test_what_may_be_a_secret_is_not_printed(tmp_path: Path, line: str) -> None:
+    write(tmp_path, f"{line}\n")
+    with pytest.raises(PropertiesError) as caught:
+        load(tmp_path, {})
+    assert "hunter2" not in str(caught.value)
+    assert "***" in str(caught.value)

@@ -1,0 +1,83 @@
+"""The table itself: complete, consistent, and the same as the reference page."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lmi_server.config import LmiConfig
+from lmi_server.properties.loader import load
+from lmi_server.properties.option import Option, Status
+from lmi_server.properties.options import OPTIONS, by_name
+from lmi_server.properties.reference import compact_rows, markdown, rows
+
+ROOT = Path(__file__).parents[3]
+
+
+def fields_of_config() -> set[str]:
+    found = {"engine"}
+    for part in ("source", "options", "server"):
+        found |= {f"{part}.{field.name}" for field in dataclasses.fields(getattr(LmiConfig(), part))}
+    return found - {"source.model_dir"}
+
+
+def test_every_field_of_the_configuration_has_exactly_one_option() -> None:
+    targets = [option.target for option in OPTIONS if option.target]
+    assert sorted(targets) == sorted(fields_of_config())
+
+
+def test_no_name_stands_twice() -> None:
+    assert len(by_name()) == sum(1 + len(option.aliases) for option in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.example], ids=lambda option: option.name
+)
+@pytest.mark.parametrize("given_as", ["name", "alias"])
+def test_every_example_is_valid_and_reaches_its_field(option: Option, given_as: str, tmp_path: Path) -> None:
+    for name in [option.name] if given_as == "name" else option.aliases:
+        engine = "" if option.name == "engine" or option.engine == "any" else f"engine={option.engine}\n"
+        file = tmp_path / "serving.properties"
+        file.write_text(f"{engine}{name}={option.example}\n")
+        loaded = load(tmp_path, {})
+        if option.target:
+            part, _, field = option.target.rpartition(".")
+            owner = getattr(loaded.config, part) if part else loaded.config
+            assert getattr(owner, field) == option.kind.parse(option.example)
+        value = next(value for value in loaded.values if value.key == option.name)
+        assert value.source.startswith(str(file))
+
+
+def test_every_option_that_works_has_an_example() -> None:
+    assert [option.name for option in OPTIONS if option.status is Status.WORKS and not option.example] == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [option for option in OPTIONS if option.status in (Status.REFUSED, Status.NO_EFFECT)],
+    ids=lambda o: o.name,
+)
+def test_what_is_not_done_says_why_and_its_neutral_values_are_of_its_kind(option: Option) -> None:
+    assert option.reason
+    assert not option.target
+    for value in option.neutral:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        assert option.changes_nothing(option.kind.parse(text))
+
+
+def test_defaults_come_from_the_configuration_classes() -> None:
+    assert by_name()["option.max_rolling_batch_size"].default == LmiConfig().options.max_rolling_batch_size
+    assert by_name()["max_request_size"].default == LmiConfig().server.max_request_size
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == markdown(), "run: python -m lmi_server.properties.reference > docs/options.md"
+
+
+def test_rows_show_every_option_once() -> None:
+    assert [row.name for row in rows()] == [option.name for option in OPTIONS]
+    assert [row["name"] for row in compact_rows()] == [option.name for option in OPTIONS]
+    assert all(row.accepted and row.help for row in rows())

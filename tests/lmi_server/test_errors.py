@@ -1,0 +1,230 @@
+"""What goes wrong outside the body: the engine, the clock, the path; and what a client is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import Request, RequestOutput
+from engines.errors import (
+    DeadlineExceeded,
+    EngineDied,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+    Unavailable,
+)
+from engines.health import EngineState, Health
+from lmi_server.app import create_app
+from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import MakeClient
+from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
+
+LMI = "/invocations"
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    LMI: {"inputs": "Hello"},
+    CHAT: {"messages": [{"role": "user", "content": "Hello"}]},
+}
+
+
+def post(client: FlaskClient, path: str, **fields: Any) -> TestResponse:
+    return client.post(path, json={**BODIES[path], **fields})
+
+
+def message(reply: TestResponse, path: str) -> str:
+    body = reply.get_json()
+    if path == LMI:
+        assert body["code"] == reply.status_code
+        return str(body["error"])
+    return str(body["error"]["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "lmi_status", "openai_status", "retry"),
+    [
+        (InvalidRequest("prompt: too odd"), 424, 400, False),
+        (Overloaded("the queue is full (1000 waiting)"), 503, 429, True),
+        (Unavailable("the server is shutting down"), 503, 503, True),
+        (DeadlineExceeded("too slow"), 504, 504, False),
+        (RequestFailed("the step failed"), 424, 500, False),
+        (EngineDied("rank 1 is gone"), 503, 503, True),
+    ],
+)
+def test_refusal_has_its_status_before_any_byte(
+    error: EngineError,
+    lmi_status: int,
+    openai_status: int,
+    retry: bool,
+    stream: bool,
+    client: FlaskClient,
+    engine: FakeEngine,
+) -> None:
+    engine.script = lambda request: tokens(request, [], error)
+    for path, status in ((LMI, lmi_status), (CHAT, openai_status)):
+        reply = post(client, path, stream=stream)
+        assert reply.status_code == status
+        assert message(reply, path) == str(error)
+        assert ("Retry-After" in reply.headers) is retry
+    assert engine.aborted == []
+
+
+def test_status_of_a_full_queue_can_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
+    engine.script = lambda request: tokens(request, [], Overloaded("the queue is full"))
+    client = make_client(ServerConfig(throttle_error_http_code=429))
+    assert post(client, LMI).status_code == 429
+    assert post(client, LMI).get_json()["code"] == 429
+
+
+def test_lmi_stream_that_fails_ends_with_an_error_record(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, "one two", RequestFailed("the step failed"))
+    reply = post(client, LMI, stream=True)
+    assert reply.status_code == 200
+    lines = reply.text.split("\n")
+    assert lines[-1] == ""
+    assert json.loads(lines[-2]) == {"error": "the step failed", "code": 424}
+    assert "generated_text" not in reply.text
+    sse = client.post(LMI, json=BODIES[LMI], headers={"Accept": "text/event-stream"})
+    assert sse.text.endswith('data: {"error":"the step failed","code":424}\n\n')
+
+
+def test_openai_stream_that_fails_has_no_done(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, "one two", EngineDied("rank 1 is gone"))
+    reply = post(client, CHAT, stream=True)
+    last = json.loads(reply.text.rstrip().rsplit("data: ", 1)[1])
+    assert last["error"]["message"] == "rank 1 is gone"
+    assert "[DONE]" not in reply.text
+    on_invocations = client.post(LMI, json={**BODIES[CHAT], "stream": True})
+    assert on_invocations.text.endswith('data: {"error":"rank 1 is gone","code":424}\n\n')
+
+
+def test_whole_answer_that_fails_is_no_answer(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, "one two", RequestFailed("the step failed"))
+    assert post(client, LMI).status_code == 424
+    assert post(client, CHAT).status_code == 500
+
+
+@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
+def test_no_new_request_unless_ready(state: EngineState, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.state = Health(state, "because", 0.0)
+    for path in (LMI, CHAT):
+        reply = post(client, path)
+        assert reply.status_code == 503
+        assert "because" in message(reply, path)
+        assert int(reply.headers["Retry-After"]) > 0
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_deadline(stream: bool, make_client: MakeClient, engine: FakeEngine) -> None:
+    never = threading.Event()
+    engine.script = lambda request: [never]
+    reply = post(make_client(ServerConfig(predict_timeout=0.05)), LMI, stream=stream)
+    assert reply.status_code == 504
+    assert "0.05 s (option.predict_timeout)" in message(reply, LMI)
+    assert engine.aborted == [engine.requests[0].id]
+
+
+def test_deadline_in_mid_stream(make_client: MakeClient, engine: FakeEngine, text_model: TextModel) -> None:
+    never = threading.Event()
+    ids = text_model.encode("one")
+    engine.script = lambda request: [*tokens(request, ids, None), never]
+    reply = post(make_client(ServerConfig(predict_timeout=0.2)), LMI, stream=True)
+    assert reply.status_code == 200
+    last = json.loads(reply.text.splitlines()[-1])
+    assert last["code"] == 424
+    assert "option.predict_timeout" in last["error"]
+    assert engine.aborted == [engine.requests[0].id]
+
+
+def test_stream_that_is_not_read_to_its_end_is_aborted(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    ids = text_model.encode("one two three")
+    engine.script = lambda request: [*tokens(request, ids, None), threading.Event()]
+    reply = post(client, LMI, stream=True)
+    next(iter(reply.iter_encoded()))
+    reply.close()
+    assert engine.aborted == [engine.requests[0].id]
+
+
+def test_stream_that_is_never_read_is_aborted(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = lambda request: [*tokens(request, text_model.encode("one"), None), threading.Event()]
+    post(client, LMI, stream=True).close()
+    assert engine.aborted == [engine.requests[0].id]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unexpected_error_shows_nothing_of_the_inside(
+    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(request: Request) -> Iterator[RequestOutput]:
+        yield from tokens(request, text_model.encode("one"), None)
+        raise ZeroDivisionError("secret detail")
+
+    engine.script = script
+    reply = post(client, LMI, stream=stream)
+    assert reply.status_code == (200 if stream else 500)
+    assert "internal error" in reply.text
+    assert "secret" not in reply.text
+    assert "Traceback" not in reply.text
+    assert "secret detail" in caplog.text
+    assert engine.aborted == [engine.requests[0].id]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/nowhere", 404),
+        ("GET", LMI, 405),
+        ("DELETE", CHAT, 405),
+        ("POST", "/ping", 405),
+    ],
+)
+def test_unknown_paths_and_methods_answer_json(
+    method: str, path: str, status: int, client: FlaskClient
+) -> None:
+    reply = client.open(path, method=method)
+    assert reply.status_code == status
+    body = reply.get_json()
+    assert ("message" in body["error"]) if path.startswith("/v1/") else (body["code"] == status)
+    assert "x-request-id" in reply.headers
+    if status == 405:
+        assert reply.headers["Allow"]
+
+
+def test_body_larger_than_the_limit(make_client: MakeClient) -> None:
+    client = make_client(ServerConfig(max_request_size=100))
+    reply = client.post(LMI, json={"inputs": "x" * 100})
+    assert reply.status_code == 413
+    assert "100 bytes (max_request_size)" in reply.get_json()["error"]
+    assert client.post(LMI, json={"inputs": "Hello"}).status_code == 200
+
+
+def test_chat_without_a_chat_template(
+    model_folder: Path, engine: FakeEngine, text_model: TextModel
+) -> None:
+    plain = replace(text_model, chat_template=None)
+    reply = post(create_app(web_config(model_folder), engine, plain).test_client(), CHAT)
+    assert reply.status_code == 400
+    assert "no chat template" in message(reply, CHAT)

@@ -1,0 +1,318 @@
+"""`POST /invocations` in LMI's schema: whole answers and streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason, RequestOutput
+from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER, MakeClient
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+
+PROMPT = "What is the capital of France?"
+
+
+def post(client: FlaskClient, parameters: dict[str, Any] | None = None, **fields: Any) -> TestResponse:
+    body = {"inputs": PROMPT, **({"parameters": parameters} if parameters else {}), **fields}
+    return client.post("/invocations", json=body)
+
+
+def records(reply: TestResponse) -> list[dict[str, Any]]:
+    assert reply.text.endswith("\n")
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_whole_answer_is_one_object(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    reply = post(client)
+    assert reply.status_code == 200
+    assert reply.content_type == "application/json"
+    assert json.loads(reply.data) == {"generated_text": ANSWER}
+    request = engine.requests[0]
+    assert request.prompt_token_ids == text_model.encode(PROMPT)
+    assert request.sampling.max_new_tokens == 30
+    assert request.sampling.greedy
+    assert request.sampling.stop_token_ids == (2, 0)
+    assert not request.sampling.logprobs
+
+
+def test_details(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    ids = text_model.encode(ANSWER)
+    engine.script = lambda request: tokens(request, [*ids, 2], FinishReason.EOS_TOKEN)
+    body = post(client, {"details": True}).get_json()
+    details = body["details"]
+    assert body["generated_text"] == ANSWER
+    assert details["finish_reason"] == "eos_token"
+    assert details["generated_tokens"] == len(ids) + 1
+    assert details["inputs"] == PROMPT
+    assert [token["id"] for token in details["tokens"]] == [*ids, 2]
+    assert "".join(token["text"] for token in details["tokens"]) == ANSWER
+    assert {token["log_prob"] for token in details["tokens"]} == {-0.5}
+    assert details["tokens"][-1] == {"id": 2, "text": "", "log_prob": -0.5, "special_token": True}
+
+
+def test_return_full_text(client: FlaskClient) -> None:
+    assert post(client, {"return_full_text": True}).get_json() == {"generated_text": PROMPT + ANSWER}
+
+
+def test_engine_python_answers_with_a_list(make_client: MakeClient) -> None:
+    assert post(make_client(engine_kind="Python")).get_json() == [{"generated_text": ANSWER}]
+
+
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_stream_of_json_lines(
+    per_step: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, ANSWER, per_step=per_step)
+    reply = post(client, {"details": True}, stream=True)
+    assert reply.status_code == 200
+    assert reply.content_type == "application/jsonlines"
+    lines = records(reply)
+    assert [line["token"]["id"] for line in lines] == list(text_model.encode(ANSWER))
+    assert "".join(line["token"]["text"] for line in lines) == ANSWER
+    assert all(line["token"]["log_prob"] == -0.5 for line in lines)
+    assert all(set(line) == {"token"} for line in lines[:-1])
+    assert lines[-1]["generated_text"] == ANSWER
+    assert lines[-1]["details"] == {
+        "finish_reason": "length",
+        "generated_tokens": len(lines),
+        "inputs": PROMPT,
+    }
+    assert engine.requests[0].sampling.logprobs
+
+
+def test_stream_without_details(client: FlaskClient) -> None:
+    assert set(records(post(client, stream=True))[-1]) == {"token", "generated_text"}
+
+
+def test_each_step_is_a_chunk_of_its_own(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, ANSWER, per_step=2)
+    chunks = list(post(client, stream=True).iter_encoded())
+    assert len(chunks) == -(-len(text_model.encode(ANSWER)) // 2)
+    assert all(chunk.endswith(b"\n") for chunk in chunks)
+
+
+def test_stream_whose_end_comes_without_a_token(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    ids = text_model.encode(ANSWER)
+    engine.script = lambda request: [
+        *tokens(request, ids, None),
+        RequestOutput(request.id, finish_reason=FinishReason.EOS_TOKEN),
+    ]
+    lines = records(post(client, stream=True))
+    assert lines[-1]["generated_text"] == ANSWER
+    assert lines[-1]["token"]["text"] == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "accept", "formatter", "stream", "content_type"),
+    [
+        (None, None, None, None, "application/json"),
+        (None, "application/json", None, True, "application/jsonlines"),
+        (None, "application/jsonlines", None, None, "application/jsonlines"),
+        (None, "text/event-stream", None, None, "text/event-stream"),
+        (None, "text/event-stream", None, True, "text/event-stream"),
+        (None, None, "sse", None, "text/event-stream"),
+        (None, "*/*", None, False, "application/json"),
+        ("json", None, None, True, "application/jsonlines"),
+        ("jsonlines", None, None, None, "application/jsonlines"),
+        ("jsonlines", "application/json", None, None, "application/jsonlines"),
+        ("sse", None, None, True, "text/event-stream"),
+        ("sse", None, "json", None, "application/json"),
+    ],
+)
+def test_form_of_the_answer(
+    make_client: MakeClient,
+    option: str | None,
+    accept: str | None,
+    formatter: str | None,
+    stream: bool | None,
+    content_type: str,
+) -> None:
+    body: dict[str, Any] = {"inputs": PROMPT, "stream": stream, "parameters": {"output_formatter": formatter}}
+    headers = {} if accept is None else {"Accept": accept}
+    reply = make_client(ServerConfig(output_formatter=option)).post("/invocations", json=body, headers=headers)
+    assert reply.mimetype == content_type
+    assert ANSWER in reply.text
+
+
+def test_sse_records(client: FlaskClient) -> None:
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={"Accept": "text/event-stream"})
+    blocks = reply.text.removesuffix("\n\n").split("\n\n")
+    lines = [json.loads(block.removeprefix("data: ")) for block in blocks]
+    assert lines[-1]["generated_text"] == ANSWER
+    assert "[DONE]" not in reply.text
+
+
+def test_platforms_streaming_call_streams(client: FlaskClient) -> None:
+    headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
+    assert client.post("/invocations", json={"inputs": PROMPT}, headers=headers).mimetype == "application/jsonlines"
+    whole = client.post("/invocations", json={"inputs": PROMPT, "stream": False}, headers=headers)
+    assert whole.mimetype == "application/json"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_string_ends_the_text_before_it(
+    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, ANSWER + " And more of it, on and on.")
+    reply = post(client, {"stop_sequences": ["France is", "nowhere"], "details": True}, stream=stream)
+    last = records(reply)[-1]
+    assert last["generated_text"] == "The capital of "
+    assert last["details"]["finish_reason"] == "stop_sequence"
+    assert engine.aborted == [engine.requests[0].id]
+    if stream:
+        assert "".join(line["token"]["text"] for line in records(reply)) == "The capital of "
+
+
+def test_name_of_a_special_token_as_stop_string(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    ids = [*text_model.encode("one two"), 1, *text_model.encode("three")]
+    engine.script = lambda request: tokens(request, ids)
+    parameters = {"stop": "<|im_start|>", "details": True, "ignore_eos_token": True}
+    body = post(client, parameters).get_json()
+    assert body["generated_text"] == "one two"
+    assert body["details"]["finish_reason"] == "stop_sequence"
+
+
+def test_answer_that_ends_on_a_possible_stop_string_is_whole(client: FlaskClient) -> None:
+    assert post(client, {"stop": [ANSWER[-5:] + "!"]}).get_json() == {"generated_text": ANSWER}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [
+        ({}, 0.0),
+        ({"top_k": 5, "top_p": 0.5}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.3}, 0.3),
+        ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0}, 0.0),
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"temperature": 1e-9}, 0.01),
+    ],
+)
+def test_sampling_rule(
+    parameters: dict[str, Any], temperature: float, client: FlaskClient, engine: FakeEngine
+) -> None:
+    assert post(client, parameters).status_code == 200
+    assert engine.requests[0].sampling.temperature == temperature
+
+
+def test_parameters_reach_the_engine(client: FlaskClient, engine: FakeEngine) -> None:
+    parameters = {
+        "max_new_tokens": 7,
+        "temperature": 0.5,
+        "top_k": -1,
+        "top_p": 0.9,
+        "repetition_penalty": 1.2,
+        "seed": 2**64 - 1,
+        "ignore_eos_token": True,
+    }
+    assert post(client, parameters).status_code == 200
+    sampling = engine.requests[0].sampling
+    assert sampling.max_new_tokens == 7
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 0, 0.9)
+    assert sampling.repetition_penalty == 1.2
+    assert sampling.seed == 2**64 - 1
+    assert sampling.stop_token_ids == ()
+
+
+def test_seeds_differ_when_none_is_given(client: FlaskClient, engine: FakeEngine) -> None:
+    for _ in range(3):
+        post(client, {"do_sample": True})
+    assert len({request.sampling.seed for request in engine.requests}) == 3
+
+
+def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) -> None:
+    parameters = {
+        "typical_p": 1,
+        "n": 1,
+        "best_of": None,
+        "num_beams": 1,
+        "min_p": 0,
+        "presence_penalty": 0.0,
+        "watermark": False,
+        "decoder_input_details": False,
+        "skip_special_tokens": True,
+        "top_n_tokens": 0,
+        "stop_token_ids": [],
+        "truncate": None,
+    }
+    assert post(client, parameters, adapters="").status_code == 200
+
+
+def test_unknown_names_are_dropped_where_the_operator_says_so(make_client: MakeClient) -> None:
+    client = make_client(ServerConfig(unknown_parameters="warn"))
+    assert post(client, {"temprature": 0.5}, colour="red").status_code == 200
+
+
+def test_prompt_and_output_fill_the_context_exactly(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    rest = MAX_MODEL_LEN - len(text_model.encode(PROMPT))
+    assert post(client, {"max_new_tokens": rest}).status_code == 200
+    refused = post(client, {"max_new_tokens": rest + 1})
+    assert refused.status_code == 424
+    assert f"given {rest + 1}; accepted: at most {rest}" in refused.get_json()["error"]
+
+
+def test_default_output_shrinks_to_the_rest_of_the_context(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    num_prompt = MAX_MODEL_LEN - 5
+    prompt = "0" * num_prompt
+    while len(text_model.encode(prompt)) < num_prompt:
+        prompt += "0"
+    assert client.post("/invocations", json={"inputs": prompt}).status_code == 200
+    assert engine.requests[0].sampling.max_new_tokens == 5
+
+
+def test_adapter_of_the_platform_is_refused(client: FlaskClient) -> None:
+    headers = {"X-Amzn-SageMaker-Adapter-Identifier": "my-lora"}
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers=headers)
+    assert reply.status_code == 424
+    assert "my-lora" in reply.get_json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "echoed"),
+    [
+        ({"X-Amzn-SageMaker-Inference-Id": "abc-1", "x-request-id": "other"}, "abc-1"),
+        ({"x-request-id": "my/id:7"}, "my/id:7"),
+        ({"x-request-id": "a b"}, None),
+        ({"x-request-id": "x" * 129}, None),
+        ({}, None),
+    ],
+)
+def test_request_id_is_echoed_and_never_a_key(
+    headers: dict[str, str], echoed: str | None, client: FlaskClient, engine: FakeEngine
+) -> None:
+    replies = [client.post("/invocations", json={"inputs": PROMPT}, headers=headers) for _ in range(2)]
+    ids = [request.id for request in engine.requests]
+    assert len(set(ids)) == 2
+    assert echoed not in ids
+    assert [reply.headers["x-request-id"] for reply in replies] == ([echoed] * 2 if echoed else ids)
+
+
+def test_custom_attributes_come_back(client: FlaskClient) -> None:
+    name = "X-Amzn-SageMaker-Custom-Attributes"
+    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "a=b;c=d"})
+    assert reply.headers[name] == "a=b;c=d"
+    refused = client.post("/invocations", json={"inputs": PROMPT}, headers={name: "x" * 1025})
+    assert refused.status_code == 424
+    assert "1024" in refused.get_json()["error"]
+
+
+def test_body_without_a_content_type_is_json(client: FlaskClient) -> None:
+    assert client.post("/invocations", data=b'{"inputs": "Hello"}').status_code == 200

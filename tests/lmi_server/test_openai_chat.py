@@ -1,0 +1,164 @@
+"""`POST /v1/chat/completions`, and the same body on `/invocations`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PATHS = ["/v1/chat/completions", "/invocations"]
+
+
+def post(client: FlaskClient, path: str = PATHS[0], **fields: Any) -> TestResponse:
+    return client.post(path, json={"messages": MESSAGES, **fields})
+
+
+def chunks(reply: TestResponse) -> list[dict[str, Any]]:
+    """The records of a stream that ended well."""
+    blocks = reply.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whole_answer(path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    reply = post(client, path, model="any-name")
+    body = reply.get_json()
+    assert reply.status_code == 200
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["model"] == "any-name"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": ANSWER},
+            "logprobs": None,
+            "finish_reason": "length",
+        }
+    ]
+    prompt_ids = text_model.encode(RENDERED, add_special_tokens=False)
+    generated = len(text_model.encode(ANSWER))
+    assert body["usage"] == {
+        "prompt_tokens": len(prompt_ids),
+        "completion_tokens": generated,
+        "total_tokens": len(prompt_ids) + generated,
+    }
+    request = engine.requests[0]
+    assert request.prompt_token_ids == prompt_ids
+    assert request.sampling.max_new_tokens == MAX_MODEL_LEN - len(prompt_ids)
+    assert not request.sampling.logprobs
+
+
+def test_model_name_when_none_is_given(client: FlaskClient) -> None:
+    assert post(client).get_json()["model"] == "lmi"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_stream(path: str, include_usage: bool, client: FlaskClient) -> None:
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    reply = post(client, path, stream=True, **options)
+    assert reply.mimetype == "text/event-stream"
+    records = chunks(reply)
+    assert {record["object"] for record in records} == {"chat.completion.chunk"}
+    assert len({record["id"] for record in records}) == 1
+    if include_usage:
+        usage = records.pop()
+        assert usage["choices"] == []
+        assert usage["usage"]["total_tokens"] > usage["usage"]["prompt_tokens"] > 0
+        assert all(record["usage"] is None for record in records)
+    else:
+        assert all("usage" not in record for record in records)
+    choices = [record["choices"][0] for record in records]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["delta"] == {}
+    assert choices[-1]["finish_reason"] == "length"
+
+
+def test_finish_reason_is_stop_for_an_eos_token(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    ids = text_model.encode("done.")
+    engine.script = lambda request: tokens(request, [*ids, 2], FinishReason.EOS_TOKEN)
+    choice = post(client).get_json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "done."
+
+
+def test_finish_reason_is_stop_for_a_stop_string(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, ANSWER)
+    choice = post(client, stop=" France").get_json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "The capital of"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_names_of_the_output_limit(name: str, client: FlaskClient, engine: FakeEngine) -> None:
+    assert post(client, **{name: 9}).status_code == 200
+    assert engine.requests[0].sampling.max_new_tokens == 9
+
+
+def test_text_parts_and_developer_role(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    ]
+    assert client.post(PATHS[0], json={"messages": messages}).status_code == 200
+    rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.requests[0].prompt_token_ids == text_model.encode(rendered, add_special_tokens=False)
+
+
+def test_neutral_values_and_labels_are_accepted(client: FlaskClient) -> None:
+    fields = {
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": None,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "parallel_tool_calls": True,
+        "user": "someone",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "seed": 5,
+        "stream_options": None,
+        "top_k": 3,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+    }
+    assert post(client, **fields).status_code == 200
+
+
+def test_unknown_extras_are_ignored_with_a_log_line(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert post(client, my_extra=[1, 2]).status_code == 200
+    assert "my_extra" in caplog.text
+
+
+@pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [400, 424], strict=True)))
+def test_errors_go_by_the_path(path: str, status: int, client: FlaskClient) -> None:
+    reply = client.post(path, json={"messages": []})
+    assert reply.status_code == status
+    error = reply.get_json()["error"]
+    assert isinstance(error, dict if status == 400 else str)

@@ -1,0 +1,145 @@
+"""`GET /ping`, `GET /metrics` and the log line of a request."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from engines.health import STALE_AFTER_SECONDS, EngineState, Health
+from tests.lmi_server.fakes import FakeEngine
+
+
+def samples(client: FlaskClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = client.get("/metrics").text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_ping_when_ready(client: FlaskClient) -> None:
+    assert client.get("/ping").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("health", "words"),
+    [
+        (Health(EngineState.STARTING, "reading weights", 0.0), "loading: reading weights"),
+        (Health(EngineState.READY, "", STALE_AFTER_SECONDS + 1), "no progress"),
+        (Health(EngineState.DRAINING, "", 0.0), "shutting down"),
+        (Health(EngineState.FAILED, "rank 1 is gone", 0.0), "rank 1 is gone"),
+    ],
+)
+def test_ping_says_why_not(health: Health, words: str, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.state = health
+    reply = client.get("/ping")
+    assert reply.status_code == 503
+    assert words in reply.get_json()["reason"]
+    assert int(reply.headers["Retry-After"]) > 0
+
+
+def test_metrics_show_the_engines_snapshot(client: FlaskClient) -> None:
+    found = samples(client)
+    none = frozenset[tuple[str, str]]()
+    assert found["lmi_requests_running", none] == 3
+    assert found["lmi_kv_blocks_free", none] == 60
+    assert found["lmi_steps_total", none] == 17
+    assert found["lmi_batch_size_count", none] == 11
+    assert found["lmi_batch_size_sum", none] == 50
+    assert found["lmi_batch_size_bucket", frozenset({("le", "8.0")})] == 11
+    attention = {("part", "attention")}
+    assert found["lmi_step_seconds_bucket", frozenset(attention | {("le", "0.1")})] == 2
+    assert found["lmi_step_seconds_bucket", frozenset(attention | {("le", "1.0")})] == 3
+    assert found["lmi_step_seconds_bucket", frozenset(attention | {("le", "+Inf")})] == 4
+    assert found["lmi_step_seconds_sum", frozenset(attention)] == 3.5
+    assert found["lmi_engine_up", none] == 1
+
+
+def test_metrics_count_requests_by_route_and_status(client: FlaskClient) -> None:
+    client.post("/invocations", json={"inputs": "Hello"}, buffered=True)
+    client.post("/invocations", json={"inputs": ""}, buffered=True)
+    client.get("/a/path/of/the/clients/choice", buffered=True)
+    found = samples(client)
+
+    def count(path: str, status: str) -> float:
+        return found["lmi_http_requests_total", frozenset({("path", path), ("status", status)})]
+
+    assert count("/invocations", "200") == 1
+    assert count("/invocations", "424") == 1
+    assert count("other", "404") == 1
+
+
+def test_metrics_without_an_answer_of_the_engine(client: FlaskClient, engine: FakeEngine) -> None:
+    engine.engine_stats = None
+    found = samples(client)
+    assert found["lmi_engine_up", frozenset()] == 0
+    assert not any(name.startswith("lmi_steps") for name, _ in found)
+
+
+_TWO_WORKERS = """
+import os, sys
+from lmi_server.metrics import Metrics
+from tests.lmi_server.fakes import FakeEngine
+metrics = Metrics()
+child = os.fork()
+metrics.count_request("/invocations", 200)
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+print(metrics.render(FakeEngine(lambda request: [])).decode())
+"""
+
+
+def test_several_workers_are_added_up(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_WORKERS],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+        env={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": f"{root}:{root / 'kernels'}"},
+    )
+    assert re.search(r'lmi_http_requests_total\{path="/invocations",status="200"\} 2\.0', done.stdout)
+
+
+def log_line(caplog: pytest.LogCaptureFixture) -> str:
+    lines = [r.getMessage() for r in caplog.records if r.name == "lmi_server.request_log"]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_log_line_a_request(
+    stream: bool, client: FlaskClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        body = {"inputs": "a secret prompt", "stream": stream}
+        client.post("/invocations", json=body, headers={"x-request-id": "mine"}, buffered=True)
+    line = log_line(caplog)
+    assert line.startswith(engine.requests[0].id + " client_id=mine POST /invocations status=200 ")
+    assert f"prompt_tokens={len(engine.requests[0].prompt_token_ids)} " in line
+    assert re.search(r"generated_tokens=[1-9]\d* ttft_ms=\d+\.\d total_ms=\d+\.\d finish=length$", line)
+    assert "secret" not in caplog.text
+
+
+def test_log_line_of_a_refusal(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        client.post("/invocations", json={}, buffered=True)
+    assert "status=424" in log_line(caplog)
+    assert log_line(caplog).endswith("finish=invalid_request")
+
+
+def test_health_looks_are_not_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        client.get("/ping", buffered=True)
+        client.get("/metrics", buffered=True)
+    assert not [r for r in caplog.records if r.name == "lmi_server.request_log"]

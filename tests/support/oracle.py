@@ -1,0 +1,89 @@
+"""What transformers answers to the fixed prompts; computed once per model and versions, then cached."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import REPO_ROOT, cache_dir, child_environment
+from tests.support.prompts import Prompt
+
+MAX_NEW_TOKENS = 64
+_FORMAT = 1
+"""Raise it when what is stored changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt's greedy continuation."""
+
+    text: str
+    """The prompt as the model sees it: plain, or rendered with the model's chat template."""
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    """At most `MAX_NEW_TOKENS`, without the EOS token that may have ended it."""
+    ended: bool
+    """Whether an EOS token ended it."""
+    output: str
+    """`token_ids` as text."""
+    smallest_gap: float
+    """The smallest distance between the two best logits of any step."""
+
+
+def _read(path: Path) -> Answer:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return Answer(**{**data, "prompt_ids": tuple(data["prompt_ids"]), "token_ids": tuple(data["token_ids"])})
+
+
+@cache
+def model_hash(model: Path) -> str:
+    """SHA-256 over the files that decide what the model answers."""
+    digest = hashlib.sha256()
+    for path in sorted(model.iterdir()):
+        if path.suffix in {".json", ".jinja", ".safetensors"}:
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 22):
+                    digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _cache_path(model: Path, prompt: Prompt) -> Path:
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
+    key = json.dumps([_FORMAT, model_hash(model), versions, MAX_NEW_TOKENS, asdict(prompt)])
+    return cache_dir() / "oracle" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def oracle(model: Path, prompts: Sequence[Prompt]) -> list[Answer]:
+    """The answers to `prompts`, in order; those not yet cached are computed (about 3 s each on 2 cores)."""
+    paths = [_cache_path(model, prompt) for prompt in prompts]
+    missing = [(prompt, path) for prompt, path in zip(prompts, paths, strict=True) if not path.exists()]
+    if missing:
+        _compute(model, missing)
+    return [_read(path) for path in paths]
+
+
+def _compute(model: Path, missing: Sequence[tuple[Prompt, Path]]) -> None:
+    asked = [{"messages": prompt.as_messages(), "text": prompt.text} for prompt, _ in missing]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.oracle_generate", str(model), str(MAX_NEW_TOKENS)],
+        input=json.dumps(asked),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=REPO_ROOT,
+        env=child_environment({"HF_HUB_OFFLINE": "1"}),
+    )
+    for (_, path), answer in zip(missing, json.loads(done.stdout), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(answer), encoding="utf-8")
+        partial.replace(path)

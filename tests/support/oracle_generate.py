@@ -1,0 +1,73 @@
+"""Greedy continuations by Hugging Face transformers in fp32, each prompt alone. Run as a program:
+
+    python -m tests.support.oracle_generate MODEL_DIR MAX_NEW_TOKENS < prompts.json > answers.json
+
+Its own process because it imports torch, which neither the tests nor the web process shall.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+
+def render(tokenizer: Any, prompt: dict[str, Any]) -> tuple[str, list[int]]:
+    """The text of a prompt and its token ids; a chat goes through the model's own template."""
+    if not prompt["messages"]:
+        return prompt["text"], tokenizer(prompt["text"])["input_ids"]
+    text = tokenizer.apply_chat_template(prompt["messages"], tokenize=False, add_generation_prompt=True)
+    return text, tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def smallest_gap(logits: tuple[torch.Tensor, ...]) -> float:
+    """The smallest distance between the two best logits of any step: how near the nearest tie was."""
+    best = torch.stack([row[0] for row in logits]).float().topk(2).values
+    return float((best[:, 0] - best[:, 1]).min())
+
+
+def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], max_new_tokens: int) -> dict[str, Any]:
+    """Continue one prompt greedily, as far as the model's EOS ids and `max_new_tokens` allow."""
+    text, prompt_ids = render(tokenizer, prompt)
+    ids = torch.tensor([prompt_ids])
+    result = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    token_ids = result.sequences[0, len(prompt_ids) :].tolist()
+    eos = model.generation_config.eos_token_id
+    ended = token_ids[-1] in (eos if isinstance(eos, list) else [eos])
+    kept = token_ids[:-1] if ended else token_ids
+    return {
+        "text": text,
+        "prompt_ids": prompt_ids,
+        "token_ids": kept,
+        "ended": ended,
+        "output": tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        "smallest_gap": smallest_gap(result.logits),
+    }
+
+
+def main() -> None:
+    logging.disable_progress_bar()
+    model_dir, max_new_tokens = sys.argv[1], int(sys.argv[2])
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    answers = []
+    with torch.inference_mode():
+        for number, prompt in enumerate(prompts := json.load(sys.stdin), start=1):
+            answers.append(answer(model, tokenizer, prompt, max_new_tokens))
+            print(f"oracle: prompt {number} of {len(prompts)}", file=sys.stderr, flush=True)
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Finding every process that a server has started, whoever its parent is by now."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import psutil
+
+MARK = "LMI_TEST_MARK"
+"""Environment variable by which descendants are known after their parent is gone."""
+
+_GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
+_RANK_MODULE = re.compile(r"engines\.mpi\.\w+")
+_RANK_NUMBER = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except _GONE:
+        return False
+
+
+def marked(mark: str) -> set[psutil.Process]:
+    """All living processes whose environment carries this mark."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(*_GONE, psutil.AccessDenied):
+            if process.environ().get(MARK) == mark and _alive(process):
+                found.add(process)
+    return found
+
+
+def descendants(pid: int) -> set[psutil.Process]:
+    """The living children of a process, their children, and so on."""
+    try:
+        return {process for process in psutil.Process(pid).children(recursive=True) if _alive(process)}
+    except _GONE:
+        return set()
+
+
+def wait_gone(processes: Collection[psutil.Process], timeout: float) -> list[psutil.Process]:
+    """Those of `processes` that still live after at most `timeout` seconds.
+
+    Looks only: psutil's own waiting would take the exit code away from the parent.
+    """
+    deadline = time.monotonic() + timeout
+    while (left := [process for process in processes if _alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:120]}"
+    except (*_GONE, psutil.AccessDenied):
+        return f"{process.pid} (gone)"
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL, with a SIGCONT behind it for those that are stopped."""
+    for process in processes:
+        with contextlib.suppress(*_GONE):
+            process.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGCONT)
+
+
+def engine_ranks(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """The engine's ranks among `processes`, by rank number; rank 0 alone when there is no mpirun."""
+    ranks = {}
+    for process in processes:
+        with contextlib.suppress(*_GONE, psutil.AccessDenied):
+            if not Path(process.exe()).name.startswith("python"):
+                continue  # mpirun has the ranks' command in its own
+            if not any(_RANK_MODULE.fullmatch(argument) for argument in process.cmdline()):
+                continue
+            environment = process.environ()
+            number = next((environment[name] for name in _RANK_NUMBER if name in environment), "0")
+            ranks[int(number)] = process
+    return ranks

@@ -1,0 +1,165 @@
+"""A real server as a child process: `python -m container serve`, its log, its processes, its end."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import psutil
+
+from tests.support import processes
+from tests.support.client import Client
+from tests.support.paths import REPO_ROOT, child_environment
+
+READY_SECONDS = 120.0
+"""How long a server may take until `/ping` answers 200; a machine under test is busy."""
+END_SECONDS = 35.0
+
+
+class StartServer(Protocol):
+    """The fixture `start_server`: starts a server and waits until it is ready."""
+
+    def __call__(self, properties: str, *, environment: Mapping[str, str] | None = None) -> Server: ...
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def properties_text(model: Path | str, **options: object) -> str:
+    """A serving.properties of the rolling-batch engine; `options` are `option.*` keys.
+
+    `job_queue_size` goes without the prefix. Python's True and False become Java's true and false.
+    """
+    lines = {"engine": "MPI", "option.model_id": str(model)}
+    for name, value in options.items():
+        key = name if name == "job_queue_size" else f"option.{name}"
+        lines[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+class ServerError(AssertionError):
+    """The server did not do what was waited for. The text ends with the tail of its log."""
+
+
+class Server:
+    """One running server. A context manager: leaving it ends the server and all that it started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        properties: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        pass_port: bool = True,
+    ) -> None:
+        """Write `properties` into `folder` and start. `pass_port=False` leaves out `--port`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.log_path = folder / "server.log"
+        (folder / "serving.properties").write_text(properties, encoding="latin-1")
+        self._mark = uuid.uuid4().hex
+        self._seen: set[psutil.Process] = set()
+        self.client = Client(f"http://127.0.0.1:{self.port}")
+        extra = {name: value.replace("{port}", str(self.port)) for name, value in (environment or {}).items()}
+        command = [sys.executable, "-m", "container", "serve", str(folder), "--host", "127.0.0.1"]
+        if pass_port:
+            command += ["--port", str(self.port)]
+        self.started = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=REPO_ROOT,
+                env=child_environment({**extra, processes.MARK: self._mark}),
+                start_new_session=True,
+            )
+
+    @property
+    def base_url(self) -> str:
+        return self.client.base_url
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self, num_lines: int = 30) -> str:
+        return "\n".join(self.log().splitlines()[-num_lines:])
+
+    def wait_ready(self, timeout: float = READY_SECONDS) -> float:
+        """Wait until `/ping` answers 200; returns the seconds since the start."""
+        deadline = self.started + timeout
+        while time.monotonic() < deadline:
+            if self.client.ping(timeout=2.0) == 200:
+                self._seen |= self.processes()
+                return time.monotonic() - self.started
+            if (code := self.process.poll()) is not None:
+                raise ServerError(f"exit code {code} before the server was ready\n{self.log_tail()}")
+            time.sleep(0.05)
+        raise ServerError(f"/ping is not 200 after {timeout:.0f} s\n{self.log_tail()}")
+
+    def processes(self) -> set[psutil.Process]:
+        """The server's living processes: those of its tree, and those that carry its mark."""
+        found = processes.marked(self._mark) | processes.descendants(self.pid)
+        if self.process.poll() is None:
+            found.add(psutil.Process(self.pid))
+        self._seen |= found
+        return found
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The engine's ranks by number."""
+        return processes.engine_ranks(self.processes())
+
+    def wait_exit(self, timeout: float) -> int | None:
+        """The exit code, or None when the server still runs after `timeout` seconds."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def left_over(self, timeout: float = 2.0) -> list[str]:
+        """What still lives `timeout` seconds after the server's end, one line each."""
+        left = processes.wait_gone(self._seen | self.processes(), timeout)
+        return [processes.describe(process) for process in left]
+
+    def stop(self, timeout: float = END_SECONDS) -> None:
+        """SIGTERM, and insist on exit code 0 and on an empty process tree."""
+        self.processes()
+        self.process.terminate()
+        code = self.wait_exit(timeout)
+        left = self.left_over()
+        self.destroy()
+        if code != 0 or left:
+            raise ServerError(f"SIGTERM: exit code {code}, processes left: {left}\n{self.log_tail()}")
+
+    def destroy(self) -> None:
+        """Kill whatever is left, without asking."""
+        processes.kill(self._seen | self.processes())
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self.process.poll() is None:
+            self.stop()
+        else:
+            self.destroy()

@@ -1,0 +1,163 @@
+"""What happens when the server is told to end, when a rank stands still and when a rank is killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.metrics import RUNNING, WAITING, wait_metrics
+from tests.support.server import Server
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 5
+TITLE = "SIGTERM, a stopped rank, a killed rank: everybody is told, nothing is left behind"
+
+TERM_SECONDS = 30.0
+STALL_SECONDS = 10.0
+RESUME_SECONDS = 15.0
+DEATH_SECONDS = 10.0
+CLIENT_SECONDS = 90.0
+"""A client that has heard nothing for so long counts as hung."""
+_CAUSE = re.compile(
+    r"rank\s*\d.*(signal|SIGKILL|killed|died|lost|exit)|(signal|SIGKILL|killed|died|lost).*rank", re.I
+)
+
+
+class Load:
+    """Requests under way, half of them streamed."""
+
+    def __init__(self, client: Client, lengths: list[int]) -> None:
+        """Start a request for each number of tokens in `lengths`, EOS ignored."""
+        self._pool = ThreadPoolExecutor(len(lengths))
+        patient = Client(client.base_url, CLIENT_SECONDS)
+        self._calls: list[Future[Outcome]] = []
+        for number, length in enumerate(lengths):
+            parameters = {"max_new_tokens": length, "ignore_eos_token": True}
+            ask = Ask(f"Number {number} is", parameters, stream=number % 2 == 0)
+            self._calls.append(self._pool.submit(patient.outcome, ask))
+        self.num_accepted = 0
+        """Requests that the server said it had."""
+        expected = len(lengths)
+        seen = wait_metrics(client, lambda now: now[RUNNING] + now[WAITING] == expected, 60.0)
+        self.num_accepted = int(seen[RUNNING] + seen[WAITING])
+        self.num_waiting = int(seen[WAITING])
+
+    def outcomes(self) -> list[Outcome]:
+        """Wait for every client."""
+        self._pool.shutdown()
+        return [call.result() for call in self._calls]
+
+
+def judge_clients(report: Report, outcomes: list[Outcome], *, what: str) -> None:
+    """Nobody hangs, nobody is cut off without a word."""
+    seen = Counter(str(outcome.ending) for outcome in outcomes)
+    good = all(outcome.ending in {Ending.COMPLETE, Ending.TOLD} for outcome in outcomes)
+    report.require(good, f"{what}: {len(outcomes)} clients: {dict(seen)}")
+    for outcome in outcomes:
+        if outcome.ending in {Ending.CUT, Ending.HUNG}:
+            report.figure(outcome.describe())
+    told = next((outcome.error for outcome in outcomes if outcome.ending is Ending.TOLD), None)
+    if told is not None:
+        report.figure(f"told, for example:{told[:200]}")
+
+
+def judge_nothing_left(report: Report, server: Server, *, what: str) -> None:
+    left = server.left_over()
+    report.require(not left, f"{what}: processes left: {left or 'none'}")
+
+
+def verify_term(lab: Lab, report: Report, degree: int) -> None:
+    """SIGTERM while some requests can finish in time, some cannot and some still wait."""
+    what = f"SIGTERM, degree {degree}"
+    name = f"term-{degree}"
+    options = {"tensor_parallel_degree": degree, "max_rolling_batch_size": 16}
+    with lab.ready(name, **options) as server:
+        load = Load(server.client, [40] * 12 + [6000] * 4 + [20] * 8)
+        report.require(
+            load.num_accepted == 24, f"{what}: {load.num_accepted} accepted, {load.num_waiting} waiting"
+        )
+        started = time.monotonic()
+        server.process.terminate()
+        code = server.wait_exit(TERM_SECONDS)
+        seconds = time.monotonic() - started
+        report.require(code == 0, f"{what}: exit code {code} after {seconds:.1f} s, limit {TERM_SECONDS:g} s")
+        if code is None:
+            server.destroy()
+        outcomes = load.outcomes()
+        judge_clients(report, outcomes, what=what)
+        complete = sum(outcome.ending is Ending.COMPLETE for outcome in outcomes)
+        report.require(
+            complete >= 12, f"{what}: {complete} answers completed, of 12 short ones that ran at least 12"
+        )
+        judge_nothing_left(report, server, what=what)
+
+
+def seconds_until_ping(client: Client, ready: bool, timeout: float) -> float | None:
+    """Seconds until `/ping` is 200 (`ready`) or is not; None when it does not come to that in time."""
+    started = time.monotonic()
+    while (elapsed := time.monotonic() - started) < timeout:
+        if (client.ping(timeout=1.0) == 200) is ready:
+            return elapsed
+        time.sleep(0.1)
+    return None
+
+
+def verify_stop(lab: Lab, report: Report) -> None:
+    """SIGSTOP of each rank in turn, then SIGCONT; the server lives on."""
+    with lab.ready("stop", tensor_parallel_degree=2) as server:
+        for number, rank in sorted(server.ranks().items()):
+            what = f"SIGSTOP of rank {number}"
+            rank.send_signal(signal.SIGSTOP)
+            try:
+                stalled = seconds_until_ping(server.client, ready=False, timeout=STALL_SECONDS)
+                if stalled is not None:
+                    report.figure(f"{what}: /ping says: {server.client.get('/ping').body.strip()[:200]}")
+            finally:
+                rank.send_signal(signal.SIGCONT)
+            told = "still 200" if stalled is None else f"not 200 after {stalled:.1f} s"
+            report.require(stalled is not None, f"{what}: /ping {told}, limit {STALL_SECONDS:g} s")
+            resumed = seconds_until_ping(server.client, ready=True, timeout=RESUME_SECONDS)
+            told = "not 200" if resumed is None else f"200 after {resumed:.1f} s"
+            report.require(resumed is not None, f"{what}, then SIGCONT: /ping {told}")
+            outcome = server.client.generate("Hello", max_new_tokens=4)
+            report.require(
+                outcome.ending is Ending.COMPLETE, f"{what}, then SIGCONT: a request: {outcome.describe()}"
+            )
+
+
+def verify_kill(lab: Lab, report: Report, degree: int, number: int) -> None:
+    """SIGKILL of one rank under load."""
+    what = f"kill -9 of rank {number} of {degree}"
+    with lab.ready(f"kill-{degree}-{number}", tensor_parallel_degree=degree) as server:
+        load = Load(server.client, [3000] * 8)
+        report.require(load.num_accepted == 8, f"{what}: {load.num_accepted} requests accepted")
+        log_before = len(server.log())
+        started = time.monotonic()
+        server.ranks()[number].kill()
+        code = server.wait_exit(DEATH_SECONDS)
+        seconds = time.monotonic() - started
+        ended = code is not None and code != 0
+        report.require(ended, f"{what}: exit code {code} after {seconds:.1f} s, limit {DEATH_SECONDS:g} s")
+        if code is None:
+            server.destroy()
+        cause = [line for line in server.log()[log_before:].splitlines() if _CAUSE.search(line)]
+        report.require(bool(cause), f"{what}: the log names the cause: {cause[0][:200] if cause else 'no'}")
+        judge_clients(report, load.outcomes(), what=what)
+        judge_nothing_left(report, server, what=what)
+
+
+def verify(lab: Lab, report: Report) -> None:
+    verify_term(lab, report, degree=1)
+    verify_term(lab, report, degree=2)
+    verify_stop(lab, report)
+    for number in (0, 1):
+        verify_kill(lab, report, degree=2, number=number)
+    verify_kill(lab, report, degree=1, number=0)
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

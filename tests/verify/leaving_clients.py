@@ -1,0 +1,80 @@
+"""200 requests, a third of whose clients leave at random moments: the others are answered right, nothing leaks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.metrics import wait_metrics
+from tests.support.oracle import oracle
+from tests.support.prompts import ALL
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 4
+TITLE = "200 requests, a third of the clients leaving: every other answer right, all blocks free or cached"
+
+NUM_REQUESTS = 200
+NUM_CLIENTS = 48
+"""At once: more than the batch holds, so that some leave while they wait."""
+SEED = 4
+MIN_LEFT = 45
+"""Of the 66 clients that mean to leave, some may have their answer before they do."""
+
+
+def make_asks(texts: list[str]) -> list[Ask]:
+    """Seeded requests; every third one's client leaves: at a record of its stream, or after some seconds."""
+    rng = random.Random(SEED)
+    asks = []
+    for number in range(NUM_REQUESTS):
+        text, max_new_tokens, stream = rng.choice(texts), rng.randint(8, 64), rng.random() < 0.5
+        leave_after, leave_at_record = None, None
+        if number % 3 == 0:
+            if stream and rng.random() < 0.7:
+                leave_at_record = rng.randint(1, max_new_tokens - 1)
+            else:
+                leave_after = rng.uniform(0.0, 2.0)
+        parameters = {"max_new_tokens": max_new_tokens}
+        asks.append(Ask(text, parameters, stream, leave_after, leave_at_record))
+    return asks
+
+
+def right(ask: Ask, outcome: Outcome, reference: Outcome) -> bool:
+    """A complete answer whose tokens are the beginning of what the prompt gave alone."""
+    wanted = reference.token_ids[: ask.parameters["max_new_tokens"]]
+    return outcome.ending is Ending.COMPLETE and outcome.token_ids == wanted
+
+
+def judge_counters(report: Report, client: Client) -> None:
+    metrics = wait_metrics(client, lambda seen: seen.idle, 20.0)
+    report.require(metrics.idle, metrics.describe())
+
+
+def verify(lab: Lab, report: Report) -> None:
+    texts = [answer.text for answer in oracle(lab.model, ALL)]
+    asks = make_asks(texts)
+    with lab.ready("leaving", paged_attention=True, max_rolling_batch_size=32) as server:
+        client = server.client
+        alone = {text: client.generate(text, max_new_tokens=64) for text in texts}
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            outcomes = list(pool.map(client.outcome, asks))
+        stayed = [
+            (ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is not Ending.LEFT
+        ]
+        left = [(ask, out) for ask, out in zip(asks, outcomes, strict=True) if out.ending is Ending.LEFT]
+        how = Counter("streaming" if ask.stream else "whole" for ask, _ in left)
+        early = sum(not outcome.token_ids for _, outcome in left)
+        report.figure(f"left: {dict(how)}, {early} of them before any token came")
+        report.require(
+            len(left) >= MIN_LEFT, f"{len(left)} of {NUM_REQUESTS} clients left, at least {MIN_LEFT}"
+        )
+        wrong = [(ask, out) for ask, out in stayed if not right(ask, out, alone[ask.inputs])]
+        report.require(not wrong, f"{len(stayed) - len(wrong)} of {len(stayed)} other answers right")
+        for ask, outcome in wrong[:5]:
+            report.figure(f"{ask.parameters} {ask.inputs[:40]!r}: {outcome.describe()[:200]}")
+        judge_counters(report, client)
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

@@ -1,0 +1,178 @@
+"""A newcomer's first token comes within three steps while all others go on; a full batch pays."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from tests.support.client import Ask, Client, Ending, Outcome
+from tests.support.metrics import RUNNING, STEPS, wait_metrics
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 3
+TITLE = "Rolling batching: a newcomer joins within 3 steps; 32 at once give at least 4x the tokens of one"
+
+NUM_STREAMS = 16
+NUM_NEWCOMERS = 5
+MAX_STEPS = 3
+STREAM_TOKENS = 400
+TOKENS_IN, TOKENS_OUT = 32, 128
+CONCURRENCY = 32
+MIN_GAIN = 4.0
+ORDER = "ABBAABBA"
+"""A is one request at a time, B is 32 at once."""
+REQUESTS_ALONE = 3
+_WORDS = (
+    "river",
+    "stone",
+    "market",
+    "song",
+    "winter",
+    "boat",
+    "clock",
+    "bread",
+    "letter",
+    "map",
+    "coast",
+    "rain",
+)
+
+
+def prompts_of(num_tokens: int, count: int, model: Path, seed: int) -> list[str]:
+    """Different texts that the model's tokenizer cuts into exactly `num_tokens`."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    rng = random.Random(seed)
+    found: list[str] = []
+    while len(found) < count:
+        ids = tokenizer.encode(" ".join(rng.choices(_WORDS, k=2 * num_tokens))).ids[:num_tokens]
+        text = tokenizer.decode(ids)
+        if tokenizer.encode(text).ids == ids and text not in found:
+            found.append(text)
+    return found
+
+
+class Streams:
+    """Streams that run in threads of their own, and how far each is."""
+
+    def __init__(self, client: Client, prompts: Sequence[str], num_tokens: int) -> None:
+        self.outcomes = [Outcome() for _ in prompts]
+        self._client = client
+        self._num_tokens = num_tokens
+        self._pool = ThreadPoolExecutor(len(prompts))
+        self._futures: list[Future[None]] = [
+            self._pool.submit(self._run, prompt, outcome)
+            for prompt, outcome in zip(prompts, self.outcomes, strict=True)
+        ]
+
+    def _run(self, prompt: str, outcome: Outcome) -> None:
+        ask = Ask(prompt, {"max_new_tokens": self._num_tokens, "ignore_eos_token": True}, stream=True)
+        with self._client.call("POST", "/invocations", ask.body()) as call:
+            for _ in self._client.follow(call, outcome):
+                pass
+
+    def counts(self) -> list[int]:
+        return [len(outcome.token_ids) for outcome in self.outcomes]
+
+    def wait_each(self, num_tokens: int, timeout: float) -> bool:
+        """Until every stream has so many tokens."""
+        deadline = time.monotonic() + timeout
+        while min(self.counts()) < num_tokens and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return min(self.counts()) >= num_tokens
+
+    def finish(self) -> None:
+        """Wait for all; raises what a stream's thread raised."""
+        self._pool.shutdown()
+        for future in self._futures:
+            future.result()
+
+
+def newcomer(client: Client, streams: Streams) -> tuple[int, bool]:
+    """Steps from before a short request is sent until its first token is here; did all others move meanwhile."""
+    asked = Ask("Hello", {"max_new_tokens": 4, "ignore_eos_token": True}, stream=True)
+    before, counts = client.metrics(), streams.counts()
+    outcome = Outcome()
+    with client.call("POST", "/invocations", asked.body()) as call:
+        records = client.follow(call, outcome)
+        next(records)
+        after = client.metrics()
+        for _ in records:
+            pass
+    moved = all(now > then for now, then in zip(streams.counts(), counts, strict=True))
+    return int(after[STEPS] - before[STEPS]), moved and after[RUNNING] > NUM_STREAMS
+
+
+def verify_newcomer(lab: Lab, report: Report, client: Client) -> None:
+    streams = Streams(client, prompts_of(TOKENS_IN, NUM_STREAMS, lab.model, seed=1), STREAM_TOKENS)
+    report.require(streams.wait_each(5, 60.0), f"{NUM_STREAMS} streams run, each with 5 tokens or more")
+    running = client.metrics()[RUNNING]
+    trials = [newcomer(client, streams) for _ in range(NUM_NEWCOMERS)]
+    still = client.metrics()[RUNNING]
+    streams.finish()
+    report.require(
+        running == still == NUM_STREAMS, f"running before {running:g} and after {still:g} all newcomers"
+    )
+    steps = [count for count, _ in trials]
+    report.require(
+        all(moved for _, moved in trials), "while each newcomer was served, every stream got tokens"
+    )
+    # Reading the counter before and after is itself answered between steps, so this is an upper bound.
+    report.require(
+        statistics.median(steps) <= MAX_STEPS,
+        f"steps from sending to the first token: {steps}, median {statistics.median(steps):g}, limit {MAX_STEPS}",
+    )
+    endings = [outcome.ending for outcome in streams.outcomes]
+    whole = all(count == STREAM_TOKENS for count in streams.counts())
+    complete = whole and set(endings) == {Ending.COMPLETE}
+    report.require(complete, f"all {NUM_STREAMS} streams complete with {STREAM_TOKENS} tokens")
+
+
+def tokens_per_second(client: Client, prompts: Sequence[str], concurrency: int) -> float:
+    """Output tokens per second over all requests, `concurrency` of them at a time."""
+
+    def one(prompt: str) -> int:
+        outcome = client.generate(prompt, max_new_tokens=TOKENS_OUT, ignore_eos_token=True)
+        if len(outcome.token_ids) != TOKENS_OUT:
+            raise AssertionError(f"expected {TOKENS_OUT} tokens: {outcome.describe()}")
+        return len(outcome.token_ids)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        total = sum(pool.map(one, prompts))
+    return total / (time.perf_counter() - started)
+
+
+def verify_throughput(lab: Lab, report: Report, client: Client) -> None:
+    prompts = prompts_of(TOKENS_IN, CONCURRENCY, lab.model, seed=2)
+    arms = {"A": (prompts[:REQUESTS_ALONE], 1), "B": (prompts, CONCURRENCY)}
+    for texts, concurrency in arms.values():
+        tokens_per_second(client, texts[:concurrency], concurrency)  # warm-up
+    rates: dict[str, list[float]] = {"A": [], "B": []}
+    for arm in ORDER:
+        rates[arm].append(tokens_per_second(client, *arms[arm]))
+    for arm, name in (("A", "1"), ("B", str(CONCURRENCY))):
+        seen = rates[arm]
+        spread = f"{min(seen):.1f} to {max(seen):.1f}"
+        report.figure(
+            f"concurrency {name}: median {statistics.median(seen):.1f} tokens/s ({spread}), n={len(seen)}"
+        )
+    gain = statistics.median(rates["B"]) / statistics.median(rates["A"])
+    report.figure(f"order of runs {ORDER}, {TOKENS_IN} tokens in, {TOKENS_OUT} out, after one warm-up each")
+    report.require(gain >= MIN_GAIN, f"gain {gain:.2f}, limit {MIN_GAIN:g}")
+
+
+def verify(lab: Lab, report: Report) -> None:
+    with lab.ready("rolling", paged_attention=True, max_rolling_batch_size=CONCURRENCY) as server:
+        verify_newcomer(lab, report, server.client)
+        wait_metrics(server.client, lambda seen: seen.idle, 30.0)
+        verify_throughput(lab, report, server.client)
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

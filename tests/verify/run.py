@@ -1,0 +1,88 @@
+"""`make verify`: run every line of docs/verify.md and say PASS or FAIL, with figures.
+
+    python -m tests.verify.run [--only N]... [--skip-fresh-clone] [--list]
+
+Exit code 1 when any line failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also when called as a file
+
+from tests.verify import (
+    failures,
+    fresh_clone,
+    leaving_clients,
+    malformed,
+    rolling,
+    startup,
+    token_equality,
+)
+from tests.verify.lab import Check, Report, make_lab, run_check
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of docs/verify.md."""
+
+    number: int
+    title: str
+    check: Check
+    module: str
+
+
+LINES = tuple(
+    Line(module.NUMBER, module.TITLE, module.verify, module.__name__)
+    for module in (fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed)
+)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Show that the server does what docs/verify.md says.")
+    numbers = [line.number for line in LINES]
+    parser.add_argument(
+        "--only", type=int, action="append", choices=numbers, help="run this line only; repeatable"
+    )
+    parser.add_argument("--skip-fresh-clone", action="store_true", help="leave out line 1, the longest")
+    parser.add_argument("--list", action="store_true", help="print the lines and end")
+    return parser.parse_args(arguments)
+
+
+def summary(reports: list[Report], skipped: list[Line]) -> None:
+    print("\nSummary", flush=True)
+    for report in reports:
+        print(f"{'PASS' if report.passed else 'FAIL'} {report.number}. {report.title}")
+        for failure in report.failures:
+            print(f"       NOT {failure}")
+    for line in skipped:
+        print(f"---- {line.number}. {line.title} (not run)")
+    print(f"{sum(report.passed for report in reports)} of {len(reports)} lines run passed", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = parse(arguments)
+    if asked.list:
+        for line in LINES:
+            print(f"{line.number}. {line.title}\n   python -m {line.module}")
+        return 0
+    chosen = [line for line in LINES if asked.only is None or line.number in asked.only]
+    if asked.skip_fresh_clone:
+        chosen = [line for line in chosen if line.number != fresh_clone.NUMBER]
+    lab = make_lab()
+    reports = [run_check(line.number, line.title, line.check, lab) for line in chosen]
+    summary(reports, [line for line in LINES if line not in chosen])
+    if all(report.passed for report in reports):
+        shutil.rmtree(lab.folder)
+        return 0
+    print(f"logs: {lab.folder}", flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

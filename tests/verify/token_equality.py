@@ -1,0 +1,132 @@
+"""Greedy tokens of 32 prompts equal transformers', at every degree, paged and contiguous, alone and in company.
+
+Also: what each rank reads of the checkpoint against what it owns, by its own count and by the kernel's.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.support.client import Client, Outcome
+from tests.support.equality import Comparison, compare
+from tests.support.oracle import MAX_NEW_TOKENS, Answer, oracle
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.prompts import ALL
+from tests.support.server import Server
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 2
+TITLE = "Greedy tokens of 32 prompts equal transformers' in fp32; each rank reads only its own weights"
+
+ARRIVAL_SECONDS = 6.0
+"""All 32 prompts arrive at random moments of this span."""
+MAX_READ_RATIO = 1.1
+_WEIGHTS = re.compile(r"weights: rank (\d+) owns (\d+) bytes, read (\d+) bytes")
+_READ_WHEN_IMPORTED = (
+    "import engines.mpi.worker, engines.mpi.model_runner;"
+    "print(next(line.split()[1] for line in open('/proc/self/io') if line.startswith('rchar')))"
+)
+
+
+def ask_alone(client: Client, answers: Sequence[Answer]) -> list[Outcome]:
+    """One request at a time."""
+    return [client.generate(answer.text, max_new_tokens=MAX_NEW_TOKENS) for answer in answers]
+
+
+def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[Outcome]:
+    """All of them, in random order and at random moments, every other one streamed."""
+    rng = random.Random(seed)
+    moments = [rng.uniform(0.0, ARRIVAL_SECONDS) for _ in answers]
+    never = threading.Event()
+
+    def arrive(number: int) -> Outcome:
+        never.wait(moments[number])
+        ask = client.stream if number % 2 else client.generate
+        return ask(answers[number].text, max_new_tokens=MAX_NEW_TOKENS)
+
+    with ThreadPoolExecutor(len(answers)) as pool:
+        return list(pool.map(arrive, range(len(answers))))
+
+
+def judge(report: Report, name: str, answers: Sequence[Answer], outcomes: Sequence[Outcome]) -> None:
+    compared: list[Comparison] = [compare(*pair) for pair in zip(answers, outcomes, strict=True)]
+    wrong = [
+        (prompt.name, one.difference) for prompt, one in zip(ALL, compared, strict=True) if one.difference
+    ]
+    equal = sum(one.num_equal for one in compared)
+    expected = sum(one.num_expected for one in compared)
+    same = len(compared) - len(wrong)
+    report.require(
+        not wrong, f"{name}: {equal} of {expected} tokens equal, {same} of {len(compared)} prompts"
+    )
+    for prompt, difference in wrong:
+        report.figure(f"  {prompt}: {difference[:300]}")
+
+
+def bytes_read_by_imports() -> int:
+    """What a rank reads (`rchar` of /proc/self/io) only to import its program."""
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_WHEN_IMPORTED],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPO_ROOT,
+        env=child_environment(),
+    )
+    return int(done.stdout)
+
+
+def judge_reading(report: Report, lab: Lab, server: Server, degree: int, imports: int) -> None:
+    """Compare the bytes that each rank read with those that it owns."""
+    told = {int(rank): (int(owned), int(read)) for rank, owned, read in _WEIGHTS.findall(server.log())}
+    report.require(
+        sorted(told) == list(range(degree)), f"degree {degree}: weights told by ranks {sorted(told)}"
+    )
+    for rank, (owned, read) in sorted(told.items()):
+        ratio = read / owned
+        report.require(
+            ratio <= MAX_READ_RATIO, f"degree {degree} rank {rank}: read {read} / owned {owned} = {ratio:.3f}"
+        )
+    on_disk = sum(path.stat().st_size for path in lab.model.glob("*.safetensors"))
+    together = sum(owned for owned, _ in told.values())
+    report.require(
+        together >= 0.99 * on_disk, f"degree {degree}: together own {together} of {on_disk} bytes on disk"
+    )
+    for rank, process in sorted(server.ranks().items()):
+        by_kernel = process.io_counters().read_chars - imports
+        owned = told.get(rank, (0, 0))[0]
+        report.figure(f"degree {degree} rank {rank}: by /proc/PID/io less imports, {by_kernel} / {owned}")
+
+
+def verify(lab: Lab, report: Report) -> None:
+    answers = oracle(lab.model, ALL)
+    lengths = sorted(len(answer.prompt_ids) for answer in answers)
+    gap, nearest = min(
+        (answer.smallest_gap, prompt.name) for prompt, answer in zip(ALL, answers, strict=True)
+    )
+    report.figure(f"{len(answers)} prompts of {lengths[0]} to {lengths[-1]} tokens")
+    report.figure(f"nearest tie between the best two logits: {gap:.2g} ({nearest})")
+    report.require(len(answers) == 32, f"{len(answers)} prompts")
+    imports = bytes_read_by_imports()
+    for degree in (1, 2, 3):
+        for paged in (True, False):
+            name = f"degree {degree}, {'paged' if paged else 'contiguous'}"
+            options = {"tensor_parallel_degree": degree, "paged_attention": paged}
+            with lab.ready(f"equality-{degree}-{paged}", **options) as server:
+                if paged:
+                    judge_reading(report, lab, server, degree, imports)
+                judge(report, f"{name}, alone", answers, ask_alone(server.client, answers))
+                seed = 10 * degree + paged
+                judge(
+                    report, f"{name}, random arrivals", answers, ask_at_random(server.client, answers, seed)
+                )
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
