@@ -1,8 +1,8 @@
 """THE table: one row for each key. Those that this server acts on stand here.
 
-Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py`
-and `options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing. A key moves here
-when it is built.
+Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py` and
+`options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing.
+A key moves here when it is built.
 
 From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
 `lmi options` and docs/options.md. Defaults stand in `lmi_server/config.py` only. To add an option: a field

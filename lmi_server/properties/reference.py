@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 
@@ -130,12 +129,6 @@ def _known_row(option: Option) -> str:
         accepted = ", ".join(words) or "none"
     names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
     return "| " + " | ".join((names, accepted, option.help, option.reason)) + " |"
-
-
-def compact_rows() -> tuple[dict[str, str], ...]:
-    """Name, accepted, default, engine, help and status of each option: what `lmi options` prints."""
-    keys = ("name", "accepted", "default", "engine", "help", "status")
-    return tuple({key: dataclasses.asdict(row)[key] for key in keys} for row in rows())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def test_a_plan_without_sequences_is_small(kind: PlanKind) -> None:
 def test_a_plan_holds_plain_64_bit_numbers() -> None:
     planned = ScheduledSequence(token_ids=(7, 8), start=3, block_table=(5,), sample=True)
     data = StepPlan(PlanKind.STEP, (planned,), (9,)).encode()
-    numbers = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
+    numbers = [int.from_bytes(data[i : i + 8], sys.byteorder) for i in range(0, len(data), 8)]
     assert numbers == [0, 1, 1, 2, 3, 1, 1, 7, 8, 5, 9]
     assert planned.query_len == 2
     assert planned.seq_len == 5

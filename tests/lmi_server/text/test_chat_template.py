@@ -1,0 +1,65 @@
+"""Chat templates: what they may use, and that nothing they do is more than the request's own failure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from engines.errors import InvalidRequest
+from lmi_server.text.chat_template import ChatTemplate, RenderedTooLong
+
+MESSAGES = [{"role": "user", "content": "Hi <b>"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, max_chars: int = 1000) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))  # noqa: DTZ001
+    return template.render(messages or MESSAGES, max_chars)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}", "<s>Hi <b>"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "Hi <b>"}]'),
+        ("{{ messages[0] | tojson(indent=1) }}", '{\n "role": "user",\n "content": "Hi <b>"\n}'),
+        ("{{ strftime_now('%d %b %Y') }}", "29 Feb 2024"),
+        ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "user"),
+        ("  {% if tools is none %}\n  none\n  {% endif %}\n", "  none\n"),
+        ("{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}", "2"),
+        ("{{ eos_token is defined }}{{ add_generation_prompt }}", "FalseTrue"),
+    ],
+)
+def test_renders(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content + 5 }}",
+        "{{ messages[0].nothing.more }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[7] + 'x' }}",
+        "{% for x in range(10000000) %}{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+    ],
+)
+def test_what_it_refuses_is_the_requests_failure(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template"):
+        render(source)
+
+
+def test_reason_reaches_the_client() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_output_is_bounded() -> None:
+    with pytest.raises(RenderedTooLong):
+        render("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", max_chars=5000)

@@ -1,0 +1,93 @@
+"""Incremental detokenising against decoding at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
+
+from lmi_server.text.detokenizer import IncrementalDetokenizer
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import build_model_folder
+
+VOCABULARY_SIZE = 350
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_like() -> TextModel:
+    """Words with a leading mark for a space, and single bytes for all else, as Llama 2 has them."""
+    words = ["<s>", "▁", "▁one", "▁two", "one", "two", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["<s>"])
+    return TextModel(tokenizer, (), {"<s>": 0}, frozenset({0}), None, 6)
+
+
+def stream(text: TextModel, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    detokenizer = IncrementalDetokenizer(text, prompt or [])
+    return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+
+
+@given(st.text(), st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=40))
+def test_pieces_make_the_whole(text_model: TextModel, text: str, more: list[int]) -> None:
+    """Real text, then tokens that need not be text at all."""
+    ids = [*text_model.encode(text), *more]
+    assert "".join(stream(text_model, ids)) == text_model.decode(ids)
+
+
+@given(st.text(min_size=1))
+def test_text_comes_back_without_replacement_characters(text_model: TextModel, text: str) -> None:
+    pieces = stream(text_model, list(text_model.encode(text)))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert all("\ufffd" not in piece for piece in pieces)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_a_continuation_goes_on_where_the_prompt_ends(text_model: TextModel, prompt: str, text: str) -> None:
+    prompt_ids, ids = list(text_model.encode(prompt)), list(text_model.encode(text))
+    assert "".join(stream(text_model, ids, prompt_ids)) == text
+
+
+def test_a_character_comes_out_with_its_last_token(text_model: TextModel) -> None:
+    ids = [text_model.tokenizer.token_to_id(piece) for piece in ("ð", "Ł", "ĺ", "Ģ")]
+    assert stream(text_model, ids) == ["", "", "", "😀", ""]
+
+
+def test_special_tokens_do_not_show(text_model: TextModel) -> None:
+    ids = [1, *text_model.encode("one"), 2, *text_model.encode(" two"), 0]
+    assert "".join(stream(text_model, ids)) == "one two"
+
+
+WORDS = st.lists(st.sampled_from(["▁one", "▁two", "one", "two", ".", "<s>"]), max_size=12)
+
+
+@given(WORDS, st.text(alphabet="é你😀", max_size=4), WORDS)
+def test_sentencepiece_pieces_make_the_whole(
+    sentencepiece_like: TextModel, before: list[str], foreign: str, after: list[str]
+) -> None:
+    middle = [f"<0x{byte:02X}>" for byte in foreign.encode()]
+    ids = [sentencepiece_like.tokenizer.token_to_id(piece) for piece in [*before, *middle, *after]]
+    assert "".join(stream(sentencepiece_like, ids)) == sentencepiece_like.decode(ids)
+
+
+def test_space_between_prompt_and_continuation_is_kept(sentencepiece_like: TextModel) -> None:
+    one, two = (sentencepiece_like.tokenizer.token_to_id(piece) for piece in ("▁one", "▁two"))
+    assert "".join(stream(sentencepiece_like, [two], [one])) == " two"
+    assert "".join(stream(sentencepiece_like, [two])) == "two"
+
+
+@given(st.lists(st.integers(0, VOCABULARY_SIZE - 1), max_size=60))
+def test_equals_transformers(transformers_tokenizer: object, text_model: TextModel, ids: list[int]) -> None:
+    whole = transformers_tokenizer.decode(ids, skip_special_tokens=True)  # type: ignore[attr-defined]
+    assert "".join(stream(text_model, ids)) == whole
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return AutoTokenizer.from_pretrained(build_model_folder(tmp_path_factory.mktemp("model")))

@@ -1,0 +1,113 @@
+"""A model folder as text: against transformers on the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import CHAT_TEMPLATE, build_model_folder
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+@given(text=st.text() | st.sampled_from(["<|im_end|>x<|im_start|>", " <|endoftext|> "]))
+def test_ids_equal_transformers(text_model: TextModel, reference: Any, text: str) -> None:
+    assert list(text_model.encode(text)) == reference(text)["input_ids"]
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()}),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(messages=MESSAGES)
+def test_chat_equals_transformers(text_model: TextModel, reference: Any, messages: list[dict[str, str]]) -> None:
+    assert text_model.chat_template is not None
+    rendered = text_model.chat_template.render(messages, 10_000)
+    assert rendered == reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert list(text_model.encode(rendered, add_special_tokens=False)) == ids
+
+
+def test_special_tokens_and_eos(text_model: TextModel) -> None:
+    assert text_model.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+    assert text_model.eos_token_ids == (2, 0)
+    assert text_model.longest_token == len("<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "config", "expected"),
+    [
+        ({"eos_token_id": [2, 0]}, {"eos_token_id": 1}, (2, 0)),
+        ({"eos_token_id": 0}, None, (0,)),
+        ({}, {"eos_token_id": 1}, (1,)),
+        (None, {"eos_token_id": None}, (2,)),
+    ],
+)
+def test_where_eos_ids_come_from(
+    generation_config: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    expected: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    build_model_folder(tmp_path)
+    for name, data in (("generation_config.json", generation_config), ("config.json", config)):
+        (tmp_path / name).unlink()
+        if data is not None:
+            (tmp_path / name).write_text(json.dumps(data))
+    assert TextModel.from_folder(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "template", [CHAT_TEMPLATE, [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]]
+)
+def test_template_in_tokenizer_config(template: Any, tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    text = TextModel.from_folder(tmp_path)
+    assert text.chat_template is not None
+    assert "Hello" in text.chat_template.render([{"role": "user", "content": "Hello"}], 1000)
+
+
+def test_no_template(tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    assert TextModel.from_folder(tmp_path).chat_template is None
+
+
+def test_truncation_and_padding_of_a_training_run_are_off(tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    text = TextModel.from_folder(tmp_path)
+    text.tokenizer.enable_truncation(4)
+    text.tokenizer.enable_padding(length=16)
+    text.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    sentence = "one two three four five six seven"
+    text.tokenizer.no_truncation()
+    text.tokenizer.no_padding()
+    assert TextModel.from_folder(tmp_path).encode(sentence) == text.encode(sentence)
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        TextModel.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        TextModel.from_folder(tmp_path)
+    build_model_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        TextModel.from_folder(tmp_path)

@@ -1,0 +1,78 @@
+"""Ranks as threads of one process: a communicator for tests that need several ranks but no MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+_PATIENCE_S = 60
+
+
+class _Meeting:
+    """Where the ranks put what they say."""
+
+    def __init__(self, world_size: int) -> None:
+        self.barrier = threading.Barrier(world_size, timeout=_PATIENCE_S)
+        self.said: list[Any] = [None] * world_size
+
+
+class ThreadCommunicator:
+    """One rank's end of a meeting; sums are taken in the order of ranks, so all get the same bits."""
+
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        self._meeting = meeting
+        self.rank = rank
+        self.world_size = len(meeting.said)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(sum(self._exchange(tensor.clone())))
+
+    def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
+        parts = self._exchange(tensor.clone())
+        assert [part.shape[1] for part in parts] == widths
+        return torch.cat(parts, dim=1) if self.rank == 0 else None
+
+    def broadcast_plan(self, plan: bytes | None) -> bytes:
+        said: bytes = self._exchange(plan)[0]
+        return said
+
+    def agree(self, status: int) -> int:
+        return max(self._exchange(status))
+
+    def smallest(self, value: int) -> int:
+        return min(self._exchange(value))
+
+    def abort(self) -> None:
+        self._meeting.barrier.abort()
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._meeting.said[self.rank] = value
+        self._meeting.barrier.wait()
+        said = list(self._meeting.said)
+        self._meeting.barrier.wait()
+        return said
+
+
+def run_ranks(world_size: int, function: Callable[[ThreadCommunicator], T]) -> list[T]:
+    """What `function` returns on each rank. A rank's error ends all, and is raised here."""
+    meeting = _Meeting(world_size)
+
+    def run(rank: int) -> T:
+        try:
+            return function(ThreadCommunicator(meeting, rank))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world_size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(world_size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]
