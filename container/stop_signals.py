@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -14,10 +16,15 @@ class StopRequested(Exception):
 
 
 class StopSignals:
-    """Counts requests to stop. A context manager; to be used in the main thread."""
+    """Counts requests to stop. A context manager; to be used in the main thread.
 
-    def __init__(self) -> None:
+    Signals within `burst_seconds` count as one: `make` passes on a SIGTERM that its whole process group got already.
+    """
+
+    def __init__(self, burst_seconds: float = 1.0) -> None:
         self.count = 0
+        self._burst_seconds = burst_seconds
+        self._last = -math.inf
         self.raising = True
         """While True, a request raises `StopRequested` out of whatever runs: nothing is being served yet."""
         self._previous: dict[signal.Signals, Any] = {}
@@ -31,6 +38,10 @@ class StopSignals:
             os.read(self._read, 4096)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last < self._burst_seconds:
+            return
+        self._last = now
         self.count += 1
         if self.raising:
             raise StopRequested

@@ -57,10 +57,11 @@ class EngineClient:
     def submit(self, request: Request) -> ClientStream:
         stream = ClientStream()
         self._streams[request.id] = stream
-        if self._dead() is None:
+        dead = self._dead()
+        if dead is None:
             self._send(Submit(request))
         else:
-            self._fail_streams()
+            self._fail(request.id, dead)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -129,4 +130,7 @@ class EngineClient:
     def _fail_streams(self) -> None:
         reason = self._dead() or "the engine has stopped"
         for request_id in list(self._streams):
-            self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=reason))
+            self._fail(request_id, reason)
+
+    def _fail(self, request_id: str, reason: str) -> None:
+        self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=reason))

@@ -93,7 +93,8 @@ class StatusBoard:
         _BEAT.pack_into(self._map, _HEADER.size + _BEAT.size * rank, time.monotonic())
 
     def set_state(self, state: EngineState, reason: str = "") -> None:
-        data = reason.encode()[:_REASON_BYTES]
+        # A reason may quote a file name that is no UTF-8.
+        data = reason.encode(errors="replace")[:_REASON_BYTES]
         # The text before the state: who sees the new state finds its reason.
         _LENGTH.pack_into(self._map, self._reason_offset, len(data))
         start = self._reason_offset + _LENGTH.size
@@ -107,7 +108,7 @@ class StatusBoard:
         ]
         (length,) = _LENGTH.unpack_from(self._map, self._reason_offset)
         start = self._reason_offset + _LENGTH.size
-        reason = bytes(self._map[start : start + min(length, _REASON_BYTES)]).decode(errors="replace")
+        reason = bytes(self._map[start : start + min(length, _REASON_BYTES)]).decode(errors="ignore")
         return Health(EngineState(state), reason, time.monotonic() - min(beats))
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class AttentionMetadata:
     cos: torch.Tensor
     """[num_rows, 1, head_dim], fp32."""
     signed_sin: torch.Tensor
-    """[num_rows, 1, head_dim], fp32; see `lmi_kernels.rotary`."""
+    """[num_rows, 1, head_dim], fp32; see `lmi_kernels.rotary_`."""
     groups: tuple[AttentionGroup, ...]
 
 

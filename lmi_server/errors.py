@@ -135,8 +135,6 @@ def _of_http(error: HTTPException, max_request_size: int) -> Problem:
     headers: tuple[tuple[str, str], ...] = ()
     if code == 413:
         message = f"body: larger than {max_request_size} bytes (max_request_size)"
-        # The rest of the body is not read, so the connection cannot carry another request.
-        headers = (("Connection", "close"),)
     elif code == 405:
         allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
         message = f"method not allowed here; allowed: {allowed}"

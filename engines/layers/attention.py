@@ -37,7 +37,7 @@ class Attention:
         values_from = qkv.shape[1] - self._num_kv_heads
         keys_from = values_from - self._num_kv_heads
         # Queries and keys turn alike and lie side by side: one call turns both.
-        qkv[:, :values_from] = lmi_kernels.rotary(qkv[:, :values_from], metadata.cos, metadata.signed_sin)
+        lmi_kernels.rotary_(qkv[:, :values_from], metadata.cos, metadata.signed_sin)
         pool = cache.layers[self._layer]
         tokens = metadata.num_tokens
         keys_values = qkv[:tokens, keys_from:].view(tokens, 2, self._num_kv_heads, self._head_dim)

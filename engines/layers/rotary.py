@@ -10,7 +10,7 @@ from engines.models.config import ModelConfig, RopeScaling
 
 
 class RotaryTable:
-    """cos and sign-folded sin by position; see `lmi_kernels.rotary`."""
+    """cos and sign-folded sin by position; see `lmi_kernels.rotary_`."""
 
     def __init__(self, config: ModelConfig, num_positions: int, device: torch.device) -> None:
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class ModelConfig:
         file = path / "config.json"
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UnsupportedModel(f"{path} has no config.json: it is not a model folder") from None
         except ValueError as error:
             raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
@@ -78,30 +79,63 @@ class ModelConfig:
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> ModelConfig:
         architectures = data.get("architectures") or ["(none named)"]
+        if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+            raise UnsupportedModel(f"architectures is {architectures!r}; a list of names is needed")
         if data.get("hidden_act", "silu") != "silu":
             raise UnsupportedModel(f"hidden_act is {data['hidden_act']!r}; silu is what we know")
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-        eos = data.get("eos_token_id")
-        heads = data["num_attention_heads"]
+        if not isinstance(rope, dict):
+            raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
+        hidden_size, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
+        kv_heads = _count(data, "num_key_value_heads", heads)
+        head_dim = _count(data, "head_dim", hidden_size // heads)
+        if heads % kv_heads:
+            raise UnsupportedModel(f"{heads} attention heads cannot be shared evenly by {kv_heads} KV heads")
+        if head_dim % 2:
+            raise UnsupportedModel(f"head_dim is {head_dim}; rotary embedding needs an even number")
         return cls(
             architecture=architectures[0],
-            vocab_size=data["vocab_size"],
-            hidden_size=data["hidden_size"],
-            intermediate_size=data["intermediate_size"],
-            num_layers=data["num_hidden_layers"],
+            vocab_size=_count(data, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(data, "intermediate_size"),
+            num_layers=_count(data, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=data.get("num_key_value_heads") or heads,
-            head_dim=data.get("head_dim") or data["hidden_size"] // heads,
-            max_position_embeddings=data["max_position_embeddings"],
-            rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope.get("rope_theta") or data.get("rope_theta") or 10000.0),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=_count(data, "max_position_embeddings"),
+            rms_norm_eps=_positive("rms_norm_eps", data.get("rms_norm_eps", 1e-6)),
+            rope_theta=_positive("rope_theta", rope.get("rope_theta") or data.get("rope_theta") or 10000.0),
             rope_scaling=_rope_scaling(rope),
             tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
             attention_bias=bool(data.get("attention_bias", False)),
             mlp_bias=bool(data.get("mlp_bias", False)),
             dtype=str(data.get("dtype") or data.get("torch_dtype") or "float32"),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+            eos_token_ids=_token_ids("eos_token_id", data.get("eos_token_id")),
         )
+
+
+def _count(data: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number above 0; null means the default where there is one."""
+    value = data.get(name, default) if default is not None else data[name]
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or value < 1:
+        raise UnsupportedModel(f"{name} is {value!r}; a whole number above 0 is needed")
+    return value
+
+
+def _positive(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UnsupportedModel(f"{name} is {value!r}; a number above 0 is needed")
+    return float(value)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """One id, several, or null."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(type(token) is not int or token < 0 for token in ids):
+        raise UnsupportedModel(f"{name} is {value!r}; a token id or a list of them is needed")
+    return tuple(ids)
 
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
@@ -110,5 +144,8 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
         return None
     if kind not in ("linear", "llama3"):
         raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear and llama3")
-    fields = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return RopeScaling(kind, float(rope["factor"]), **{name: rope[name] for name in fields if name in rope})
+    names = ("low_freq_factor", "high_freq_factor")
+    given: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
+    if "original_max_position_embeddings" in rope:
+        given["original_max_position_embeddings"] = _count(rope, "original_max_position_embeddings")
+    return RopeScaling(kind, _positive("factor", rope["factor"]), **given)

@@ -90,7 +90,8 @@ def _attention(
     q_rows = kv_rows.scaled(config.num_heads // config.num_kv_heads)
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
     shards = [q_rows, kv_rows, kv_rows]
-    qkv = _fused(names, shards, config.hidden_size, config.attention_bias, weights)
+    qkv_shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
+    qkv = _fused(names, shards, qkv_shape, config.attention_bias, weights)
     shape = (config.hidden_size, config.num_heads * config.head_dim)
     output = weights.columns(f"{prefix}.o_proj.weight", q_rows, shape)
     bias = weights.whole(f"{prefix}.o_proj.bias", (config.hidden_size,)) if config.attention_bias else None
@@ -104,7 +105,8 @@ def _mlp(
 ) -> tuple[Linear, RowParallelLinear]:
     middle = split_evenly(config.intermediate_size, comm.world_size, comm.rank)
     names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-    gate_up = _fused(names, [middle, middle], config.hidden_size, config.mlp_bias, weights)
+    gate_up_shape = (2 * config.intermediate_size, config.hidden_size)
+    gate_up = _fused(names, [middle, middle], gate_up_shape, config.mlp_bias, weights)
     down = weights.columns(
         f"{prefix}.down_proj.weight", middle, (config.hidden_size, config.intermediate_size)
     )
@@ -113,9 +115,9 @@ def _mlp(
 
 
 def _fused(
-    names: list[str], shards: list[Shard], in_features: int, biased: bool, weights: WeightReader
+    names: list[str], shards: list[Shard], shape: tuple[int, int], biased: bool, weights: WeightReader
 ) -> Linear:
-    """Several projections of the same input as one."""
-    weight = weights.rows([f"{name}.weight" for name in names], shards, (0, in_features))
-    bias = weights.rows([f"{name}.bias" for name in names], shards, (0,)) if biased else None
+    """Several projections of the same input as one, of `shape` over all ranks."""
+    weight = weights.rows([f"{name}.weight" for name in names], shards, shape)
+    bias = weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
     return Linear(weight, bias)

@@ -11,6 +11,7 @@ import math
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ class _Entry:
     offset: int
     """Of the first byte in the file."""
 
+    @property
+    def stop(self) -> int:
+        """Behind the last byte in the file."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
 
 class SafetensorsFiles:
     """All tensors of a folder by name. Files are opened once and stay open until `close`."""
@@ -39,7 +45,7 @@ class SafetensorsFiles:
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            BadCheckpoint: no safetensors file, or a header that does not fit its file.
+            BadCheckpoint: no safetensors file, a header that does not fit its file, or a tensor in two files.
         """
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
@@ -47,7 +53,10 @@ class SafetensorsFiles:
         self._entries: dict[str, _Entry] = {}
         self._descriptors: dict[Path, int] = {}
         for path in paths:
-            self._entries.update(_read_header(path))
+            for name, entry in _read_header(path).items():
+                if name in self._entries:
+                    raise BadCheckpoint(f"tensor {name!r} stands in {self._entries[name].file} and in {path}")
+                self._entries[name] = entry
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -112,24 +121,31 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             )
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadCheckpoint(f"the header of {path} is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise BadCheckpoint(f"the header of {path} is not a JSON object")
     start = 8 + length
-    return {
+    entries = {
         name: _entry(path, name, description, start, size)
         for name, description in header.items()
         if name != "__metadata__"
     }
+    ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].stop))
+    for (name, entry), (other, following) in pairwise(ordered):
+        if entry.stop > following.offset:
+            raise BadCheckpoint(f"tensors {name!r} and {other!r} of {path} overlap: it is damaged")
+    return entries
 
 
 def _entry(path: Path, name: str, description: Any, start: int, size: int) -> _Entry:
     try:
-        kind, shape = description["dtype"], tuple(int(length) for length in description["shape"])
-        begin, end = (int(offset) for offset in description["data_offsets"])
+        kind, shape = str(description["dtype"]), tuple(description["shape"])
+        begin, end = description["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise BadCheckpoint(f"tensor {name!r} of {path} is not described properly") from None
+    if any(type(number) is not int for number in (*shape, begin, end)):
+        raise BadCheckpoint(f"tensor {name!r} of {path} is not described in whole numbers")
     if kind not in _DTYPES:
         raise BadCheckpoint(f"tensor {name!r} of {path} has dtype {kind}; known are {', '.join(_DTYPES)}")
     expected = math.prod(shape) * _DTYPES[kind].itemsize

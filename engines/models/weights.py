@@ -47,17 +47,23 @@ class WeightReader:
 
         Args:
             names, shards: which rows of which tensor.
-            shape: of each whole tensor but for its first dimension, which may differ.
+            shape: of the whole tensors, one below the other.
 
         Raises:
-            BadCheckpoint: a tensor is missing or has another shape.
+            BadCheckpoint: a tensor is missing or has another shape, or not all have one dtype.
         """
+        for name in names:
+            self._check(name, (None, *shape[1:]))
+        if sum(self._files.shape(name)[0] for name in names) != shape[0]:
+            found = " and ".join(f"{name!r} has {self._files.shape(name)[0]}" for name in names)
+            raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
+        if len({self._files.dtype(name) for name in names}) > 1:
+            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} are not all of one dtype")
         out = torch.empty(
             (sum(shard.size for shard in shards), *shape[1:]), dtype=self._files.dtype(names[0])
         )
         start = 0
         for name, shard in zip(names, shards, strict=True):
-            self._check(name, (None, *shape[1:]))
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
             self._files.read_rows(name, shard.start, shard.stop, out[start : start + shard.size])

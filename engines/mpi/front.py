@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _HIGH_WATER_MARK = 1000
+_CLOSE_SECONDS = 2.0
 
 
 class Front:
@@ -67,7 +69,11 @@ class Front:
 
     def close(self) -> None:
         """Send what is left, for at most 2 seconds, and let go of the socket."""
-        self._socket.close(linger=2000)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while self._unsent and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.005)
+        self._socket.close(linger=max(0, int((deadline - time.monotonic()) * 1000)))
         self._context.term()
 
     def _flush(self, client: bytes) -> bool:

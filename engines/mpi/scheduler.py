@@ -91,6 +91,10 @@ class Scheduler:
         sequence = self._by_id.get(request_id)
         if sequence is None:
             return False
+        if sequence.num_output_tokens == 0:
+            # Nobody has looked yet whether what it computed is finite.
+            computed = -(-sequence.num_computed_tokens // self._blocks.block_size)
+            self._scrub.extend(sequence.block_table[:computed])
         self._remove(sequence)
         return True
 
@@ -103,9 +107,9 @@ class Scheduler:
         budget = self._config.max_prefill_tokens
         chosen: list[tuple[Sequence, int]] = []
         for sequence in self._running:
-            missing = sequence.num_tokens - sequence.num_computed_tokens
-            count = missing if missing == 1 else min(missing, budget)
-            if missing > 1:
+            count = sequence.num_tokens - sequence.num_computed_tokens
+            if sequence.num_output_tokens == 0:
+                count = min(count, budget)
                 budget -= count
             if count:
                 chosen.append((sequence, count))

@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 
 
-def rotary(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """out[..., i] = x[..., i] * cos - x[..., i + d/2] * sin for the first half, + x[..., i - d/2] * sin for the second.
+def rotary_(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> None:
+    """Turn x in place: x[..., i] * cos -/+ x[..., i +/- d/2] * sin, minus and plus in the first half.
 
     Args:
-        x: [num_tokens, num_heads, head_dim].
+        x: [num_tokens, num_heads, head_dim]; may be a part of a larger tensor.
         cos: [num_tokens, 1, head_dim], fp32.
         signed_sin: [num_tokens, 1, head_dim], fp32, the sine with its first half negated: the sign of the
             rotation is folded in once a step and not once a layer.
 
-    Returns:
-        [num_tokens, num_heads, head_dim] in x's dtype; the rotation itself is fp32.
+    The rotation itself is fp32, whatever x is.
     """
     half = x.shape[-1] // 2
-    x32 = x.float()
-    swapped = torch.cat((x32[..., half:], x32[..., :half]), dim=-1)
-    return (x32 * cos).add_(swapped.mul_(signed_sin)).to(x.dtype)
+    if x.dtype == torch.float32:
+        swapped = x.roll(half, dims=-1)
+        x.mul_(cos).add_(swapped.mul_(signed_sin))  # addcmul_ would round once less than the oracle
+    else:
+        x32 = x.float()
+        x.copy_((x32 * cos).add_(x32.roll(half, dims=-1).mul_(signed_sin)))

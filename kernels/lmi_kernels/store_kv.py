@@ -17,4 +17,4 @@ def store_kv(kv: torch.Tensor, pool: torch.Tensor, slot_mapping: torch.Tensor) -
     num_tokens = kv.shape[0]
     slots = pool.view(two * heads, blocks * block_size, head_dim)
     source = kv.reshape(num_tokens, two * heads, head_dim).transpose(0, 1)
-    slots.index_copy_(1, slot_mapping, source.to(pool.dtype))
+    slots[:, slot_mapping] = source.to(pool.dtype)

@@ -6,6 +6,8 @@ import json
 from typing import Any, NoReturn
 
 from flask import Request
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from engines.errors import InvalidRequest
 from lmi_server.errors import UnsupportedMediaType
@@ -24,7 +26,7 @@ def read_object(request: Request) -> dict[str, Any]:
         werkzeug.exceptions.RequestEntityTooLarge: it is larger than the application accepts.
     """
     _check_media_type(request)
-    data = request.get_data(cache=False)
+    data = _read(request)
     if not data.strip():
         raise InvalidRequest("body: empty; accepted: a JSON object")
     try:
@@ -47,6 +49,20 @@ def read_object(request: Request) -> dict[str, Any]:
         raise InvalidRequest(f"body: given {_type_name(body)}; accepted: a JSON object")
     _check_tree(body)
     return body
+
+
+def _read(request: Request) -> bytes:
+    try:
+        data = request.get_data(cache=False)
+        limit = request.max_content_length
+        # A body without a length is cut at the limit in silence; a byte after it shows that.
+        if limit is not None and len(data) >= limit and request.content_length is None:
+            rest: bytes = request.environ["wsgi.input"].read(1)
+            if rest:
+                raise RequestEntityTooLarge
+    except (OSError, ParseException) as error:  # a chunked body that breaks off, or is no chunks
+        raise InvalidRequest("body: its transfer broke off; accepted: a complete JSON object") from error
+    return data
 
 
 def _check_media_type(request: Request) -> None:

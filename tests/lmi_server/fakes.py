@@ -107,12 +107,14 @@ class FakeEngine:
         self.script = script
         self.requests: list[Request] = []
         self.aborted: list[str] = []
+        self.submit_seen = threading.Event()
         self.abort_seen = threading.Event()
         self.state = Health(EngineState.READY, "", 0.0)
         self.engine_stats: EngineStats | None = make_stats()
 
     def submit(self, request: Request) -> FakeStream:
         self.requests.append(request)
+        self.submit_seen.set()
         return FakeStream(iter(self.script(request)))
 
     def abort(self, request_id: str) -> None:

@@ -30,7 +30,9 @@ class Malformed:
     content_type: str | None = JSON_TYPE
 
 
-def _lmi(name: str, body: Any, *mentions: str, status: int = 424, content_type: str | None = JSON_TYPE) -> Malformed:
+def _lmi(
+    name: str, body: Any, *mentions: str, status: int = 424, content_type: str | None = JSON_TYPE
+) -> Malformed:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Malformed(name, INVOCATIONS, data, mentions, status, content_type)
 
@@ -78,13 +80,25 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("half a surrogate pair", b'{"inputs": "\\ud83d"}', "body", "\\ud83d", "valid Unicode"),
     _lmi("NaN", b'{"inputs": "Hello", "parameters": {"temperature": NaN}}', "NaN", "finite"),
     _lmi("Infinity", b'{"inputs": "Hello", "parameters": {"top_p": -Infinity}}', "-Infinity", "finite"),
-    _lmi("infinite by size", b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}', "temperature", "100"),
-    _lmi("number of 5000 digits", b'{"inputs": "Hello", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body"),
+    _lmi(
+        "infinite by size", b'{"inputs": "Hello", "parameters": {"temperature": 1e999}}', "temperature", "100"
+    ),
+    _lmi(
+        "number of 5000 digits", b'{"inputs": "Hello", "parameters": {"seed": ' + b"9" * 5000 + b"}}", "body"
+    ),
     _lmi("nested too deep", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
     _lmi("nested a million deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
     _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "more than once"),
     # Headers
-    _lmi("plain text", _GOOD_JSON, "Content-Type", "text/plain", JSON_TYPE, status=415, content_type="text/plain"),
+    _lmi(
+        "plain text",
+        _GOOD_JSON,
+        "Content-Type",
+        "text/plain",
+        JSON_TYPE,
+        status=415,
+        content_type="text/plain",
+    ),
     _lmi(
         "form",
         _GOOD_JSON,
@@ -178,7 +192,9 @@ BODIES: tuple[Malformed, ...] = (
     _messages("messages a string", "Hello", "messages", "Hello", "a list"),
     _messages("message a string", ["Hello"], "messages[0]", "Hello", "an object"),
     _messages("no role", [{"content": "Hello"}], "messages[0].role", "null", "user"),
-    _messages("role unknown", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"),
+    _messages(
+        "role unknown", [{"role": "robot", "content": "Hello"}], "messages[0].role", "robot", "assistant"
+    ),
     _messages("no content", [{"role": "user"}], "messages[0].content", "null", "a string"),
     _messages("content a number", _user(5), "messages[0].content", "5", "a string"),
     _messages("content empty list", _user([]), "messages[0].content", "[]", "at least 1"),

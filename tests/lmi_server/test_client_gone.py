@@ -32,11 +32,10 @@ def test_a_client_that_closed_is_gone(pair: tuple[socket.socket, socket.socket])
 
 def test_a_client_that_sent_more_is_there_until_it_closes(pair: tuple[socket.socket, socket.socket]) -> None:
     server, client = pair
-    watch = ClientWatch(server)
     client.sendall(b"GET /ping HTTP/1.1\r\n\r\n")
-    assert not watch.left
+    assert not ClientWatch(server).left
     client.close()
-    assert watch.left
+    assert ClientWatch(server).left
     assert server.recv(3) == b"GET"
 
 

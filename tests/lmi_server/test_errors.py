@@ -175,7 +175,11 @@ def test_stream_that_is_never_read_is_aborted(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_unexpected_error_shows_nothing_of_the_inside(
-    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel, caplog: pytest.LogCaptureFixture
+    stream: bool,
+    client: FlaskClient,
+    engine: FakeEngine,
+    text_model: TextModel,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def script(request: Request) -> Iterator[RequestOutput]:
         yield from tokens(request, text_model.encode("one"), None)
@@ -221,9 +225,7 @@ def test_body_larger_than_the_limit(make_client: MakeClient) -> None:
     assert client.post(LMI, json={"inputs": "Hello"}).status_code == 200
 
 
-def test_chat_without_a_chat_template(
-    model_folder: Path, engine: FakeEngine, text_model: TextModel
-) -> None:
+def test_chat_without_a_chat_template(model_folder: Path, engine: FakeEngine, text_model: TextModel) -> None:
     plain = replace(text_model, chat_template=None)
     reply = post(create_app(web_config(model_folder), engine, plain).test_client(), CHAT)
     assert reply.status_code == 400

@@ -139,7 +139,9 @@ def test_form_of_the_answer(
 ) -> None:
     body: dict[str, Any] = {"inputs": PROMPT, "stream": stream, "parameters": {"output_formatter": formatter}}
     headers = {} if accept is None else {"Accept": accept}
-    reply = make_client(ServerConfig(output_formatter=option)).post("/invocations", json=body, headers=headers)
+    reply = make_client(ServerConfig(output_formatter=option)).post(
+        "/invocations", json=body, headers=headers
+    )
     assert reply.mimetype == content_type
     assert ANSWER in reply.text
 
@@ -154,7 +156,10 @@ def test_sse_records(client: FlaskClient) -> None:
 
 def test_platforms_streaming_call_streams(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
-    assert client.post("/invocations", json={"inputs": PROMPT}, headers=headers).mimetype == "application/jsonlines"
+    assert (
+        client.post("/invocations", json={"inputs": PROMPT}, headers=headers).mimetype
+        == "application/jsonlines"
+    )
     whole = client.post("/invocations", json={"inputs": PROMPT, "stream": False}, headers=headers)
     assert whole.mimetype == "application/json"
 
@@ -235,7 +240,7 @@ def test_seeds_differ_when_none_is_given(client: FlaskClient, engine: FakeEngine
 
 
 def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) -> None:
-    parameters = {
+    parameters: dict[str, Any] = {
         "typical_p": 1,
         "n": 1,
         "best_of": None,

@@ -109,11 +109,13 @@ def test_finish_reason_is_stop_for_a_stop_string(
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_names_of_the_output_limit(name: str, client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, **{name: 9}).status_code == 200
+    assert post(client, **dict[str, Any]({name: 9})).status_code == 200
     assert engine.requests[0].sampling.max_new_tokens == 9
 
 
-def test_text_parts_and_developer_role(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+def test_text_parts_and_developer_role(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
@@ -124,7 +126,7 @@ def test_text_parts_and_developer_role(client: FlaskClient, engine: FakeEngine, 
 
 
 def test_neutral_values_and_labels_are_accepted(client: FlaskClient) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "n": 1,
         "logprobs": False,
         "top_logprobs": None,

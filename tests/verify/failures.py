@@ -145,7 +145,7 @@ def verify_kill(lab: Lab, report: Report, degree: int, number: int) -> None:
         if code is None:
             server.destroy()
         cause = [line for line in server.log()[log_before:].splitlines() if _CAUSE.search(line)]
-        report.require(bool(cause), f"{what}: the log names the cause: {cause[0][:200] if cause else 'no'}")
+        report.require(bool(cause), f"{what}: the log names the cause: {cause[-1][:200] if cause else 'no'}")
         judge_clients(report, load.outcomes(), what=what)
         judge_nothing_left(report, server, what=what)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections import Counter
+from collections.abc import Mapping
 
-from tests.lmi_server.malformed_bodies import MALFORMED
-from tests.support.client import Ending
+from tests.lmi_server.malformed_bodies import BODIES, INVOCATIONS, Malformed
+from tests.support.client import Answer, Client, Ending
+from tests.support.metrics import wait_metrics
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 7
@@ -13,9 +17,61 @@ TITLE = (
     "60 malformed or out-of-range bodies: each a 4xx naming field, value and limit; the next request works"
 )
 
+MIN_BODIES = 60
+_GOOD = "Once upon a time,"
+
+
+def error_text(case: Malformed, answer: Answer) -> str:
+    """The error's text, from the form that the path has. Raises `ValueError` or `KeyError` when it has not."""
+    error = answer.json()["error"]
+    return str(error if case.path == INVOCATIONS else error["message"])
+
+
+def send(client: Client, case: Malformed) -> Answer:
+    headers: Mapping[str, str] = {} if case.content_type is None else {"Content-Type": case.content_type}
+    return client.post(case.path, case.body, headers)
+
+
+def problem(client: Client, case: Malformed) -> str:
+    """What is wrong with the answer to one body; empty when nothing is."""
+    try:
+        answer = send(client, case)
+        text = error_text(case, answer)
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        return f"no error as it should be: {type(error).__name__}: {error}"
+    if answer.status != case.status or not 400 <= answer.status < 500:
+        return f"status {answer.status}, expected {case.status}"
+    missing = [mention for mention in case.mentions if mention not in text]
+    return f"the text does not name {missing}: {text[:200]}" if missing else ""
+
 
 def verify(lab: Lab, report: Report) -> None:
-    del lab, report, Counter, Ending, MALFORMED
+    with lab.ready("malformed") as server:
+        client = server.client
+        wanted = client.generate(_GOOD, max_new_tokens=3)
+        report.require(wanted.ending is Ending.COMPLETE, f"a good request: {wanted.describe()}")
+        wrong, broken = [], []
+        for case in BODIES:
+            if told := problem(client, case):
+                wrong.append(f"{case.name}: {told}")
+            got = client.generate(_GOOD, max_new_tokens=3)
+            if got.ending is not Ending.COMPLETE or got.token_ids != wanted.token_ids:
+                broken.append(f"{case.name}: {got.describe()}")
+        statuses = dict(sorted(Counter(case.status for case in BODIES).items()))
+        report.require(len(BODIES) >= MIN_BODIES, f"{len(BODIES)} bodies, statuses {statuses}")
+        right = len(BODIES) - len(wrong)
+        report.require(
+            not wrong, f"{right} of {len(BODIES)} answered with the status and the words they should have"
+        )
+        report.require(
+            not broken, f"{len(BODIES) - len(broken)} of {len(BODIES)} next good requests answered alike"
+        )
+        for line in wrong + broken:
+            report.figure(line)
+        idle = wait_metrics(client, lambda seen: seen.idle, 10.0)
+        report.require(idle.idle, idle.describe())
+        example = max(BODIES, key=lambda case: len(case.mentions))
+        report.figure(f"for example {json.dumps(example.name)}: {error_text(example, send(client, example))}")
 
 
 if __name__ == "__main__":

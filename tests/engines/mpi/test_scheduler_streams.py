@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -61,18 +61,26 @@ class _Stream(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(
-        prompt=st.lists(_TOKENS, min_size=1, max_size=30),
-        new=st.integers(1, 20),
-        stop=st.lists(_TOKENS, max_size=4),
-    )
-    def submit(self, prompt: list[int], new: int, stop: list[int]) -> None:
-        self.count += 1
-        request = make_request(f"r{self.count}", prompt, new, stop)
-        if len(prompt) + new > self.limit:
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def submit(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            length = data.draw(st.integers(1, self.limit - 1))
+            new = data.draw(st.integers(1, self.limit - length))
+            stop = data.draw(st.lists(_TOKENS, max_size=3))
+            self.submit_one(length, new, stop)
+
+    @rule(length=st.integers(1, 70), new=st.integers(1, 70))
+    def submit_too_much(self, length: int, new: int) -> None:
+        if length + new > self.limit:
             with pytest.raises(InvalidRequest, match=str(self.limit)):
-                self.scheduler.add(request)
-        elif len(self.live) - len(self.started) >= self.config.max_waiting:
+                self.scheduler.add(make_request("too long", [1] * length, new))
+            assert self.scheduler.request_ids() == list(self.live)
+
+    def submit_one(self, length: int, new: int, stop: list[int]) -> None:
+        self.count += 1
+        prompt = [(self.count + i * i) % VOCAB for i in range(length)]
+        request = make_request(f"r{self.count}", prompt, new, stop)
+        if len(self.live) - len(self.started) >= self.config.max_waiting:
             with pytest.raises(Overloaded):
                 self.scheduler.add(request)
         else:
@@ -237,7 +245,13 @@ class _ContiguousStream(_Stream):
     paged = False
 
 
-_SETTINGS = settings(max_examples=80, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
 TestPagedStream = _PagedStream.TestCase
 TestPagedStream.settings = _SETTINGS
 TestContiguousStream = _ContiguousStream.TestCase

@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": "Hi <b>"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, max_chars: int = 1000) -> str:
-    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))  # noqa: DTZ001
+    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
     return template.render(messages or MESSAGES, max_chars)
 
 

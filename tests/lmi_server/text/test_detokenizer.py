@@ -54,8 +54,14 @@ def test_a_continuation_goes_on_where_the_prompt_ends(text_model: TextModel, pro
     assert "".join(stream(text_model, ids, prompt_ids)) == text
 
 
+def token_id(text: TextModel, piece: str) -> int:
+    number = text.tokenizer.token_to_id(piece)
+    assert number is not None
+    return number
+
+
 def test_a_character_comes_out_with_its_last_token(text_model: TextModel) -> None:
-    ids = [text_model.tokenizer.token_to_id(piece) for piece in ("ð", "Ł", "ĺ", "Ģ")]
+    ids = [token_id(text_model, piece) for piece in ("ð", "Ł", "ĺ", "Ģ")]
     assert stream(text_model, ids) == ["", "", "", "😀", ""]
 
 
@@ -72,12 +78,12 @@ def test_sentencepiece_pieces_make_the_whole(
     sentencepiece_like: TextModel, before: list[str], foreign: str, after: list[str]
 ) -> None:
     middle = [f"<0x{byte:02X}>" for byte in foreign.encode()]
-    ids = [sentencepiece_like.tokenizer.token_to_id(piece) for piece in [*before, *middle, *after]]
+    ids = [token_id(sentencepiece_like, piece) for piece in [*before, *middle, *after]]
     assert "".join(stream(sentencepiece_like, ids)) == sentencepiece_like.decode(ids)
 
 
 def test_space_between_prompt_and_continuation_is_kept(sentencepiece_like: TextModel) -> None:
-    one, two = (sentencepiece_like.tokenizer.token_to_id(piece) for piece in ("▁one", "▁two"))
+    one, two = (token_id(sentencepiece_like, piece) for piece in ("▁one", "▁two"))
     assert "".join(stream(sentencepiece_like, [two], [one])) == " two"
     assert "".join(stream(sentencepiece_like, [two])) == "two"
 

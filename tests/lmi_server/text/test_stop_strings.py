@@ -37,7 +37,10 @@ def test_equals_the_whole_text_whatever_the_pieces(pieces: list[str], stops: lis
     assert ("".join(shown), matched) == naive("".join(pieces), stops)
 
 
-@given(st.lists(LETTERS, max_size=12), st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4))
+@given(
+    st.lists(LETTERS, max_size=12),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
+)
 def test_holds_back_no_more_than_could_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     text = shown = ""

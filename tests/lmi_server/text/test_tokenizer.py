@@ -33,7 +33,9 @@ MESSAGES = st.lists(
 
 
 @given(messages=MESSAGES)
-def test_chat_equals_transformers(text_model: TextModel, reference: Any, messages: list[dict[str, str]]) -> None:
+def test_chat_equals_transformers(
+    text_model: TextModel, reference: Any, messages: list[dict[str, str]]
+) -> None:
     assert text_model.chat_template is not None
     rendered = text_model.chat_template.render(messages, 10_000)
     assert rendered == reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -71,7 +73,8 @@ def test_where_eos_ids_come_from(
 
 
 @pytest.mark.parametrize(
-    "template", [CHAT_TEMPLATE, [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]]
+    "template",
+    [CHAT_TEMPLATE, [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]],
 )
 def test_template_in_tokenizer_config(template: Any, tmp_path: Path) -> None:
     build_model_folder(tmp_path)

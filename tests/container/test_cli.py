@@ -1,0 +1,99 @@
+"""The `lmi` command as a program."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "properties_examples" / "smollm2-rolling-paged"
+
+
+def lmi(*arguments: str, code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """`lmi` with these arguments; `code` runs before it in the same process."""
+    program = f"{code}\nimport sys\nfrom container.cli import main\nmain(sys.argv[1:], prog_name='lmi')"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, **env},
+    )
+
+
+FORBID = (
+    "import sys\n"
+    "class Forbid:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name in ('torch', 'transformers', 'boto3'): raise SystemExit(f'{name} is imported')\n"
+    "sys.meta_path.insert(0, Forbid())\n"
+)
+
+
+@pytest.mark.parametrize("arguments", [("check", str(EXAMPLE)), ("options",), ("serve", "--help")])
+def test_no_command_imports_torch_in_its_own_process(arguments: tuple[str, ...]) -> None:
+    done = lmi(*arguments, code=FORBID)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_is_quick() -> None:
+    started = time.monotonic()
+    assert lmi("check", str(EXAMPLE)).returncode == 0
+    assert time.monotonic() - started < 3
+
+
+def test_errors_of_files_are_for_people(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("engine=MPI\noption.paged_atention=true\n")
+    done = lmi("serve", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert "serving.properties:2" in done.stderr
+    assert "option.paged_attention" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_cannot_be_had_ends_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("engine=MPI\noption.model_id=s3://bucket/model/\n")
+    done = lmi("serve", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert "s3://bucket/model/" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_occupied_port_is_told_before_a_model_is_loaded(tmp_path: Path, bundled_model: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={bundled_model}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = lmi(
+            "serve", str(tmp_path), "--host", "127.0.0.1", SAGEMAKER_BIND_TO_PORT=str(taken.getsockname()[1])
+        )
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_a_port_variable_that_is_none_is_refused() -> None:
+    done = lmi("serve", str(EXAMPLE), SAGEMAKER_BIND_TO_PORT="http")
+    assert done.returncode == 1
+    assert "SAGEMAKER_BIND_TO_PORT" in done.stderr
+
+
+def test_options_knows_every_key_and_prints_the_page() -> None:
+    assert "option.max_rolling_batch_prefill_tokens" in lmi("options").stdout
+    assert lmi("options", "--markdown").stdout.startswith("# ")
+
+
+def test_prepare_prints_the_folder_of_a_local_model_last(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert lmi("prepare", str(tmp_path)).stdout.splitlines()[-1] == str(tmp_path)
+
+
+def test_check_takes_the_folder_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
+    assert str(tmp_path) in lmi("check", LMI_MODEL_DIR=str(tmp_path)).stdout

@@ -1,0 +1,110 @@
+"""Argument lists and environments of the child processes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from container import launch
+from container.launch import MpiRun, RuntimePaths
+from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+
+PATHS = RuntimePaths(Path("/run/lmi-x"))
+CONFIG = EngineConfig(
+    engine="MPI",
+    model=ModelSettings("/m", "m", "fp32", 128),
+    parallel=ParallelConfig(tp_size=3, threads_per_rank=5),
+    cache=CacheConfig(16, True, 1 << 20),
+    scheduler=SchedulerConfig(4, 64, 10),
+)
+
+
+def test_a_rank_is_told_its_files_and_its_address() -> None:
+    command = launch.worker_command(PATHS)
+    assert command[1:3] == ["-m", "engines.mpi.worker"]
+    assert dict(zip(command[3::2], command[4::2], strict=True)) == {
+        "--config": "/run/lmi-x/engine.json",
+        "--status": "/run/lmi-x/status",
+        "--address": "ipc:///run/lmi-x/engine.sock",
+    }
+
+
+@pytest.mark.parametrize(("major", "btl"), [(5, "self,sm"), (4, "self,vader")])
+def test_mpirun_starts_unbound_ranks_that_share_memory(major: int, btl: str) -> None:
+    command = launch.mpirun_command(MpiRun(Path("/v/bin/mpirun"), major), 3, False, ["python", "-m", "x"])
+    assert command[0] == "/v/bin/mpirun"
+    assert command[-3:] == ["python", "-m", "x"]
+    assert command[command.index("-n") + 1] == "3"
+    assert command[command.index("--bind-to") + 1] == "none"
+    assert command[command.index("btl") + 1] == btl
+    assert "--oversubscribe" in command
+    assert "--allow-run-as-root" not in command
+
+
+def test_mpirun_of_root_is_told_so() -> None:
+    assert "--allow-run-as-root" in launch.mpirun_command(MpiRun(Path("/m"), 5), 2, True, ["x"])
+
+
+def test_ranks_get_their_threads_and_leave_their_files_in_the_run_s_folder() -> None:
+    env = launch.engine_environment({"HOME": "/h", "OMP_NUM_THREADS": "64"}, CONFIG, PATHS)
+    assert env["OMP_NUM_THREADS"] == "5"
+    assert env["HOME"] == "/h"
+    assert env["PRTE_MCA_prte_tmpdir_base"] == env["OMPI_MCA_btl_sm_backing_directory"] == "/run/lmi-x"
+
+
+def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
+    assert launch.mpi_environment({}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so"
+    assert launch.mpi_environment({"LD_PRELOAD": "/a.so"}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so /a.so"
+    assert launch.mpi_environment({"A": "b"}, None) == {"A": "b"}
+
+
+def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
+    paths = RuntimePaths(Path("/run/it's"))
+    command = launch.web_command(paths, 7, 2)
+    assert command[command.index("--bind") + 1] == "fd://7"
+    assert command[command.index("--workers") + 1] == "2"
+    module, call = command[-1].split(":", 1)
+    tree = ast.parse(call, mode="eval").body
+    assert module == "lmi_server.wsgi"
+    assert isinstance(tree, ast.Call)
+    assert ast.literal_eval(tree.args[0]) == "/run/it's/web.json"
+
+
+def test_foreign_gunicorn_arguments_do_not_reach_it() -> None:
+    assert "GUNICORN_CMD_ARGS" not in launch.web_environment({"GUNICORN_CMD_ARGS": "--bind :1"}, PATHS, 1)
+
+
+def test_only_several_web_workers_share_metrics_in_files() -> None:
+    assert "PROMETHEUS_MULTIPROC_DIR" not in launch.web_environment(
+        {"PROMETHEUS_MULTIPROC_DIR": "/x"}, PATHS, 1
+    )
+    assert launch.web_environment({}, PATHS, 2)["PROMETHEUS_MULTIPROC_DIR"] == "/run/lmi-x/metrics"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (31, 1), (32, 2), (64, 4), (500, 4)])
+def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> None:
+    assert launch.web_workers(cores) == workers
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert launch.cache_dir({"LMI_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert launch.cache_dir({"LMI_CACHE_DIR": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/lmi")
+    assert launch.cache_dir({}) == Path("~/.cache/lmi").expanduser()
+
+
+def test_the_port_is_sagemaker_s_or_8080() -> None:
+    assert launch.default_port({}) == 8080
+    assert launch.default_port({"SAGEMAKER_BIND_TO_PORT": "9001"}) == 9001
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
+def test_a_port_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
+        launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
+
+
+def test_mpirun_is_looked_for_in_the_virtual_environment_first() -> None:
+    candidates = launch.mpirun_candidates(Path("/v"), "/usr/bin::/x")
+    assert [str(path) for path in candidates] == ["/v/bin/mpirun", "/usr/bin/mpirun", "/x/mpirun"]

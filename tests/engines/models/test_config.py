@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from engines.models.config import ModelConfig, RopeScaling, UnsupportedModel
+
+GOOD: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+}
+
+
+def _read(folder: Path, data: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    return ModelConfig.from_folder(folder)
+
+
+def test_reads_what_transformers_writes(tmp_path: Path) -> None:
+    LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        eos_token_id=[2, 7],
+        dtype="bfloat16",
+    ).save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    assert config == ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=100000.0,
+        rope_scaling=None,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        dtype="bfloat16",
+        eos_token_ids=(2, 7),
+    )
+    assert config.kv_elements_per_token == 30 * 2 * 3 * 64
+
+
+def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
+    data = {name: value for name, value in GOOD.items() if name != "num_key_value_heads"}
+    config = _read(tmp_path, data)
+    assert config.num_kv_heads == config.num_heads == 9
+    assert config.head_dim == 4
+    assert config.rope_theta == 10000.0
+    assert config.rope_scaling is None
+    assert config.dtype == "float32"
+    assert config.eos_token_ids == ()
+    assert not config.tie_word_embeddings
+    assert not config.attention_bias
+    assert not config.mlp_bias
+
+
+@pytest.mark.parametrize(("given", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))])
+def test_eos_token_ids(given: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
+    assert _read(tmp_path, GOOD | {"eos_token_id": given}).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}},
+    ],
+)
+def test_old_and_new_forms_of_rope_scaling(rope: dict[str, Any], tmp_path: Path) -> None:
+    config = _read(tmp_path, GOOD | rope)
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling == RopeScaling("linear", 4.0)
+
+
+def test_llama3_rope_scaling(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = _read(tmp_path, GOOD | {"rope_scaling": rope, "rope_theta": 500000.0})
+    assert config.rope_theta == 500000.0
+    assert config.rope_scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize("field", sorted(set(GOOD) - {"architectures", "num_key_value_heads"}))
+def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
+        _read(tmp_path, {name: value for name, value in GOOD.items() if name != field})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; silu is what we know"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'.*linear and llama3"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
+        ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),
+        ({"hidden_size": 36.5}, r"hidden_size is 36\.5"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_key_value_heads": True}, "num_key_value_heads is True"),
+        ({"intermediate_size": None}, "intermediate_size is None"),
+        ({"max_position_embeddings": [64]}, r"max_position_embeddings is \[64\]"),
+        ({"head_dim": "64"}, "head_dim is '64'"),
+        ({"head_dim": 5}, "head_dim is 5; rotary embedding needs an even number"),
+        ({"num_key_value_heads": 2}, "9 attention heads cannot be shared evenly by 2 KV heads"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
+        ({"rope_scaling": "linear"}, "rope"),
+        ({"rope_theta": "big"}, "rope_theta"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [1, None]}, "eos_token_id"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        _read(tmp_path, GOOD | changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[1]", "holds no JSON object")],
+)
+def test_a_file_that_is_no_json_object(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=message):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"has no config\.json: it is not a model folder"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    file = tmp_path / "model"
+    file.write_text("x")
+    with pytest.raises(UnsupportedModel, match="not a model folder"):
+        ModelConfig.from_folder(file)

@@ -1,0 +1,186 @@
+"""Our Llama through the model runner, against transformers' on the same checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.models.config import ModelConfig
+from engines.mpi.model_runner import ModelRunner
+from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
+from tests.support.seeds import fresh_generator, integers
+from tests.support.tiny_models import (
+    VOCAB_SIZE,
+    load_oracle,
+    make_runner,
+    oracle_logits,
+    plans_in_chunks,
+    run_plans,
+    save_llama,
+)
+
+SHUFFLED = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11], [10, 62, 13]]
+RUNS = [list(range(5, 16)), list(range(16, 27)), list(range(40, 43))]
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "smollm2": {},
+    "smollm2-exact": {"exact_in_fp16": True},
+    "untied": {"tie_word_embeddings": False},
+    "sharded": {"tie_word_embeddings": False, "max_shard_size": "10KB"},
+    "one-kv-head-each": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
+    "shares-of-four": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 32},
+    "one-kv-head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 32},
+    "wide-heads": {"head_dim": 10},
+    "attention-bias": {"attention_bias": True},
+    "mlp-bias": {"mlp_bias": True, "attention_bias": True},
+    "rope-linear": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        "head_dim": 8,
+    },
+    "rope-llama3": {"rope_parameters": LLAMA3_ROPE, "head_dim": 16},
+    "large-eps": {"rms_norm_eps": 0.5},
+}
+
+PRECISIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), ("bf16", "fp32")]
+"""Of the file, and `option.dtype`."""
+
+
+def _prompts() -> list[list[int]]:
+    generator = fresh_generator()
+    return [integers(generator, 0, VOCAB_SIZE, count) for count in (40, 17, 9)]
+
+
+def _compare(runner: ModelRunner, oracle: Any, tables: list[list[int]], chunks: list[list[int]]) -> None:
+    """Logits at every chunk's end and every decoded token are the oracle's, and so is the most likely token."""
+    prompts = _prompts()
+    found = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
+    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
+    for (i, position), logits in found.items():
+        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=2e-4)
+        assert int(logits.argmax()) == int(expected[i][position].argmax())
+    assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(found)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    save_llama(tmp_path, **VARIANTS[variant])
+    oracle = load_oracle(tmp_path, "fp32")
+    # Whole prompts, then one token at a time; chunks of uneven sizes that ride with other sequences' decodes.
+    _compare(make_runner(tmp_path), oracle, SHUFFLED, [[40], [12], [4]])
+    _compare(make_runner(tmp_path), oracle, SHUFFLED, [[5, 1, 8, 3, 16], [1, 1, 7, 4], [2, 2]])
+    _compare(make_runner(tmp_path, paged=False), oracle, RUNS, [[7, 4, 20], [17], [4, 1]])
+
+
+@pytest.mark.parametrize(("stored", "asked"), PRECISIONS)
+@pytest.mark.parametrize("exact_in_fp16", [True, False])
+def test_weights_are_rounded_to_the_dtype_asked_for(
+    stored: str, asked: str, exact_in_fp16: bool, tmp_path: Path
+) -> None:
+    save_llama(tmp_path, dtype=stored, exact_in_fp16=exact_in_fp16)
+    _compare(make_runner(tmp_path, dtype=asked), load_oracle(tmp_path, asked), SHUFFLED, [[12, 9], [17], [3]])
+
+
+@pytest.mark.parametrize("variant", ["smollm2", "smollm2-exact"])
+@pytest.mark.parametrize("paged", [True, False])
+def test_greedy_tokens_are_those_of_transformers(variant: str, paged: bool, tmp_path: Path) -> None:
+    save_llama(tmp_path, seed=1, **VARIANTS[variant])
+    oracle = load_oracle(tmp_path, "fp32")
+    runner = make_runner(tmp_path, paged=paged)
+    prompt = _prompts()[1]
+    expected = oracle.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=24,
+        min_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0].tolist()
+    tokens = list(prompt)
+    for _ in range(24):
+        # From a cold cache each time, in another chunking: what was computed before must not matter.
+        plans = plans_in_chunks([tokens], [SHUFFLED[0] if paged else RUNS[0]], [[len(tokens) // 2 + 1, 99]])
+        logits = run_plans(runner, plans)
+        tokens.append(int(logits[0, len(tokens) - 1].argmax()))
+    assert tokens == expected
+
+
+def test_a_sequence_gets_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
+    save_llama(tmp_path, exact_in_fp16=True)
+    prompts, runner = _prompts(), make_runner(tmp_path)
+    chunks = [[11, 3, 20], [1, 16], [5]]
+    together = run_plans(runner, plans_in_chunks(prompts, SHUFFLED, chunks))
+    for i, prompt in enumerate(prompts):
+        alone = run_plans(
+            make_runner(tmp_path), plans_in_chunks([prompt], [SHUFFLED[i]], [chunks[i]])
+        )
+        for (_, position), logits in alone.items():
+            torch.testing.assert_close(together[i, position], logits, rtol=0, atol=2e-5)
+            assert int(together[i, position].argmax()) == int(logits.argmax())
+
+
+def test_a_step_that_samples_nothing_gives_no_logits(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    runner = make_runner(tmp_path)
+    prompt = tuple(_prompts()[0])
+    first = ScheduledSequence(prompt[:8], 0, (3, 1), sample=False)
+    assert runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (first,)))) is None
+    # What it computed is in the cache all the same.
+    rest = ScheduledSequence(prompt[8:12], 8, (3, 1, 2), sample=True)
+    logits = runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (rest,))))
+    assert logits is not None
+    expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt[:12])[-1]
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)
+
+
+def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    runner = make_runner(tmp_path)
+    plans = plans_in_chunks(_prompts(), SHUFFLED, [[20], [17], [9]])
+    batch = runner.prepare(plans[0][0])
+    first, second = runner.compute(batch), runner.compute(batch)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+
+
+def test_scrubbed_blocks_forget_what_is_not_finite(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    runner = make_runner(tmp_path)
+    for pool in runner.cache.layers:
+        pool[:, :, [2, 31]] = float("nan")
+    prompt = tuple(_prompts()[0][:9])  # its last block is used in part: the rest is masked, not absent
+    sequence = ScheduledSequence(prompt, 0, (9, 2, 31), sample=True)
+    logits = runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (sequence,), scrub_blocks=(2, 31))))
+    assert logits is not None
+    expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt)[-1]
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)
+
+
+def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(ValueError, match=r"holds 60 tokens, option.max_model_len is 64.*kv_cache_gb"):
+        make_runner(tmp_path, num_blocks=15)
+
+
+def test_the_cache_is_as_large_as_asked_for(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    runner = make_runner(tmp_path, num_blocks=23)
+    config = ModelConfig.from_folder(tmp_path)
+    assert runner.cache.num_blocks == 23
+    assert len(runner.cache.layers) == config.num_layers
+    assert runner.cache.layers[0].shape == (2, 3, 23, 4, 4)
+    held = sum(pool.numel() for pool in runner.cache.layers)
+    assert held == 23 * 4 * config.kv_elements_per_token

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import math
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from tests.support.seeds import fresh_generator
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+PEAK_KIB = 64 * 1024
+"""Refusing a bad file must not cost memory."""
+
+
+def _write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def _tensor(shape: Any = (2, 3), offsets: Any = (0, 24), dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (16, 33)])
+def test_reads_any_rows_and_columns(shape: tuple[int, int], dtype: torch.dtype, tmp_path: Path) -> None:
+    generator = fresh_generator()
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name in ("a", "b", "c")}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    files = SafetensorsFiles(tmp_path)
+    for name, tensor in tensors.items():
+        assert name in files
+        assert files.shape(name) == shape
+        assert files.dtype(name) == dtype
+        for start in range(shape[0] + 1):
+            for stop in range(start, shape[0] + 1, 3):
+                out = torch.empty(stop - start, shape[1], dtype=dtype)
+                files.read_rows(name, start, stop, out)
+                assert torch.equal(out, tensor[start:stop])
+        for start in range(0, shape[1], 4):
+            for stop in range(start, shape[1] + 1, 5):
+                out = torch.empty(shape[0], stop - start, dtype=dtype)
+                files.read_columns(name, start, stop, out)
+                assert torch.equal(out, tensor[:, start:stop])
+    files.close()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (0, 4), (2, 3, 4)])
+def test_tensors_of_other_ranks(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensor = torch.randn(shape, generator=fresh_generator())
+    save_file({"t": tensor}, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path)
+    out = torch.empty(shape)
+    files.read_rows("t", 0, shape[0] if shape else 1, out)
+    assert files.shape("t") == shape
+    assert torch.equal(out, tensor)
+    files.close()
+
+
+def test_tensors_of_several_files(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.randn(3, 4, generator=fresh_generator()) for i in range(6)}
+    for i in range(3):
+        part = dict(list(tensors.items())[2 * i : 2 * i + 2])
+        save_file(part, tmp_path / f"model-0000{i}-of-00003.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    files = SafetensorsFiles(tmp_path)
+    for name, tensor in tensors.items():
+        out = torch.empty(3, 4)
+        files.read_rows(name, 0, 3, out)
+        assert torch.equal(out, tensor)
+    files.close()
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path)
+    assert "b" not in files
+    with pytest.raises(BadCheckpoint, match="no tensor 'b'"):
+        files.shape("b")
+
+
+def test_a_target_of_another_dtype_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path)
+    with pytest.raises(ValueError, match="of the file's dtype"):
+        files.read_rows("a", 0, 2, torch.empty(2, 2, dtype=torch.float16))
+    with pytest.raises(ValueError, match="contiguous"):
+        files.read_rows("a", 0, 2, torch.empty(2, 4)[:, ::2])
+
+
+def test_a_file_cut_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(64, 64)}, path)
+    files = SafetensorsFiles(tmp_path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(BadCheckpoint, match="ends before the tensor"):
+        files.read_rows("a", 0, 64, torch.empty(64, 64))
+    files.close()
+
+
+def test_a_folder_without_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(BadCheckpoint, match=r"holds no \.safetensors file"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_the_same_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    save_file({"a": torch.zeros(2)}, tmp_path / "y.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"tensor 'a' stands in .*x\.safetensors and .*y\.safetensors"):
+        SafetensorsFiles(tmp_path)
+
+
+BAD_HEADERS: dict[str, Any] = {
+    "not JSON": b"{",
+    "not UTF-8": b'{"a\xff": 1}',
+    "a list": [],
+    "a number": 3,
+    "deep": b"[" * 100_000,
+    "no object": {"a": 1},
+    "text": {"a": "dtype"},
+    "null": {"a": None},
+    "no dtype": {"a": {"shape": [1], "data_offsets": [0, 4]}},
+    "no shape": {"a": {"dtype": "F32", "data_offsets": [0, 4]}},
+    "no offsets": {"a": {"dtype": "F32", "shape": [1]}},
+    "unknown dtype": {"a": _tensor(dtype="I64")},
+    "dtype of a kind": {"a": _tensor(dtype=["F32"])},
+    "wrong dtype": {"a": _tensor(dtype="F16")},
+    "one offset": {"a": _tensor(offsets=[0])},
+    "three offsets": {"a": _tensor(offsets=[0, 24, 24])},
+    "negative begin": {"a": _tensor(offsets=[-24, 0])},
+    "backwards": {"a": _tensor(offsets=[24, 0])},
+    "beyond the end": {"a": _tensor(offsets=[8, 32])},
+    "huge": {"a": _tensor(shape=[2**62, 2], offsets=[0, 2**65])},
+    "negative shape": {"a": _tensor(shape=[-2, -3])},
+    "infinite shape": b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 24]}}',
+    "infinite offset": b'{"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 1e999]}}',
+    "NaN offset": b'{"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, NaN]}}',
+    "overlap": {"a": _tensor(), "b": _tensor(shape=[2], offsets=[16, 24])},
+    "the same twice": {"a": _tensor(), "b": _tensor()},
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_a_header_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    _write(path, BAD_HEADERS[name], bytes(24))
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
+        SafetensorsFiles(tmp_path)
+
+
+@pytest.mark.parametrize("length", [3, 10_000, 10**8 + 1, 2**31, 2**63, 2**64 - 1])
+def test_a_header_length_that_cannot_be_is_refused_without_reading(length: int, tmp_path: Path) -> None:
+    _write(tmp_path / "model.safetensors", {"a": _tensor()}, bytes(24), length)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadCheckpoint):
+        SafetensorsFiles(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < PEAK_KIB
+
+
+def _whole_file(folder: Path) -> bytes:
+    path = folder / "whole"
+    save_file({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5).half()}, path)
+    return path.read_bytes()
+
+
+def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
+    whole = _whole_file(tmp_path)
+    for size in range(len(whole)):
+        (tmp_path / "model.safetensors").write_bytes(whole[:size])
+        with pytest.raises(BadCheckpoint):
+            SafetensorsFiles(tmp_path)
+
+
+numbers = st.one_of(
+    st.integers(-40, 40),
+    st.sampled_from([2**31, 2**63, 2**64, -(2**63), 10**400, math.inf, -math.inf, math.nan, 1.5]),
+)
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+descriptions = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "F16", "BF16", "I8", "f32"]) | anything,
+        "shape": st.lists(numbers, max_size=3) | anything,
+        "data_offsets": st.lists(numbers, min_size=2, max_size=2) | anything,
+    },
+)
+
+
+def _opens_or_refuses(folder: Path) -> None:
+    """Either a bad file is refused, or every tensor that it announces can be read in full."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        files = SafetensorsFiles(folder)
+    except BadCheckpoint as error:
+        assert "model.safetensors" in str(error)
+    else:
+        for name in ("a", "b"):
+            if name in files and files.shape(name):
+                out = torch.empty(files.shape(name), dtype=files.dtype(name))
+                files.read_rows(name, 0, files.shape(name)[0], out)
+        files.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < PEAK_KIB
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    header=st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), descriptions | anything),
+    data=st.integers(0, 64),
+    length=st.none() | st.integers(0, 300) | st.integers(0, 2**64 - 1),
+)
+def test_random_headers_never_crash(header: Any, data: int, length: int | None, tmp_path: Path) -> None:
+    _write(tmp_path / "model.safetensors", header, bytes(data), length)
+    _opens_or_refuses(tmp_path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_never_crash(data: st.DataObject, tmp_path: Path) -> None:
+    damaged = bytearray(_whole_file(tmp_path))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "model.safetensors").write_bytes(damaged)
+    _opens_or_refuses(tmp_path)

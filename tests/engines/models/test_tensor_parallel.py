@@ -1,0 +1,143 @@
+"""Several ranks, as threads, compute what one rank computes, each from its own share of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from engines.mpi.model_runner import ModelRunner
+from engines.parallel import SingleProcess
+from tests.support.seeds import fresh_generator, integers
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
+from tests.support.tiny_models import (
+    BLOCK_SIZE,
+    VOCAB_SIZE,
+    load_oracle,
+    make_runner,
+    oracle_logits,
+    plans_in_chunks,
+    run_plans,
+    save_llama,
+)
+
+TABLES = [[9, 2, 31, 4, 17, 0, 22], [63, 7, 50, 8, 33]]
+CHUNKS = [[11, 4, 3], [2, 8]]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "smollm2": {},
+    "smollm2-exact": {"exact_in_fp16": True},
+    "untied-with-biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    "one-kv-head-each": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
+    "sharded-bf16": {"dtype": "bf16", "max_shard_size": "8KB"},
+}
+
+
+def _kv_heads_of(variant: str) -> int:
+    return int(VARIANTS[variant].get("num_key_value_heads", 3))
+
+
+CASES = [(variant, degree) for variant in VARIANTS for degree in (2, 3)] + [
+    ("one-kv-head-each", 4),
+]
+
+
+class _LoneRank(SingleProcess):
+    """One of several ranks, as far as loading goes: there, ranks only agree on the size of the cache."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+
+@pytest.mark.parametrize(("variant", "degree"), CASES)
+def test_logits_are_those_of_transformers(variant: str, degree: int, tmp_path: Path) -> None:
+    save_llama(tmp_path, **VARIANTS[variant])
+    oracle = load_oracle(tmp_path, "fp32")
+    generator = fresh_generator()
+    prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
+    plans = plans_in_chunks(prompts, TABLES, CHUNKS)
+
+    def rank(comm: ThreadCommunicator) -> dict[tuple[int, int], torch.Tensor]:
+        return run_plans(make_runner(tmp_path, comm), plans)
+
+    found, *others = run_ranks(degree, rank)
+    expected = [oracle_logits(oracle, prompt) for prompt in prompts]
+    assert (0, 24) in found
+    assert (1, 17) in found
+    for (i, position), logits in found.items():
+        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=2e-4)
+        assert int(logits.argmax()) == int(expected[i][position].argmax())
+    assert not any(others)  # logits come together on rank 0 alone
+
+
+def _parameter_bytes(folder: Path) -> dict[str, int]:
+    """Of each tensor, as the files hold it."""
+    sizes = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                tensor = tensors.get_tensor(name)
+                sizes[name] = tensor.numel() * tensor.element_size()
+    return sizes
+
+
+def _replicated(name: str) -> bool:
+    """Norms, and the biases of sums over ranks: every rank has them whole."""
+    return "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+
+
+@pytest.mark.parametrize(("variant", "degree"), [(variant, 1) for variant in VARIANTS] + CASES)
+def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_path: Path) -> None:
+    save_llama(tmp_path, **VARIANTS[variant])
+    sizes = _parameter_bytes(tmp_path)
+    shared = sum(size for name, size in sizes.items() if _replicated(name))
+    runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
+    owned = [runner.load_report.owned_bytes for runner in runners]
+    # Together they compute the right logits (above), so they cover all; this sum then leaves no room for overlap.
+    assert sum(owned) == sum(sizes.values()) + (degree - 1) * shared
+    # Fair shares: nobody has more than one KV group, of one layer's worth, above the others.
+    assert max(owned) - min(owned) <= 0.6 * sum(owned) / degree
+    assert sum(runner.cache.layers[0].shape[1] for runner in runners) == _kv_heads_of(variant)
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split("rchar: ", 1)[1].split()[0])
+
+
+def _can_count_reads() -> bool:
+    try:
+        return _bytes_read() >= 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _can_count_reads(), reason="the kernel does not count this process's reads")
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> None:
+    save_llama(tmp_path, hidden_size=180, intermediate_size=500, head_dim=20, num_hidden_layers=2)
+    make_runner(tmp_path, _LoneRank(0, degree))  # imports are over with this one
+    for rank in range(degree):
+        before = _bytes_read()
+        runner = make_runner(tmp_path, _LoneRank(rank, degree))
+        read = _bytes_read() - before
+        assert runner.load_report.owned_bytes <= read <= 1.1 * runner.load_report.owned_bytes
+
+
+def test_more_ranks_than_kv_heads_are_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(ValueError, match="3 units cannot be dealt out to 4 ranks"):
+        make_runner(tmp_path, _LoneRank(0, 4))
+
+
+def test_the_smallest_cache_decides_for_all_ranks(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+
+    def rank(comm: ThreadCommunicator) -> ModelRunner:
+        return make_runner(tmp_path, comm, num_blocks=40 if comm.rank else 23)
+
+    assert [runner.cache.num_blocks for runner in run_ranks(3, rank)] == [23, 23, 23]
+    assert BLOCK_SIZE * 23 >= 64

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.models.safetensors_files import BadCheckpoint
+from engines.models.weights import WeightReader
+from engines.partition import Shard
+from tests.support.tiny_models import make_runner, save_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
+    values = torch.arange(24.0)
+    made = {
+        "q": values.view(6, 4),
+        "k": values.view(6, 4)[:2] + 100,
+        "norm": torch.tensor([1.5, 1 / 3]),
+        "half": values.view(6, 4).half(),
+    }
+    save_file({name: tensor.contiguous() for name, tensor in made.items()}, tmp_path / "model.safetensors")
+    return made
+
+
+@pytest.fixture
+def reader(tensors: dict[str, torch.Tensor], tmp_path: Path) -> Iterator[WeightReader]:
+    reader = WeightReader(tmp_path, torch.float32, torch.float32, CPU)
+    yield reader
+    reader.close()
+
+
+def test_rows_of_several_tensors_one_below_the_other(
+    reader: WeightReader, tensors: dict[str, torch.Tensor]
+) -> None:
+    rows = reader.rows(["q", "k"], [Shard(2, 5), Shard(1, 2)], (8, 4))
+    assert torch.equal(rows, torch.cat((tensors["q"][2:5], tensors["k"][1:2])))
+    assert reader.owned_bytes == 4 * 4 * 4
+
+
+def test_columns(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
+    assert torch.equal(reader.columns("q", Shard(1, 3), (6, 4)), tensors["q"][:, 1:3])
+    assert reader.owned_bytes == 6 * 2 * 4
+    assert torch.equal(reader.columns("q", Shard(0, 4), (6, 4)), tensors["q"])
+    assert reader.owned_bytes == 6 * 6 * 4
+
+
+def test_rounds_to_storage_and_gives_in_compute(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    reader = WeightReader(tmp_path, torch.bfloat16, torch.float32, CPU)
+    norm = reader.whole("norm", (2,))
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, tensors["norm"].bfloat16().float())
+    half = reader.whole("half", (6, 4))
+    assert torch.equal(half, tensors["half"].float())
+    assert reader.owned_bytes == 2 * 4 + 24 * 2  # as the files have them
+    reader.close()
+
+
+def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) -> None:
+    with pytest.raises(BadCheckpoint, match="'norm' has shape 2, config.json says 3"):
+        reader.whole("norm", (3,))
+    with pytest.raises(BadCheckpoint, match="'q' has shape 6x4, config.json says 6x5"):
+        reader.columns("q", Shard(0, 2), (6, 5))
+    with pytest.raises(BadCheckpoint, match="'q' has shape 6x4, config.json says anyx5"):
+        reader.rows(["q"], [Shard(0, 2)], (6, 5))
+    with pytest.raises(BadCheckpoint, match="'norm' has shape 2, config.json says anyx4"):
+        reader.rows(["norm"], [Shard(0, 2)], (6, 4))
+    with pytest.raises(BadCheckpoint, match="no tensor 'v'"):
+        reader.rows(["q", "k", "v"], [Shard(0, 2)] * 3, (10, 4))
+    with pytest.raises(BadCheckpoint, match="of 9 rows .* 'q' has 6 and 'k' has 2"):
+        reader.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4))
+    with pytest.raises(BadCheckpoint, match="'k' has only 2 rows"):
+        reader.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4))
+    with pytest.raises(BadCheckpoint, match="'q', 'half' are not all of one dtype"):
+        reader.rows(["q", "half"], [Shard(0, 2)] * 2, (12, 4))
+    assert reader.owned_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 1},
+        {"num_key_value_heads": 9},
+        {"vocab_size": 96},
+        {"vocab_size": 98},
+        {"intermediate_size": 49},
+        {"intermediate_size": 51},
+        {"hidden_size": 32},
+        {"head_dim": 2},
+        {"head_dim": 8},
+        {"num_hidden_layers": 3},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"tie_word_embeddings": False},
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(
+    changes: dict[str, int | bool], tmp_path: Path
+) -> None:
+    save_llama(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(BadCheckpoint, match=r"tensor"):
+        make_runner(tmp_path)
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        make_runner(tmp_path)

@@ -1,0 +1,194 @@
+"""Rank 0's door, with plain ZeroMQ clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engines.core import FinishReason, RequestOutput
+from engines.mpi.front import Front
+from engines.wire import Abort, Drain, GetStats, Outputs, Submit, ToEngine, decode_to_client, encode
+from tests.engines.mpi.fakes import make_request
+
+Connect = Callable[..., "zmq.Socket[bytes]"]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/e.sock"
+
+
+@pytest.fixture
+def front(address: str) -> Iterator[Front]:
+    front = Front(address)
+    yield front
+    front.close()
+
+
+@pytest.fixture
+def connect(address: str) -> Iterator[Connect]:
+    """Make DEALER sockets; `receive_limit` is the number of messages that a client's own queue takes."""
+    context = zmq.Context()
+    sockets: list[zmq.Socket[bytes]] = []
+
+    def make(receive_limit: int = 0) -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, receive_limit)
+        if receive_limit:
+            socket.setsockopt(zmq.RCVBUF, 4096)
+        socket.connect(address)
+        sockets.append(socket)
+        return socket
+
+    yield make
+    for socket in sockets:
+        socket.close()
+    context.term()
+
+
+def _receive(front: Front, count: int) -> list[tuple[bytes, ToEngine]]:
+    """Messages until there are `count`."""
+    messages: list[tuple[bytes, ToEngine]] = []
+    for _ in range(100):
+        if len(messages) >= count:
+            break
+        messages += front.receive(0.1)
+    return messages
+
+
+def _hello(front: Front, socket: zmq.Socket[bytes]) -> bytes:
+    """Have the front know this client; its name there."""
+    socket.send(encode(Abort("hello")))
+    ((client, _),) = _receive(front, 1)
+    return client
+
+
+def _next(socket: zmq.Socket[bytes]) -> Outputs:
+    assert socket.poll(10_000), "nothing came"
+    message = decode_to_client(socket.recv())
+    assert isinstance(message, Outputs)
+    return message
+
+
+def test_messages_arrive_in_order_with_their_client(front: Front, connect: Connect) -> None:
+    one, two = connect(), connect()
+    sent = [Submit(make_request("a")), Abort("a"), GetStats(3), Drain(1.0)]
+    name_one, name_two = _hello(front, one), _hello(front, two)
+    assert name_one != name_two
+    for message in sent:
+        one.send(encode(message))
+    two.send(encode(Abort("b")))
+    received = _receive(front, 5)
+    assert [message for client, message in received if client == name_one] == sent
+    assert [message for client, message in received if client == name_two] == [Abort("b")]
+
+
+def test_without_messages_receive_returns_when_its_time_is_over(front: Front) -> None:
+    assert list(front.receive(0.0)) == []
+    assert list(front.receive(0.01)) == []
+
+
+def test_garbage_is_dropped_and_what_follows_is_not(front: Front, connect: Connect) -> None:
+    socket = connect()
+    client = _hello(front, socket)
+    socket.send(b"\xff\xfe garbage")
+    socket.send(b"")
+    socket.send_multipart([b"too", b"many", b"frames"])
+    socket.send(encode(Outputs([])))
+    socket.send(encode(Abort("good")))
+    assert _receive(front, 1) == [(client, Abort("good"))]
+
+
+def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None:
+    one, two = connect(), connect()
+    name_one, name_two = _hello(front, one), _hello(front, two)
+    first = RequestOutput("a", (1,), (-0.5,))
+    second = RequestOutput("b", (2,), finish_reason=FinishReason.LENGTH)
+    assert front.send_outputs(name_one, [first])
+    assert front.send_outputs(name_two, [second])
+    assert _next(one).outputs == [first]
+    assert _next(two).outputs == [second]
+    assert not one.poll(0)
+    assert not two.poll(0)
+
+
+def test_a_client_that_is_gone_is_reported(front: Front, connect: Connect) -> None:
+    staying, leaving = connect(), connect()
+    name_staying, name = _hello(front, staying), _hello(front, leaving)
+    leaving.close()
+    for _ in range(200):
+        # Any call that looks at the socket takes note of the closed connection.
+        list(front.receive(0.01))
+        if not front.send_outputs(name, [RequestOutput("a", (1,))]):
+            break
+    else:
+        pytest.fail("a client that has closed its connection is never reported")
+    assert front.send_outputs(name_staying, [RequestOutput("b", (1,))])
+    assert _next(staying).outputs[0].id == "b"
+    assert front.flush() == []
+
+
+def test_a_client_that_never_was_is_reported(front: Front) -> None:
+    assert not front.send_outputs(b"stranger", [])
+    assert front.flush() == []
+
+
+_MANY = 6000
+
+
+def _fill(front: Front, client: bytes) -> None:
+    """Far more than the queues and buffers between front and client take."""
+    padding = "x" * 500
+    for i in range(_MANY):
+        assert front.send_outputs(client, [RequestOutput(str(i), error_kind="e", error_message=padding)])
+
+
+def test_what_a_full_queue_does_not_take_is_kept_and_sent_later(front: Front, connect: Connect) -> None:
+    slow, quick = connect(receive_limit=1), connect()
+    name_slow, name_quick = _hello(front, slow), _hello(front, quick)
+    _fill(front, name_slow)
+    assert front.send_outputs(name_quick, [RequestOutput("quick")]), "one slow client must not hold up others"
+    assert _next(quick).outputs[0].id == "quick"
+    received = []
+    for _ in range(_MANY):
+        assert front.flush() == []
+        received.append(_next(slow).outputs[0].id)
+    assert received == [str(i) for i in range(_MANY)]
+
+
+def test_a_slow_client_that_leaves_is_reported_by_flush(front: Front, connect: Connect) -> None:
+    slow = connect(receive_limit=1)
+    name = _hello(front, slow)
+    _fill(front, name)
+    slow.close()
+    for _ in range(200):
+        list(front.receive(0.01))
+        if gone := front.flush():
+            break
+    assert gone == [name]
+    assert front.flush() == []
+
+
+def test_what_is_left_is_sent_before_the_door_closes(address: str, connect: Connect) -> None:
+    front = Front(address)
+    slow = connect(receive_limit=1)
+    _fill(front, _hello(front, slow))
+    closing = threading.Thread(target=front.close)
+    closing.start()
+    received = [_next(slow).outputs[0].id for _ in range(_MANY)]
+    closing.join(10)
+    assert received == [str(i) for i in range(_MANY)]
+
+
+def test_a_client_that_does_not_read_cannot_keep_the_door_open(address: str, connect: Connect) -> None:
+    front = Front(address)
+    _fill(front, _hello(front, connect(receive_limit=1)))
+    started = time.monotonic()
+    front.close()
+    assert time.monotonic() - started < 5

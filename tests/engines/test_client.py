@@ -1,0 +1,255 @@
+"""The web process's side of the wire, against a real front that a scripted engine serves from a thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gevent
+import pytest
+
+from engines.client import ClientStream, EngineClient
+from engines.core import EngineInfo, EngineStats, FinishReason, RequestOutput
+from engines.health import EngineState, StatusBoard
+from engines.mpi.front import Front
+from engines.wire import Abort, GetStats, Stats, Submit, ToEngine
+from tests.engines.mpi.fakes import make_request
+
+_STATS = EngineStats(
+    EngineInfo("m", "MPI", 1, "cpu", "fp32", 8, 8, 4, 2, 8, True), {"g": 1.0}, {"c": 2.0}, ()
+)
+Handler = Callable[[Front, bytes, ToEngine], None]
+
+
+class _Engine:
+    """A thread that owns a front, hands each message to `handle`, and remembers it."""
+
+    def __init__(self, address: str) -> None:
+        self.messages: list[ToEngine] = []
+        self.handle: Handler = lambda front, client, message: None
+        self.calls: list[Callable[[Front, bytes], None]] = []
+        """Run by the thread with the last client it heard of."""
+        self._address = address
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        front = Front(self._address)
+        client = b""
+        while not self._stop.is_set():
+            for client, message in front.receive(0.01):  # noqa: B007
+                self.messages.append(message)
+                self.handle(front, client, message)
+            while client and self.calls:
+                self.calls.pop(0)(front, client)
+        front.close()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> StatusBoard:
+    board = StatusBoard.create(tmp_path / "status", 1)
+    board.beat(0)
+    board.set_state(EngineState.READY)
+    return board
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[_Engine]:
+    engine = _Engine(f"ipc://{tmp_path}/e.sock")
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def client(tmp_path: Path, board: StatusBoard) -> Iterator[EngineClient]:
+    client = EngineClient(f"ipc://{tmp_path}/e.sock", tmp_path / "status")
+    yield client
+    client.close()
+
+
+def _answer(*outputs: RequestOutput) -> Handler:
+    """Answer each submitted request with `outputs`, one message each."""
+
+    def handle(front: Front, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            for output in outputs:
+                front.send_outputs(client, [output])
+
+    return handle
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    with gevent.Timeout(10):
+        while not condition():
+            gevent.sleep(0.01)
+
+
+def _collect(stream: ClientStream) -> list[RequestOutput]:
+    outputs = []
+    while True:
+        output = stream.next(10)
+        assert output is not None, "no output in time"
+        outputs.append(output)
+        if output.finished:
+            return outputs
+
+
+def test_outputs_are_delivered_in_order(engine: _Engine, client: EngineClient) -> None:
+    expected = [RequestOutput("a", (i,)) for i in range(50)]
+    expected.append(RequestOutput("a", (50,), finish_reason=FinishReason.LENGTH))
+    engine.handle = _answer(*expected)
+    assert _collect(client.submit(make_request("a"))) == expected
+
+
+def test_the_request_arrives_as_it_was(engine: _Engine, client: EngineClient) -> None:
+    request = make_request("a", range(100), 7, stop=[3], arrival_time=12.5)
+    client.submit(request)
+    _wait(lambda: engine.messages == [Submit(request)])
+
+
+def test_many_greenlets_wait_at_once(engine: _Engine, client: EngineClient) -> None:
+    """One message holds a step's outputs of many requests; each stream sees its own."""
+    numbers = itertools.count()
+    waiting: list[str] = []
+
+    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            waiting.append(message.request.id)
+        if len(waiting) == 20:
+            for _ in range(5):
+                front.send_outputs(name, [RequestOutput(i, (next(numbers),)) for i in waiting])
+            front.send_outputs(name, [RequestOutput(i, finish_reason=FinishReason.LENGTH) for i in waiting])
+
+    engine.handle = handle
+    streams = [client.submit(make_request(str(i))) for i in range(20)]
+    greenlets = [gevent.spawn(_collect, stream) for stream in streams]
+    gevent.joinall(greenlets, timeout=20, raise_error=True)
+    for i, greenlet in enumerate(greenlets):
+        assert [o.token_ids for o in greenlet.value[:5]] == [(i + 20 * step,) for step in range(5)]
+        assert all(output.id == str(i) for output in greenlet.value)
+
+
+def test_next_gives_none_when_its_time_is_over(engine: _Engine, client: EngineClient) -> None:
+    stream = client.submit(make_request("a"))
+    assert stream.next(0.01) is None
+    assert stream.next(-1.0) is None
+
+
+def test_abort_is_told_once_and_nothing_is_delivered_after_it(engine: _Engine, client: EngineClient) -> None:
+    aborted, other = client.submit(make_request("a")), client.submit(make_request("b"))
+    _wait(lambda: len(engine.messages) == 2)
+    client.abort("a")
+    client.abort("a")
+    engine.calls.append(lambda front, name: front.send_outputs(name, [RequestOutput("a", (1,))]) and None)
+    done = RequestOutput("b", (1,), finish_reason=FinishReason.LENGTH)
+    engine.calls.append(lambda front, name: front.send_outputs(name, [done]) and None)
+    assert _collect(other) == [done]
+    assert aborted.next(0.0) is None
+    assert engine.messages.count(Abort("a")) == 1
+
+
+def test_abort_after_the_end_says_nothing(engine: _Engine, client: EngineClient) -> None:
+    engine.handle = _answer(RequestOutput("a", finish_reason=FinishReason.LENGTH))
+    _collect(client.submit(make_request("a")))
+    client.abort("a")
+    client.abort("never was")
+    client.submit(make_request("last"))
+    _wait(lambda: len(engine.messages) == 2)
+    assert not any(isinstance(message, Abort) for message in engine.messages)
+
+
+def test_stats_are_those_of_the_engine(engine: _Engine, client: EngineClient) -> None:
+    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+        if isinstance(message, GetStats):
+            front.send(name, Stats(message.token, _STATS))
+
+    engine.handle = handle
+    assert client.stats(10) == _STATS
+
+
+def test_stats_give_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
+    assert client.stats(0.05) is None
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(engine: _Engine, client: EngineClient) -> None:
+    late = EngineStats(_STATS.info, {"late": 1.0}, {}, ())
+
+    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+        if isinstance(message, GetStats) and message.token > 0:
+            front.send(name, Stats(0, late))
+            front.send(name, Stats(message.token, _STATS))
+
+    engine.handle = handle
+    assert client.stats(0.05) is None
+    assert client.stats(10) == _STATS
+
+
+def test_a_refusal_is_the_first_and_only_output(engine: _Engine, client: EngineClient) -> None:
+    refusal = RequestOutput("a", error_kind="overloaded", error_message="the queue is full")
+    engine.handle = _answer(refusal)
+    assert _collect(client.submit(make_request("a"))) == [refusal]
+
+
+@pytest.mark.parametrize("state", [EngineState.FAILED, EngineState.STOPPED])
+def test_when_the_engine_dies_all_who_wait_are_told(
+    engine: _Engine, client: EngineClient, board: StatusBoard, state: EngineState
+) -> None:
+    streams = [client.submit(make_request(str(i))) for i in range(3)]
+    _wait(lambda: len(engine.messages) == 3)
+    board.set_state(state, "rank 1: killed")
+    for i, stream in enumerate(streams):
+        (output,) = _collect(stream)
+        assert (output.id, output.error_kind) == (str(i), "engine_died")
+        assert "rank 1: killed" in output.error_message
+    assert not client.health().ready
+    (refusal,) = _collect(client.submit(make_request("late")))
+    assert refusal.error_kind == "engine_died"
+    assert client.stats(5) is None
+
+
+def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
+    engine: _Engine, client: EngineClient, board: StatusBoard
+) -> None:
+    """Also when a new request comes in just then: that one alone is told at once."""
+    stream = client.submit(make_request("a"))
+    _wait(lambda: len(engine.messages) == 1)
+    done = RequestOutput("a", (1, 2), finish_reason=FinishReason.LENGTH)
+    sent = threading.Event()
+
+    def finish(front: Front, name: bytes) -> None:
+        front.send_outputs(name, [done])
+        board.set_state(EngineState.STOPPED)
+        sent.set()
+
+    engine.calls.append(finish)
+    # Blocks this thread and with it all greenlets: the output lies in the socket, nobody has read it.
+    assert sent.wait(10)
+    (refusal,) = _collect(client.submit(make_request("late")))
+    assert refusal.error_kind == "engine_died"
+    assert _collect(stream) == [done]
+
+
+def test_the_engine_need_not_be_there_yet(tmp_path: Path, client: EngineClient) -> None:
+    stream = client.submit(make_request("a"))
+    engine = _Engine(f"ipc://{tmp_path}/e.sock")
+    try:
+        done = RequestOutput("a", finish_reason=FinishReason.LENGTH)
+        engine.handle = _answer(done)
+        assert _collect(stream) == [done]
+    finally:
+        engine.stop()
+
+
+def test_health_is_what_the_board_says(client: EngineClient, board: StatusBoard) -> None:
+    assert client.health().ready
+    board.set_state(EngineState.DRAINING)
+    assert client.health().state is EngineState.DRAINING
+    assert not client.health().ready

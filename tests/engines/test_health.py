@@ -1,0 +1,152 @@
+"""The status board: what one process writes, another reads, whatever state the writer is in."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from engines.health import STALE_AFTER_SECONDS, EngineState, Health, StatusBoard
+from tests.support.paths import REPO_ROOT, child_environment
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> StatusBoard:
+    return StatusBoard.create(tmp_path / "status", world_size=2)
+
+
+def _set_beat(path: Path, rank: int, seconds_ago: float) -> None:
+    """Write a heartbeat of the past, by the layout that the module's docstring gives."""
+    with path.open("r+b") as file:
+        file.seek(8 + 8 * rank)
+        file.write(struct.pack("<d", time.monotonic() - seconds_ago))
+
+
+def test_a_new_board_says_that_the_model_is_loading(board: StatusBoard) -> None:
+    health = board.read()
+    assert health.state is EngineState.STARTING
+    assert health.reason == ""
+    assert not health.ready
+    assert health.describe() == "the model is loading"
+
+
+def test_only_the_owner_may_read_or_write(tmp_path: Path, board: StatusBoard) -> None:
+    assert stat.S_IMODE((tmp_path / "status").stat().st_mode) == 0o600
+
+
+def test_a_board_is_never_laid_over_another_file(tmp_path: Path, board: StatusBoard) -> None:
+    with pytest.raises(FileExistsError):
+        StatusBoard.create(tmp_path / "status", 1)
+
+
+@pytest.mark.parametrize("state", list(EngineState))
+def test_state_and_reason_are_seen_by_another_reader(
+    tmp_path: Path, board: StatusBoard, state: EngineState
+) -> None:
+    board.set_state(state, "because")
+    other = StatusBoard.open(tmp_path / "status")
+    assert (other.read().state, other.read().reason) == (state, "because")
+    board.set_state(state)
+    assert other.read().reason == ""
+
+
+@given(reason=st.text(st.characters(exclude_categories=()), max_size=3000))
+@example(reason="no such folder: caf\udce9")
+@example(reason="ü" * 1030)
+@example(reason="x" + "ü" * 1030)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_reason_can_be_told(board: StatusBoard, reason: str) -> None:
+    """Errors quote what they were given: bytes of a file name that are no UTF-8, a page of text."""
+    board.set_state(EngineState.FAILED, reason)
+    health = board.read()
+    assert health.state is EngineState.FAILED
+    told = reason.encode(errors="replace")
+    assert health.reason == told[:2048].decode(errors="ignore")
+
+
+def test_a_long_reason_is_cut_and_a_short_one_after_it_is_whole(board: StatusBoard) -> None:
+    board.set_state(EngineState.FAILED, "ä" * 5000)
+    assert board.read().reason == "ä" * 1024
+    board.set_state(EngineState.FAILED, "short")
+    assert board.read().reason == "short"
+
+
+def test_ready_needs_a_beat_of_every_rank(board: StatusBoard) -> None:
+    board.set_state(EngineState.READY)
+    board.beat(0)
+    assert not board.read().ready
+    board.beat(1)
+    health = board.read()
+    assert health.ready
+    assert 0 <= health.heartbeat_age < 5
+    assert health.describe() == "ready"
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_one_silent_rank_makes_the_engine_not_ready(tmp_path: Path, board: StatusBoard, silent: int) -> None:
+    board.set_state(EngineState.READY)
+    for rank in (0, 1):
+        board.beat(rank)
+    _set_beat(tmp_path / "status", silent, STALE_AFTER_SECONDS + 1)
+    health = board.read()
+    assert not health.ready
+    assert "made no progress for 8 s" in health.describe()
+
+
+@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.READY])
+def test_a_fresh_beat_alone_is_not_ready(state: EngineState) -> None:
+    health = Health(state, "the cause", 0.1)
+    assert not health.ready
+    assert health.describe().endswith(": the cause")
+
+
+def test_another_process_writes_and_dies_and_its_words_remain(tmp_path: Path, board: StatusBoard) -> None:
+    program = (
+        "import os, sys, pathlib\n"
+        "from engines.health import EngineState, StatusBoard\n"
+        "board = StatusBoard.open(pathlib.Path(sys.argv[1]))\n"
+        "board.beat(0)\n"
+        "board.beat(1)\n"
+        "board.set_state(EngineState.READY)\n"
+        "print('written', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "board.set_state(EngineState.FAILED, 'kaputt: Überlauf')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "status")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPO_ROOT,
+        env=child_environment(),
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdin is not None
+        assert writer.stdout.readline() == "written\n"
+        assert board.read().ready
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.wait(30) == -9
+    assert board.read().state is EngineState.FAILED
+    assert board.read().describe() == "the engine has failed: kaputt: Überlauf"
+
+
+def test_opening_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        StatusBoard.open(tmp_path / "missing")
+    (tmp_path / "short").write_bytes(b"")
+    with pytest.raises((struct.error, ValueError)):
+        StatusBoard.open(tmp_path / "short")
+
+
+def test_the_board_is_a_small_file(tmp_path: Path, board: StatusBoard) -> None:
+    assert os.path.getsize(tmp_path / "status") < 4096

@@ -1,0 +1,102 @@
+"""rms_norm, rotary_ and silu_and_mul: against double precision, and bit by bit against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from lmi_kernels import rms_norm, rotary_, silu_and_mul
+from tests.support.seeds import fresh_generator
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+EPS = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 1), (1, 576), (5, 36), (33, 577)])
+@torch.inference_mode()
+def test_rms_norm_has_the_bits_of_transformers(num_tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    generator = fresh_generator()
+    x = (torch.randn(num_tokens, hidden, generator=generator) * 10).to(dtype)
+    norm = LlamaRMSNorm(hidden, eps=1e-5).to(dtype)
+    norm.weight.copy_(torch.randn(hidden, generator=generator))
+    y = rms_norm(x, norm.weight, 1e-5)
+    assert y.dtype == dtype
+    assert torch.equal(y, norm(x))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 0.1])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_rms_norm_in_double_precision(size: float, eps: float) -> None:
+    generator = fresh_generator()
+    x = torch.randn(7, 64, generator=generator) * size
+    weight = torch.randn(64, generator=generator)
+    expected = weight.double() * x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt()
+    torch.testing.assert_close(rms_norm(x, weight, eps).double(), expected, rtol=2e-6, atol=1e-9)
+
+
+def test_rms_norm_leaves_its_input_alone() -> None:
+    x = torch.randn(2, 8, generator=fresh_generator())
+    before = x.clone()
+    rms_norm(x, torch.ones(8), 1e-6)
+    assert torch.equal(x, before)
+
+
+def _angles(generator: torch.Generator, num_tokens: int, head_dim: int) -> torch.Tensor:
+    positions = torch.randint(0, 8192, (num_tokens,), generator=generator).float()
+    return torch.outer(positions, 1 / 10000 ** (torch.arange(0, head_dim, 2).float() / head_dim))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 1, 2), (5, 9, 64), (17, 4, 6)])
+def test_rotary_is_that_of_transformers(
+    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    generator = fresh_generator()
+    # The first heads of a wider projection, as the attention layer has them.
+    wide = torch.randn(num_tokens, num_heads + 2, head_dim, generator=generator).to(dtype)
+    before = wide.clone()
+    x = before[:, :num_heads]
+    angles = _angles(generator, num_tokens, head_dim)
+    sin, cos = torch.cat((angles, angles), -1).sin(), torch.cat((angles, angles), -1).cos()
+    signed_sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    y = x.clone()
+    rotary_(y, cos[:, None], signed_sin[:, None])
+    expected, _ = apply_rotary_pos_emb(x.float(), x.float(), cos, sin, unsqueeze_dim=1)
+    assert y.dtype == dtype
+    assert torch.equal(y, expected.to(dtype))
+
+
+def test_rotary_turns_each_pair_by_its_angle() -> None:
+    generator = fresh_generator()
+    x = torch.randn(6, 3, 8, generator=generator)
+    angles = torch.rand(6, 4, generator=generator) * 6.3
+    y = x.clone()
+    rotary_(
+        y,
+        torch.cat((angles, angles), -1).cos()[:, None],
+        torch.cat((-angles.sin(), angles.sin()), -1)[:, None],
+    )
+    # As complex numbers a rotation is one product.
+    turned = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(
+        torch.ones_like(angles).double(), angles.double()
+    ).unsqueeze(1)
+    torch.testing.assert_close(
+        y.double(), torch.cat((turned.real, turned.imag), -1), rtol=0, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
+def test_silu_and_mul_in_double_precision(num_tokens: int, intermediate: int, dtype: torch.dtype) -> None:
+    generator = fresh_generator()
+    gate_up = (torch.randn(num_tokens, 2 * intermediate, generator=generator) * 4).to(dtype)
+    before = gate_up.clone()
+    y = silu_and_mul(gate_up)
+    gate, up = before.double().chunk(2, -1)
+    expected = gate / (1 + torch.exp(-gate)) * up
+    assert y.shape == (num_tokens, intermediate)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), expected, rtol=4 * EPS[dtype], atol=EPS[dtype] * 1e-2)
+    assert torch.equal(gate_up, before)

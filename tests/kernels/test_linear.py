@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmi_kernels import LinearWeight, batch_invariant_rows, linear, pack
+from tests.support.seeds import fresh_generator
+
+SHAPES = [(1, 1), (37, 5), (48, 64), (100, 33), (192, 576), (576, 1536)]
+
+
+def _exact_weight(generator: torch.Generator, out_features: int, in_features: int) -> torch.Tensor:
+    return (torch.randn(out_features, in_features, generator=generator) * 0.05).half().float()
+
+
+def _bound(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """How far an fp32 sum of these products may lie from the exact one: depth * eps * sum of magnitudes, generous."""
+    depth = max(8.0, w.shape[1] ** 0.5)
+    return depth * torch.finfo(torch.float32).eps * (x.double().abs() @ w.double().abs().T) + 1e-30
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("exact", [True, False])
+def test_is_the_fp32_product(out_features: int, in_features: int, with_bias: bool, exact: bool) -> None:
+    generator = fresh_generator()
+    w = _exact_weight(generator, out_features, in_features)
+    if not exact:
+        w[-1, -1] = 1 / 3
+    bias = torch.randn(out_features, generator=generator) if with_bias else None
+    for num_rows in (1, 2, 3, 7, 33):
+        x = torch.randn(num_rows, in_features, generator=generator)
+        y = linear(x, pack(w, bias))
+        expected = x.double() @ w.double().T
+        bound = _bound(x, w)
+        if bias is not None:
+            expected += bias.double()
+            bound += torch.finfo(torch.float32).eps * (expected.abs() + bias.abs())
+        assert y.dtype == torch.float32
+        assert y.shape == (num_rows, out_features)
+        assert bool(((y.double() - expected).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_packs_weights_that_survive_fp16(dtype: torch.dtype) -> None:
+    # Few bits, so that bf16 holds them too; zeros of both signs, fp16's subnormals and its extremes.
+    values = torch.tensor([0.0, -0.0, 0.5, -1.25, 2**-14, 2**-24, -(2**-20), 3 * 2**-24, 32768.0, 63488.0])
+    weight = pack(values.view(2, 5).to(dtype))
+    assert weight.packed is not None
+    assert weight.dense is None
+    # The identity shows every weight alone: nothing is lost in the packing.
+    assert torch.equal(linear(torch.eye(5).repeat(2, 1), weight)[:5], values.view(2, 5).T)
+
+
+@pytest.mark.parametrize("value", [1 / 3, 65536.0, -1e30, 2.0**-25, 1 + 2.0**-12, float("nan")])
+def test_keeps_weights_dense_that_fp16_would_change(value: float) -> None:
+    w = torch.ones(3, 4)
+    w[1, 2] = value
+    weight = pack(w)
+    assert weight.packed is None
+    assert weight.dense is not None
+    assert torch.equal(weight.dense, w) or value != value
+
+
+def test_finds_the_one_inexact_weight_of_a_tall_matrix() -> None:
+    # The check walks the rows in blocks: the last row of a second block counts too.
+    w = torch.zeros(8192 + 7, 2)
+    assert pack(w).packed is not None
+    w[-1, 1] = 0.1
+    assert pack(w).packed is None
+
+
+def test_widens_low_precision_weights_for_the_dense_product() -> None:
+    generator = fresh_generator()
+    w = torch.randn(6, 8, generator=generator).bfloat16()
+    w[0, 0] = 2.0**-40  # bf16 holds it, fp16 does not
+    x = torch.randn(3, 8, generator=generator)
+    weight = pack(w, torch.ones(6, dtype=torch.bfloat16))
+    assert weight.packed is None
+    y = linear(x, weight)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, (x.double() @ w.double().T + 1).float(), rtol=0, atol=1e-5)
+
+
+def test_no_rows_give_no_rows() -> None:
+    assert linear(torch.empty(0, 4), pack(torch.ones(3, 4))).shape == (0, 3)
+
+
+def test_refuses_a_weight_that_holds_nothing() -> None:
+    with pytest.raises(ValueError, match="packed or a dense"):
+        linear(torch.ones(1, 1), LinearWeight(None, None, None))
+
+
+def test_batch_invariant_rows_adds_at_most_two() -> None:
+    for num_rows in range(1, 2000):
+        padded = batch_invariant_rows(num_rows)
+        assert num_rows <= padded <= num_rows + 2
+        assert batch_invariant_rows(padded) == padded
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2",
+    reason="the row counts of batch_invariant_rows were measured with AVX2; other kernels walk rows otherwise",
+)
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("out_features", "in_features"), [(16, 16), (48, 64), (100, 33), (192, 576)])
+def test_packed_rows_do_not_depend_on_their_neighbours(
+    out_features: int, in_features: int, num_threads: int
+) -> None:
+    generator = fresh_generator()
+    weight = pack(_exact_weight(generator, out_features, in_features))
+    assert weight.packed is not None
+    x = torch.randn(80, in_features, generator=generator)
+    # What each row gives in the smallest batch that is computed: alone, padded with something else.
+    alone = torch.cat(
+        [
+            linear(
+                torch.cat(
+                    (row, torch.randn(batch_invariant_rows(1) - 1, in_features, generator=generator))
+                ),
+                weight,
+            )[:1]
+            for row in x.split(1)
+        ]
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_rows in range(1, 78):
+            padding = torch.randn(
+                batch_invariant_rows(num_rows) - num_rows, in_features, generator=generator
+            )
+            y = linear(torch.cat((x[:num_rows], padding)), weight)
+            assert torch.equal(y[:num_rows], alone[:num_rows]), f"{num_rows} rows"
+    finally:
+        torch.set_num_threads(before)

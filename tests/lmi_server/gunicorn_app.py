@@ -1,0 +1,65 @@
+"""The application over a scripted engine, for a real gunicorn worker; with routes by which a test steers the script.
+
+Prompts: `answer` is answered at once; `gated` gets one token, then waits for `/test/release`; `hang` gets none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from flask import Flask
+
+from engines.core import Request, RequestOutput
+from lmi_server.app import create_app
+from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import FakeEngine, tokens, web_config
+
+ANSWER = "The capital of France is Paris."
+
+
+def make_app(folder: str) -> Flask:
+    text = TextModel.from_folder(Path(folder))
+    gate = threading.Event()
+
+    def script(request: Request) -> Iterator[RequestOutput | threading.Event]:
+        prompt = text.decode(request.prompt_token_ids)
+        if "hang" in prompt:
+            yield threading.Event()
+        outputs = tokens(request, text.encode(ANSWER))
+        yield outputs[0]
+        if "gated" in prompt:
+            yield gate
+        yield from outputs[1:]
+
+    engine = FakeEngine(script)
+    app = create_app(web_config(Path(folder), ServerConfig(max_request_size=100_000)), engine, text)
+
+    @app.post("/test/release")
+    def release() -> str:
+        gate.set()
+        return ""
+
+    @app.post("/test/reset")
+    def reset() -> str:
+        for event in (gate, engine.submit_seen, engine.abort_seen):
+            event.clear()
+        return ""
+
+    @app.get("/test/wait_submitted")
+    def wait_submitted() -> dict[str, bool]:
+        seen = engine.submit_seen.wait(10)
+        return {"seen": seen}
+
+    @app.post("/test/wait_abort")
+    def wait_abort() -> dict[str, bool]:
+        while True:
+            engine.abort_seen.clear()
+            if engine.requests[-1].id in engine.aborted:
+                return {"seen": True}
+            if not engine.abort_seen.wait(10):
+                return {"seen": False}
+
+    return app

@@ -1,0 +1,185 @@
+"""Under a real gunicorn worker on gevent: flushing, clients that leave, connections that stay."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.lmi_server.gunicorn_app import ANSWER
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTICED_SECONDS = 2.0
+"""Far above what it takes, far below the deadline of a request."""
+
+
+@pytest.fixture(scope="module")
+def address(model_folder: Path) -> Iterator[tuple[str, int]]:
+    """A running server. Its socket listens before it starts, so nobody has to wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "-b", f"fd://{listener.fileno()}"]
+        command += ["--keep-alive", "30", "--graceful-timeout", "1"]
+        command.append(f"tests.lmi_server.gunicorn_app:make_app('{model_folder}')")
+        server = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+        try:
+            yield listener.getsockname()
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.fixture
+def url(address: tuple[str, int]) -> str:
+    base = f"http://{address[0]}:{address[1]}"
+    assert requests.post(f"{base}/test/reset", timeout=30).status_code == 200
+    return base
+
+
+def request_bytes(body: dict[str, Any], path: str = "/invocations") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def wait_abort(url: str) -> float:
+    """Wait until the engine was told; seconds that took."""
+    start = time.monotonic()
+    assert requests.post(f"{url}/test/wait_abort", timeout=30).json() == {"seen": True}
+    return time.monotonic() - start
+
+
+def wait_submitted(url: str) -> None:
+    assert requests.get(f"{url}/test/wait_submitted", timeout=30).json() == {"seen": True}
+
+
+def test_each_step_is_flushed(url: str) -> None:
+    with requests.post(
+        f"{url}/invocations", json={"inputs": "gated", "stream": True}, stream=True, timeout=30
+    ) as r:
+        lines = r.iter_lines()
+        # This line arrives although the rest does not exist yet.
+        records = [json.loads(next(lines))]
+        assert requests.post(f"{url}/test/release", timeout=30).status_code == 200
+        records += [json.loads(line) for line in lines]
+    assert records[-1]["generated_text"] == ANSWER
+    assert "".join(record["token"]["text"] for record in records) == ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_while_nothing_was_sent(
+    stream: bool, address: tuple[str, int], url: str
+) -> None:
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(request_bytes({"inputs": "hang", "stream": stream}))
+        wait_submitted(url)
+    assert wait_abort(url) < NOTICED_SECONDS
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions"])
+def test_a_client_that_leaves_in_mid_stream(path: str, address: tuple[str, int], url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "gated"}], "stream": True}
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(request_bytes(body, path))
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    assert wait_abort(url) < NOTICED_SECONDS
+
+
+def test_a_client_that_breaks_the_connection(address: tuple[str, int], url: str) -> None:
+    client = socket.create_connection(address, timeout=30)
+    client.sendall(request_bytes({"inputs": "hang"}))
+    wait_submitted(url)
+    # Linger of 0 s: a reset instead of an orderly end.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    client.close()
+    assert wait_abort(url) < NOTICED_SECONDS
+
+
+def test_a_client_that_pipelines_and_leaves(address: tuple[str, int], url: str) -> None:
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(request_bytes({"inputs": "hang"}))
+        wait_submitted(url)
+        client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert wait_abort(url) < NOTICED_SECONDS
+
+
+def test_one_connection_carries_many_requests(address: tuple[str, int]) -> None:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    sockets = set()
+    for number in range(6):
+        if number % 3 == 2:
+            connection.request("GET", "/ping")
+        else:
+            connection.request(
+                "POST", "/invocations", json.dumps({"inputs": "answer", "stream": number % 3 == 1})
+            )
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        assert reply.status == 200
+        assert ("Healthy" if number % 3 == 2 else ANSWER) in text
+        sockets.add(connection.sock)
+    assert len(sockets) == 1
+    connection.close()
+
+
+def test_a_pipelined_request_is_answered_in_its_turn(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(
+            request_bytes({"inputs": "answer"})
+            + b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        data = b""
+        while part := client.recv(65536):
+            data += part
+    assert data.count(b"HTTP/1.1 200") == 2
+    assert data.index(ANSWER.encode()) < data.index(b"Healthy")
+
+
+def test_a_body_without_a_length_is_bounded_too(url: str) -> None:
+    def pieces(count: int) -> Iterator[bytes]:
+        yield b'{"inputs": "'
+        for _ in range(count):
+            yield b"x" * 1000
+        yield b'"}'
+
+    small = requests.post(f"{url}/invocations", data=pieces(0), timeout=30)
+    assert small.status_code == 424
+    large = requests.post(f"{url}/invocations", data=pieces(150), timeout=30)
+    assert large.status_code == 413, large.text
+    assert "max_request_size" in large.json()["error"]
+
+
+def test_a_body_that_is_no_chunks_is_refused(address: tuple[str, int], url: str) -> None:
+    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(head + b"5\r\n{'inp\r\nzz\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 424")
+    assert requests.post(f"{url}/invocations", json={"inputs": "answer"}, timeout=30).status_code == 200
+
+
+def test_openais_own_client(url: str) -> None:
+    messages: Any = [{"role": "user", "content": "answer"}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as api:
+        whole = api.chat.completions.create(model="m", messages=messages)
+        assert whole.choices[0].message.content == ANSWER
+        assert whole.usage is not None
+        assert whole.usage.total_tokens > 0
+        stream = api.chat.completions.create(model="m", messages=messages, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == ANSWER
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            api.chat.completions.create(model="m", messages=messages, temperature=9)

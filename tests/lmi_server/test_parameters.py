@@ -1,0 +1,127 @@
+"""The parameter table: whatever is sent is either used as it stands or refused by name, never a server's error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lmi_server.apis.checks import parse_parameters
+from lmi_server.apis.parameters import PARAMETERS, Kind, Names, rows
+from lmi_server.app import create_app
+from lmi_server.errors import InvalidField
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import FakeEngine, build_model_folder, says, web_config
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+LMI_NAMES = st.sampled_from(sorted(rows(Names.LMI)))
+OPENAI_NAMES = st.sampled_from(sorted(rows(Names.OPENAI)))
+
+
+@pytest.fixture(scope="module")
+def shared_client(tmp_path_factory: pytest.TempPathFactory) -> FlaskClient:
+    folder = build_model_folder(tmp_path_factory.mktemp("model"))
+    text = TextModel.from_folder(folder)
+    return create_app(web_config(folder), FakeEngine(says(text, "one two")), text).test_client()
+
+
+@given(st.dictionaries(LMI_NAMES | st.text(max_size=12), JSON_VALUES, max_size=3))
+def test_any_lmi_parameters(shared_client: FlaskClient, parameters: dict[str, Any]) -> None:
+    reply = shared_client.post("/invocations", json={"inputs": "Hello", "parameters": parameters})
+    assert reply.status_code in (200, 424)
+    if reply.status_code == 424:
+        assert any(f"parameters.{name}"[:200] in reply.get_json()["error"] for name in parameters)
+
+
+@given(st.dictionaries(OPENAI_NAMES | st.text(max_size=12), JSON_VALUES, max_size=3))
+def test_any_openai_fields(shared_client: FlaskClient, fields: dict[str, Any]) -> None:
+    body = {**fields, "messages": [{"role": "user", "content": "Hello"}]}
+    reply = shared_client.post("/v1/chat/completions", json=body)
+    assert reply.status_code in (200, 400)
+    if reply.status_code == 400:
+        assert any(name in reply.get_json()["error"]["message"] for name in fields)
+
+
+@given(JSON_VALUES)
+def test_any_messages(shared_client: FlaskClient, messages: Any) -> None:
+    assert shared_client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_body(shared_client: FlaskClient, data: bytes) -> None:
+    for path, status in (("/invocations", 424), ("/v1/chat/completions", 400)):
+        assert shared_client.post(path, data=data).status_code == status
+
+
+NUMBERS = [
+    (name, row)
+    for names in Names
+    for name, row in rows(names).items()
+    if row.neutral is None and row.kind in (Kind.INTEGER, Kind.NUMBER)
+]
+
+
+@pytest.mark.parametrize(("name", "row"), NUMBERS, ids=[f"{name}-{row.maximum}" for name, row in NUMBERS])
+def test_range_ends_where_the_text_says(name: str, row: Any) -> None:
+    names = Names.LMI if name in row.lmi else Names.OPENAI
+    step = 1 if row.kind is Kind.INTEGER else 1e-6
+    refusals: list[str] = []
+
+    def accepts(value: float) -> bool:
+        try:
+            return bool(parse_parameters({name: value}, names)[row.name] == value)
+        except InvalidField as error:
+            refusals.append(str(error))
+            return False
+
+    if row.minimum is not None:
+        assert accepts(row.minimum)
+        assert not accepts(row.minimum - step)
+    if row.above is not None:
+        assert accepts(row.above + step)
+        assert not accepts(row.above)
+    if row.maximum is not None:
+        assert accepts(row.maximum)
+        assert not accepts(row.maximum + step)
+    assert not accepts(True)
+    assert all(row.accepted() in refusal for refusal in refusals)
+
+
+def test_names_are_unambiguous() -> None:
+    for names in Names:
+        all_names = [name for row in PARAMETERS for name in row.names(names)]
+        assert len(all_names) == len(set(all_names))
+
+
+def test_every_number_that_is_done_is_bounded_below() -> None:
+    assert NUMBERS
+    for _, row in NUMBERS:
+        assert row.minimum is not None or row.above is not None
+
+
+@pytest.mark.parametrize(
+    ("given_name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("max_new_token", "max_new_tokens"),
+        ("topk", "top_k"),
+        ("detail", "details"),
+    ],
+)
+def test_nearest_name(given_name: str, meant: str) -> None:
+    with pytest.raises(InvalidField, match=f"did you mean '{meant}'"):
+        parse_parameters({given_name: 1}, Names.LMI)
+
+
+def test_two_names_of_one_parameter_may_agree() -> None:
+    parsed = parse_parameters({"max_tokens": 5, "max_completion_tokens": 5}, Names.OPENAI)
+    assert parsed["max_new_tokens"] == 5
