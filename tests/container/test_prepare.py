@@ -34,7 +34,7 @@ def start(cache: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def prepared(bundled_model: Path) -> Path:
+def prepared() -> Path:
     """The folder in the usual cache, so that the conversion runs once for all tests."""
     return prepare.prepare_bundled(cache_dir(environment()), LogLines(io.StringIO()))
 

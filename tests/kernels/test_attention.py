@@ -47,8 +47,7 @@ def _filled_pool(
     pool = (torch.randn(shape, generator=generator) * garbage)[1]
     for seq_len, table in zip(layout.seq_lens, layout.block_tables, strict=True):
         slots = [
-            table[p // layout.block_size] * layout.block_size + p % layout.block_size
-            for p in range(seq_len)
+            table[p // layout.block_size] * layout.block_size + p % layout.block_size for p in range(seq_len)
         ]
         kv = torch.randn(seq_len, 2, kv_heads, head_dim, generator=generator)
         store_kv(kv, pool, torch.tensor(slots))

@@ -82,9 +82,7 @@ def test_rotary_turns_each_pair_by_its_angle() -> None:
     turned = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(
         torch.ones_like(angles).double(), angles.double()
     ).unsqueeze(1)
-    torch.testing.assert_close(
-        y.double(), torch.cat((turned.real, turned.imag), -1), rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(y.double(), torch.cat((turned.real, turned.imag), -1), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -115,9 +115,7 @@ def test_packed_rows_do_not_depend_on_their_neighbours(
     alone = torch.cat(
         [
             linear(
-                torch.cat(
-                    (row, torch.randn(batch_invariant_rows(1) - 1, in_features, generator=generator))
-                ),
+                torch.cat((row, torch.randn(batch_invariant_rows(1) - 1, in_features, generator=generator))),
                 weight,
             )[:1]
             for row in x.split(1)
@@ -127,9 +125,7 @@ def test_packed_rows_do_not_depend_on_their_neighbours(
     torch.set_num_threads(num_threads)
     try:
         for num_rows in range(1, 78):
-            padding = torch.randn(
-                batch_invariant_rows(num_rows) - num_rows, in_features, generator=generator
-            )
+            padding = torch.randn(batch_invariant_rows(num_rows) - num_rows, in_features, generator=generator)
             y = linear(torch.cat((x[:num_rows], padding)), weight)
             assert torch.equal(y[:num_rows], alone[:num_rows]), f"{num_rows} rows"
     finally:

@@ -82,7 +82,9 @@ def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
     assert not config.mlp_bias
 
 
-@pytest.mark.parametrize(("given", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))])
+@pytest.mark.parametrize(
+    ("given", "expected"), [(2, (2,)), ([1, 5], (1, 5)), (None, ()), ([], ()), (0, (0,))]
+)
 def test_eos_token_ids(given: Any, expected: tuple[int, ...], tmp_path: Path) -> None:
     assert _read(tmp_path, GOOD | {"eos_token_id": given}).eos_token_ids == expected
 

@@ -123,9 +123,7 @@ def test_a_sequence_gets_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
     chunks = [[11, 3, 20], [1, 16], [5]]
     together = run_plans(runner, plans_in_chunks(prompts, SHUFFLED, chunks))
     for i, prompt in enumerate(prompts):
-        alone = run_plans(
-            make_runner(tmp_path), plans_in_chunks([prompt], [SHUFFLED[i]], [chunks[i]])
-        )
+        alone = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [SHUFFLED[i]], [chunks[i]]))
         for (_, position), logits in alone.items():
             torch.testing.assert_close(together[i, position], logits, rtol=0, atol=2e-5)
             assert int(together[i, position].argmax()) == int(logits.argmax())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,15 +177,30 @@ def test_a_slow_client_that_leaves_is_reported_by_flush(front: Front, connect: C
     assert front.flush() == []
 
 
-def test_what_is_left_is_sent_before_the_door_closes(address: str, connect: Connect) -> None:
-    front = Front(address)
-    slow = connect(receive_limit=1)
-    _fill(front, _hello(front, slow))
-    closing = threading.Thread(target=front.close)
-    closing.start()
-    received = [_next(slow).outputs[0].id for _ in range(_MANY)]
-    closing.join(10)
-    assert received == [str(i) for i in range(_MANY)]
+_READER = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.DEALER)
+socket.setsockopt(zmq.RCVHWM, 0)
+socket.connect(sys.argv[1])
+socket.send(bytes.fromhex(sys.argv[2]))
+count = 0
+while count < int(sys.argv[3]) and socket.poll(10_000):
+    socket.recv()
+    count += 1
+print(count)
+"""
+
+
+def test_what_is_left_is_sent_before_the_door_closes(front: Front, address: str) -> None:
+    """To a web process that was stopped for a while: its socket's buffers are full, its connection stands."""
+    arguments = [sys.executable, "-c", _READER, address, encode(Abort("hello")).hex(), str(_MANY)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as reader:
+        ((client, _),) = _receive(front, 1)
+        reader.send_signal(signal.SIGSTOP)
+        _fill(front, client)
+        reader.send_signal(signal.SIGCONT)
+        front.close()
+        assert reader.communicate(timeout=30)[0] == f"{_MANY}\n"
 
 
 def test_a_client_that_does_not_read_cannot_keep_the_door_open(address: str, connect: Connect) -> None:

@@ -137,7 +137,7 @@ def _chi_square(counts: Counter[int], probabilities: torch.Tensor, draws: int) -
 )
 @pytest.mark.parametrize("by", ["seed", "position"])
 def test_frequencies_are_the_probabilities(changes: dict[str, Any], by: str) -> None:
-    draws, vocab_size = 12_000, 13
+    vocab_size, draws = 13, 12_000 if by == "seed" else 3_000
     logits = torch.randn(vocab_size, generator=generator_from(11)) * 1.5
     p = SamplingParams(1, **({"temperature": 1.0} | changes))
     seen = [3, 5, 3]

@@ -1,0 +1,35 @@
+"""How long work shows itself."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from container.progress import Bars, LogLines, view_for
+
+
+def test_a_log_gets_a_line_at_the_start_and_one_each_quarter() -> None:
+    log = io.StringIO()
+    view = LogLines(log)
+    view.start("converting")
+    for done in range(1, 1001):
+        view.update(done, 1000)
+    view.finish()
+    quarters = [f"converting: {percent} %" for percent in (25, 50, 75, 100)]
+    assert log.getvalue().splitlines() == ["converting ...", *quarters]
+
+
+def test_a_terminal_gets_a_bar_and_whole_lines() -> None:
+    screen = io.StringIO()
+    view = Bars(Console(file=screen, force_terminal=True, width=60))
+    view.start("converting")
+    view.update(3, 4)
+    view.finish()
+    view.say("x" * 100 + "[not markup]")
+    assert "converting" in screen.getvalue()
+    assert "x" * 100 + "[not markup]" in screen.getvalue()
+
+
+def test_what_is_no_terminal_gets_log_lines() -> None:
+    assert isinstance(view_for(io.StringIO()), LogLines)

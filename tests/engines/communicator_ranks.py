@@ -1,0 +1,63 @@
+"""Run by mpirun as each rank of test_parallel.py: says all that ranks say to each other, and prints what it got."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from engines.parallel import MpiCommunicator, make_communicator
+from engines.partition import split_evenly
+
+PLANS = [b"", b"x", bytes(range(256)) * 1000]
+IDLE_S = 1.0
+
+
+def main() -> None:
+    world_size, folder = int(sys.argv[1]), Path(sys.argv[2])
+    comm = make_communicator(world_size, torch.device("cpu"), folder)
+    found: dict[str, object] = {"type": type(comm).__name__, "rank": comm.rank, "size": comm.world_size}
+
+    summed = torch.full((7, 5), float(comm.rank + 1))
+    same = comm.all_reduce(summed)
+    found["sum"] = [same is summed, summed.unique().tolist()]
+    with torch.inference_mode():
+        found["inference sum"] = comm.all_reduce(torch.ones(3)).tolist()
+
+    whole = torch.arange(3 * 11, dtype=torch.float32).view(3, 11)
+    shards = [split_evenly(11, world_size, rank) for rank in range(world_size)]
+    own = shards[comm.rank]
+    widths = [shard.size for shard in shards]
+    for rows in (3, 1, 3):  # the kept buffer is larger than what the second one needs
+        gathered = comm.gather_columns(whole[:rows, own.start : own.stop], widths)
+        found[f"gathered {rows}"] = None if gathered is None else torch.equal(gathered, whole[:rows])
+
+    found["agree"] = [comm.agree(0), comm.agree(comm.rank)]
+    found["smallest"] = comm.smallest(100 - comm.rank)
+
+    plans = []
+    for plan in PLANS:
+        plans.append(comm.broadcast_plan(plan if comm.rank == 0 else None) == plan)
+    found["plans"] = plans
+
+    # While rank 0 has nothing to say, the others sleep: processor time, not wall time.
+    before = _processor_seconds()
+    if comm.rank == 0:
+        time.sleep(IDLE_S)
+    comm.broadcast_plan(b"end" if comm.rank == 0 else None)
+    found["idle seconds"] = _processor_seconds() - before
+    assert isinstance(comm, MpiCommunicator) or world_size == 1
+    (folder / f"{comm.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()

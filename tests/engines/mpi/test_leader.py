@@ -1,0 +1,380 @@
+"""Rank 0's loop with a model without tensors: whose request a failure is, and how an engine ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.config import SchedulerConfig
+from engines.core import EngineInfo, EngineStats, Request, RequestOutput
+from engines.errors import RequestFailed
+from engines.health import EngineState, StatusBoard
+from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.executor import StepFailed
+from engines.mpi.leader import Leader
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampled
+from engines.stopwatch import Stopwatch
+from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
+from tests.engines.mpi.fakes import VOCAB, FakeModel, continue_alone, make_request
+
+_POISON = VOCAB
+"""A prompt token that the model does not survive, and never makes."""
+_INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
+_ONE, _TWO = b"web process 1", b"web process 2"
+
+
+class _Executor:
+    """Runs plans on the fake model; steps with the poison in them fail."""
+
+    def __init__(self) -> None:
+        self.model = FakeModel(4)
+        self.kinds: list[PlanKind] = []
+        self.num_steps_tried = 0
+
+    def lead(self, plan: StepPlan) -> list[int] | None:
+        self.kinds.append(plan.kind)
+        if plan.kind is not PlanKind.STEP:
+            return None
+        self.num_steps_tried += 1
+        if any(_POISON in planned.token_ids for planned in plan.sequences):
+            raise StepFailed("poison")
+        return self.model.run(plan) or None
+
+
+class _Sampler:
+    """Takes the model's tokens as they are. Fails for the rows in `broken`, gives nonsense for those in `not_finite`."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.not_finite: set[str] = set()
+        self.forgotten: list[str] = []
+
+    def sample(self, logits: list[int], rows: Sequence[SamplingRow]) -> list[Sampled]:
+        if any(row.id in self.broken for row in rows):
+            raise ZeroDivisionError("a sampling step divides by zero")
+        return [
+            Sampled(token, None, row.id not in self.not_finite)
+            for token, row in zip(logits, rows, strict=True)
+        ]
+
+    def forget(self, sequence_id: str) -> None:
+        self.forgotten.append(sequence_id)
+
+
+@dataclass
+class _Front:
+    """Plays a script: the messages of each turn of the loop. When it is over, drains."""
+
+    script: list[list[tuple[bytes, ToEngine]]]
+    gone: set[bytes] = field(default_factory=set)
+    sent: list[tuple[bytes, ToClient]] = field(default_factory=list)
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    owners: dict[str, bytes] = field(default_factory=dict)
+    timeouts: list[float] = field(default_factory=list)
+    closed: bool = False
+    gone_when_flushed: list[bytes] = field(default_factory=list)
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        self.timeouts.append(timeout)
+        yield from self.script.pop(0) if self.script else [(_ONE, Drain(60.0))]
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        self.sent.append((client, message))
+        return client not in self.gone
+
+    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+        for output in outputs:
+            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
+            self.outputs.setdefault(output.id, []).append(output)
+            self.owners[output.id] = client
+        return client not in self.gone
+
+    def flush(self) -> list[bytes]:
+        gone, self.gone_when_flushed = self.gone_when_flushed, []
+        return gone
+
+    def close(self) -> None:
+        self.closed = True
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs[name] for token in output.token_ids]
+
+
+class _Lab:
+    def __init__(self, tmp_path: Path, paged: bool = True, max_waiting: int = 100) -> None:
+        self.blocks: BlockManager = make_block_manager(64, 4, paged)
+        self.scheduler = Scheduler(SchedulerConfig(4, 16, max_waiting), self.blocks, 64)
+        self.executor = _Executor()
+        self.sampler = _Sampler()
+        self.board = StatusBoard.create(tmp_path / "status", 1)
+        collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
+        self.leader = Leader(*collaborators, self.board, Stopwatch(time.perf_counter))
+
+    def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> _Front:
+        """Run the script to its end; nothing may be left of it."""
+        door = _Front(list(script), **front)
+        self.leader.serve(door, _INFO)  # type: ignore[arg-type]
+        assert door.closed
+        assert self.executor.kinds[-1] is PlanKind.STOP
+        assert self.blocks.num_free == self.blocks.num_blocks
+        assert not self.scheduler.has_work
+        return door
+
+
+@pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
+def lab(tmp_path: Path, request: pytest.FixtureRequest) -> _Lab:
+    return _Lab(tmp_path, paged=request.param)
+
+
+def _submit(*requests: Request, client: bytes = _ONE) -> list[tuple[bytes, ToEngine]]:
+    return [(client, Submit(request)) for request in requests]
+
+
+def _check_alone(front: _Front, request: Request) -> None:
+    """Its tokens are those that it would have had alone, and it has ended once."""
+    expected, reason = continue_alone(request)
+    assert front.tokens(request.id) == expected
+    assert front.outputs[request.id][-1].finish_reason is reason
+    assert not any(output.error_kind for output in front.outputs[request.id])
+
+
+def _stats(front: _Front) -> EngineStats:
+    (stats,) = [message.stats for _, message in front.sent if isinstance(message, Stats)]
+    return stats
+
+
+def test_requests_of_all_clients_are_served_together(lab: _Lab) -> None:
+    a, b, c = make_request("a", range(5), 6), make_request("b", range(20), 3), make_request("c", [7], 1)
+    front = lab.serve(_submit(a), [], _submit(b, client=_TWO), _submit(c))
+    for request in (a, b, c):
+        _check_alone(front, request)
+    assert front.owners == {"a": _ONE, "b": _TWO, "c": _ONE}
+    assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
+
+
+def test_an_idle_engine_waits_for_messages_and_beats(lab: _Lab) -> None:
+    front = lab.serve([], [], _submit(make_request("a", [1], 3)))
+    assert lab.executor.kinds[:3] == [PlanKind.BEAT, PlanKind.BEAT, PlanKind.STEP]
+    assert front.timeouts[:3] == [2.0, 2.0, 2.0]
+    assert front.timeouts[3] == 0.0, "a running engine does not wait"
+
+
+# Whose failure it is
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_request_that_breaks_its_step_is_isolated(lab: _Lab, place: int) -> None:
+    good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
+    poison = make_request("poison", [1, _POISON, 2], 5)
+    everybody = [*good[:place], poison, *good[place:]]
+    front = lab.serve(_submit(*everybody))
+    (end,) = front.outputs["poison"]
+    assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
+    for request in good:
+        _check_alone(front, request)
+
+
+def test_a_poison_that_comes_late_does_not_disturb_those_that_run(lab: _Lab) -> None:
+    """It stands behind the first chunk of its prompt, and the others are decoding by then."""
+    good = [make_request(f"good {i}", range(i + 1), 8) for i in range(3)]
+    poison = make_request("poison", [*range(20), _POISON], 5)
+    late = make_request("late", range(9), 4)
+    front = lab.serve(_submit(*good), [], _submit(poison), [], [], _submit(late))
+    assert front.outputs["poison"][-1].error_kind == RequestFailed.kind
+    for request in (*good, late):
+        _check_alone(front, request)
+
+
+def test_two_poisons_in_one_step_are_both_found(lab: _Lab) -> None:
+    good = [make_request(f"good {i}", range(i + 1), 5) for i in range(2)]
+    poisons = [make_request(f"poison {i}", [_POISON], 5) for i in range(2)]
+    front = lab.serve(_submit(poisons[0], *good, poisons[1]))
+    assert [front.outputs[p.id][-1].error_kind for p in poisons] == [RequestFailed.kind] * 2
+    for request in good:
+        _check_alone(front, request)
+    assert lab.executor.num_steps_tried < 20
+
+
+def test_a_request_that_breaks_sampling_is_isolated(lab: _Lab) -> None:
+    good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
+    lab.sampler.broken = {"bad"}
+    front = lab.serve(_submit(good[0], make_request("bad"), *good[1:]))
+    assert front.outputs["bad"][-1].error_kind == RequestFailed.kind
+    assert "divides" not in front.outputs["bad"][-1].error_message, "inner details are for the log"
+    for request in good:
+        _check_alone(front, request)
+    assert "bad" in lab.sampler.forgotten
+
+
+def test_logits_that_are_not_finite_end_their_request_only(lab: _Lab) -> None:
+    good = make_request("good", range(6), 5)
+    lab.sampler.not_finite = {"bad"}
+    front = lab.serve(_submit(make_request("bad"), good))
+    assert "not finite" in front.outputs["bad"][-1].error_message
+    _check_alone(front, good)
+
+
+def test_a_refusal_goes_to_who_asked_and_nothing_else_happens(tmp_path: Path) -> None:
+    lab = _Lab(tmp_path, max_waiting=1)
+    a, b = make_request("a", [1], 3), make_request("b", [2], 3)
+    front = lab.serve(_submit(a, b), _submit(make_request("long", range(70), 1), client=_TWO))
+    _check_alone(front, a)
+    assert [o.error_kind for o in front.outputs["b"]] == ["overloaded"]
+    assert [o.error_kind for o in front.outputs["long"]] == ["invalid_request"]
+    assert front.owners["long"] == _TWO
+
+
+def test_failures_are_counted_apart(lab: _Lab) -> None:
+    poison, good = make_request("poison", [_POISON]), make_request("good", [1, 2], 3)
+    front = lab.serve(
+        _submit(poison, good, make_request("left", [5], 40)),
+        [],
+        [(_ONE, Abort("left"))],
+        [],
+        [],
+        [],
+        [(_ONE, GetStats(1))],
+    )
+    counters = _stats(front).counters
+    assert counters["lmi_requests_finished_total"] == 1
+    assert counters["lmi_requests_failed_total"] == 1
+    assert counters["lmi_requests_aborted_total"] == 1
+
+
+# Clients that leave
+
+
+def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: _Lab) -> None:
+    other = make_request("b", range(4), 6)
+    front = lab.serve(
+        _submit(make_request("a", range(30), 20), other),
+        [],
+        [],
+        [(_ONE, Abort("a")), (_ONE, GetStats(9))],
+    )
+    assert not any(output.finished for output in front.outputs.get("a", []))
+    _check_alone(front, other)
+    stats = _stats(front)
+    assert stats.gauges["lmi_requests_running"] == 1
+    held = -(-(4 + 6 - 1) // 4)
+    assert stats.gauges["lmi_kv_blocks_free"] >= stats.gauges["lmi_kv_blocks_total"] - held
+    assert "a" in lab.sampler.forgotten
+
+
+def test_nobody_aborts_the_request_of_another(lab: _Lab) -> None:
+    request = make_request("a", range(4), 6)
+    front = lab.serve(_submit(request), [(_TWO, Abort("a"))], [(_TWO, Abort("never was"))])
+    _check_alone(front, request)
+
+
+@pytest.mark.parametrize("noticed", ["sending", "flushing"])
+def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: _Lab, noticed: str) -> None:
+    staying = make_request("staying", range(4), 12)
+    script = [
+        [*_submit(make_request("a", range(4), 50), make_request("b", range(5), 50)), *_submit(staying, client=_TWO)],
+        [],
+        [],
+        [(_TWO, GetStats(1))],
+    ]
+    if noticed == "sending":
+        front = lab.serve(*script, gone={_ONE})
+    else:
+        front = lab.serve(*script, gone_when_flushed=[_ONE])
+    _check_alone(front, staying)
+    assert _stats(front).gauges["lmi_requests_running"] == 1
+    assert _stats(front).counters["lmi_requests_aborted_total"] == 2
+
+
+# Counters
+
+
+def test_stats_say_what_the_engine_has_done(lab: _Lab) -> None:
+    a, b = make_request("a", range(5), 4), make_request("b", range(3), 4)
+    front = lab.serve(_submit(a, b), [], [], [], [(_TWO, GetStats(77))])
+    ((client, message),) = front.sent
+    assert isinstance(message, Stats)
+    assert (client, message.token) == (_TWO, 77)
+    assert message.stats.info == _INFO
+    counters, gauges = message.stats.counters, message.stats.gauges
+    assert counters["lmi_steps_total"] == 4
+    assert counters["lmi_tokens_generated_total"] == 8
+    assert counters["lmi_prompt_tokens_total"] == 8
+    assert (gauges["lmi_requests_running"], gauges["lmi_requests_waiting"]) == (0, 0)
+    assert gauges["lmi_kv_blocks_free"] == gauges["lmi_kv_blocks_total"] == 64
+    assert gauges["lmi_kv_blocks_cached"] == 0
+    by_name = {h.name: h for h in message.stats.histograms if not h.labels}
+    assert (sum(by_name["lmi_batch_size"].counts), by_name["lmi_batch_size"].sum) == (4, 8)
+    for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
+        assert sum(by_name[name].counts) == 2, name
+    assert {h.labels["part"] for h in message.stats.histograms if h.labels} >= {"schedule", "sample", "update"}
+
+
+# Beginning and end
+
+
+def test_the_warm_up_computes_and_leaves_no_trace(lab: _Lab) -> None:
+    lab.leader.warm_up(make_request("warm-up", range(8), 2))
+    assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
+    assert lab.blocks.num_free == lab.blocks.num_blocks
+    front = lab.serve([(_ONE, GetStats(1))])
+    assert set(_stats(front).counters.values()) == {0}
+
+
+@pytest.mark.parametrize("failing", ["the model", "sampling", "numbers"])
+def test_a_warm_up_that_fails_is_an_error(lab: _Lab, failing: str) -> None:
+    lab.sampler.broken = {"warm-up"} if failing == "sampling" else set()
+    lab.sampler.not_finite = {"warm-up"} if failing == "numbers" else set()
+    prompt = [_POISON] if failing == "the model" else [1, 2]
+    with pytest.raises(RequestFailed, match="the warm-up failed"):
+        lab.leader.warm_up(make_request("warm-up", prompt, 2))
+
+
+def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: _Lab) -> None:
+    running = [make_request(f"r{i}", range(i + 1), 10) for i in range(4)]
+    waiting = make_request("waiting", range(3), 5)
+    front = lab.serve(
+        _submit(*running, waiting),
+        [(_TWO, Drain(60.0)), *_submit(make_request("late"))],
+        _submit(make_request("later"), client=_TWO),
+    )
+    for request in (*running, waiting):
+        _check_alone(front, request)
+    for name in ("late", "later"):
+        (refusal,) = front.outputs[name]
+        assert refusal.error_kind == "unavailable"
+        assert "shutting down" in refusal.error_message
+    assert lab.board.read().state is EngineState.DRAINING
+
+
+def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
+    front = lab.serve([(_ONE, Drain(60.0))])
+    assert len(front.timeouts) == 1
+    assert lab.executor.kinds[-1] is PlanKind.STOP
+
+
+def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: _Lab) -> None:
+    running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
+    waiting = make_request("waiting", range(3), 5)
+    front = lab.serve(_submit(*running), [], [*_submit(waiting, client=_TWO), (_ONE, Drain(0.0))])
+    for request in (*running, waiting):
+        *before, end = front.outputs[request.id]
+        assert end.error_kind == "unavailable"
+        assert "could not finish" in end.error_message
+        assert not any(output.finished for output in before)
+        assert front.tokens(request.id) == continue_alone(request)[0][: len(before)]
+    assert front.owners["waiting"] == _TWO
+
+
+def test_draining_goes_on_though_all_clients_are_gone(lab: _Lab) -> None:
+    front = lab.serve(
+        _submit(make_request("a", range(4), 40)), [(_TWO, Drain(60.0))], gone={_ONE}
+    )
+    assert front.closed

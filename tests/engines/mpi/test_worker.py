@@ -1,0 +1,203 @@
+"""The engine as processes: right tokens at every degree, and a decent end whatever happens."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.client import ClientStream
+from engines.core import FinishReason, RequestOutput
+from engines.health import EngineState
+from tests.engines.mpi.conftest import NUM_TOKENS, Answer, StartEngine
+from tests.support import processes
+from tests.support.engine_process import EngineProcess, collect, make_config, next_output, tokens_of
+
+_SHAPES = [(1, True), (1, False), (2, True), (3, False)]
+_LONG = 100
+"""Tokens of a request that is still running when the test has something else to do."""
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> float:
+    """Wait until `condition` holds; how long it took. Fails when it takes longer than `seconds`."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "it took too long"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(s, marks=[pytest.mark.mpi] if s[0] > 1 else []) for s in _SHAPES],
+    ids=lambda shape: f"degree {shape[0]}, {'paged' if shape[1] else 'contiguous'}",
+)
+def engine(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[EngineProcess]:
+    """One engine of each shape for all tests that leave it as it was."""
+    degree, paged = request.param
+    engine = EngineProcess(make_config(tiny_llama, degree, paged))
+    try:
+        engine.wait_ready()
+        yield engine
+    finally:
+        engine.destroy()
+
+
+def _all_free(engine: EngineProcess) -> None:
+    gauges = engine.stats().gauges
+    assert gauges["lmi_kv_blocks_free"] + gauges["lmi_kv_blocks_cached"] == gauges["lmi_kv_blocks_total"] == 40
+    assert gauges["lmi_requests_running"] == gauges["lmi_requests_waiting"] == 0
+
+
+def test_greedy_tokens_equal_those_of_transformers_alone(engine: EngineProcess, answers: list[Answer]) -> None:
+    for i, answer in enumerate(answers[2::4]):
+        outputs = collect(engine.submit(f"alone {i}", answer.prompt, len(answer.tokens)))
+        assert tuple(tokens_of(outputs)) == answer.tokens
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+    _all_free(engine)
+
+
+def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
+    engine: EngineProcess, answers: list[Answer]
+) -> None:
+    """Requests come while others are anywhere in their prompts and outputs; more of them than there are places."""
+    numbers = random.Random(3)
+    order = numbers.sample(range(len(answers)), len(answers))
+    streams: dict[int, ClientStream] = {}
+    outputs: dict[int, list[RequestOutput]] = {}
+    for i in order:
+        answer = answers[i]
+        streams[i] = engine.submit(f"arrival {i}", answer.prompt, len(answer.tokens))
+        outputs[i] = []
+        watched = numbers.choice(list(streams))
+        for _ in range(numbers.choice([0, 0, 1, 3])):
+            if not (outputs[watched] and outputs[watched][-1].finished):
+                outputs[watched].append(next_output(streams[watched]))
+    for i, stream in streams.items():
+        if not (outputs[i] and outputs[i][-1].finished):
+            outputs[i] += collect(stream)
+        assert tuple(tokens_of(outputs[i])) == answers[i].tokens, len(answers[i].prompt)
+    _all_free(engine)
+
+
+def test_a_stop_token_ends_a_request(engine: EngineProcess, answers: list[Answer]) -> None:
+    answer = answers[4]
+    stop = answer.tokens[5]
+    outputs = collect(engine.submit("stop", answer.prompt, NUM_TOKENS, stop=[stop]))
+    assert tuple(tokens_of(outputs)) == answer.tokens[: answer.tokens.index(stop) + 1]
+    assert outputs[-1].finish_reason is FinishReason.EOS_TOKEN
+
+
+def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers: list[Answer]) -> None:
+    """Running ones and waiting ones, while another request goes on undisturbed."""
+    aborted_before = engine.stats().counters["lmi_requests_aborted_total"]
+    leaving = {f"leaving {i}": engine.submit(f"leaving {i}", range(i + 1), _LONG) for i in range(10)}
+    answer = answers[3]
+    next_output(leaving["leaving 0"])
+    staying = engine.submit("staying", answer.prompt, len(answer.tokens))
+    for name in leaving:
+        engine.client.abort(name)
+    assert tuple(tokens_of(collect(staying))) == answer.tokens
+    _all_free(engine)
+    assert engine.stats().counters["lmi_requests_aborted_total"] == aborted_before + 10
+
+
+def test_a_request_that_is_too_long_is_refused_and_the_next_one_works(
+    engine: EngineProcess, answers: list[Answer]
+) -> None:
+    (refusal,) = collect(engine.submit("too long", range(100), 29))
+    assert refusal.error_kind == "invalid_request"
+    assert "128" in refusal.error_message
+    answer = answers[0]
+    assert tuple(tokens_of(collect(engine.submit("next", answer.prompt, NUM_TOKENS)))) == answer.tokens
+
+
+def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
+    stats = engine.stats()
+    ranks = engine.ranks()
+    assert sorted(ranks) == list(range(stats.info.world_size))
+    assert (stats.info.kv_capacity_tokens, stats.info.block_size) == (320, 8)
+    assert stats.info.kv_capacity_bytes == 320 * 2 * 2 * 3 * 8 * 4
+    assert {"imports", "weights", "warm-up"} <= set(stats.info.load_seconds)
+    assert {h.labels["part"] for h in stats.histograms if h.labels} >= {"model", "attention", "sample"}
+
+
+_WITH_RANKS = pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.mpi)])
+
+
+@_WITH_RANKS
+def test_drain_finishes_what_runs_and_leaves_nothing(
+    tiny_llama: Path, start_engine: StartEngine, answers: list[Answer], degree: int
+) -> None:
+    engine = start_engine(make_config(tiny_llama, degree))
+    ranks = list(engine.ranks().values())
+    assert len(ranks) == degree
+    streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
+    _wait(lambda: engine.stats().gauges["lmi_requests_running"] > 0, 10)
+    engine.drain(30.0)
+    for stream, answer in zip(streams, answers, strict=True):
+        assert tuple(tokens_of(collect(stream))) == answer.tokens
+    assert engine.wait_exit(20) == 0, engine.log
+    assert engine.health.state is EngineState.STOPPED
+    assert processes.wait_gone(ranks, 5) == []
+    (refusal,) = collect(engine.submit("late", [1], 1))
+    assert refusal.error_kind == "engine_died"
+
+
+def test_what_cannot_be_finished_in_time_is_told(tiny_llama: Path, start_engine: StartEngine) -> None:
+    engine = start_engine(make_config(tiny_llama))
+    streams = [engine.submit(str(i), [1, 2, 3], _LONG) for i in range(20)]
+    next_output(streams[0])
+    engine.drain(0.0)
+    ends = [collect(stream)[-1] for stream in streams]
+    assert {end.error_kind for end in ends} == {"unavailable"}
+    assert engine.wait_exit(20) == 0, engine.log
+    assert engine.health.state is EngineState.STOPPED
+
+
+@pytest.mark.mpi
+def test_a_rank_that_stops_is_noticed_and_one_that_is_killed_ends_all(
+    tiny_llama: Path, start_engine: StartEngine
+) -> None:
+    engine = start_engine(make_config(tiny_llama, 2))
+    ranks = engine.ranks()
+    ranks[1].send_signal(signal.SIGSTOP)
+    _wait(lambda: not engine.health.ready, 10)
+    assert engine.health.state is EngineState.READY
+    assert "no progress" in engine.health.describe()
+    ranks[1].send_signal(signal.SIGCONT)
+    _wait(lambda: engine.health.ready, 10)
+    next_output(engine.submit("a", [1, 2, 3], _LONG))
+    ranks[1].send_signal(signal.SIGKILL)
+    assert engine.wait_exit(10) != 0
+    assert processes.wait_gone(list(ranks.values()), 5) == []
+
+
+@pytest.mark.parametrize(("degree", "fault"), [(1, "missing"), pytest.param(2, "cut", marks=pytest.mark.mpi)])
+def test_a_bad_model_folder_is_told_on_the_board(
+    tiny_llama: Path, tmp_path: Path, degree: int, fault: str
+) -> None:
+    folder = tmp_path / "model"
+    if fault == "cut":
+        shutil.copytree(tiny_llama, folder)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+    config = make_config(tiny_llama, degree)
+    engine = EngineProcess(replace(config, model=replace(config.model, path=str(folder))))
+    try:
+        assert engine.wait_exit(60) != 0
+        assert engine.health.state is EngineState.FAILED
+        assert str(folder) in engine.health.reason
+        assert engine.health.reason in engine.log
+        assert engine.ranks() == {}
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it does not end\n{engine.log}")
+    finally:
+        engine.destroy()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from container.launch import mpirun_command
+from container.mpi import find_mpirun
+from engines.parallel import SingleProcess, make_communicator
+from tests.support.paths import REPO_ROOT, child_environment
+
+CPU = torch.device("cpu")
+
+
+def test_a_single_rank_talks_to_nobody(tmp_path: Path) -> None:
+    comm = make_communicator(1, CPU, tmp_path)
+    assert isinstance(comm, SingleProcess)
+    assert (comm.rank, comm.world_size) == (0, 1)
+    tensor = torch.arange(4.0)
+    assert comm.all_reduce(tensor) is tensor
+    gathered = comm.gather_columns(tensor.view(2, 2), [2])
+    assert gathered is not None
+    assert torch.equal(gathered, torch.arange(4.0).view(2, 2))
+    assert comm.broadcast_plan(b"plan") == b"plan"
+    assert comm.agree(3) == 3
+    assert comm.smallest(7) == 7
+    with pytest.raises(ValueError, match="only rank must make the plan itself"):
+        comm.broadcast_plan(None)
+
+
+def _run_ranks(started: int, expected: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).with_name("communicator_ranks.py")
+    command = [sys.executable, str(script), str(expected), str(folder)]
+    environment = child_environment({"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        mpirun_command(find_mpirun(os.environ), started, os.geteuid() == 0, command),
+        env=environment,
+        cwd=REPO_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("degree", [2, 3])
+def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
+    done = _run_ranks(degree, degree, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(degree):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        assert found.pop("idle seconds") < 0.5, "an idle rank burns its core"
+        assert found == {
+            "type": "MpiCommunicator",
+            "rank": rank,
+            "size": degree,
+            "sum": [True, [degree * (degree + 1) / 2]],
+            "inference sum": [degree] * 3,
+            "gathered 3": True if rank == 0 else None,
+            "gathered 1": True if rank == 0 else None,
+            "agree": [0, degree - 1],
+            "smallest": 100 - (degree - 1),
+            "plans": [True, True, True],
+        }
+
+
+@pytest.mark.mpi
+def test_another_number_of_ranks_than_configured_is_refused(tmp_path: Path) -> None:
+    done = _run_ranks(1, 2, tmp_path)
+    assert done.returncode != 0
+    assert "1 MPI ranks were started, the configuration says 2" in done.stderr

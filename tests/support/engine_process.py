@@ -1,0 +1,181 @@
+"""The engine of engine=MPI as a process, on a tiny random Llama, driven through its socket and its status board."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import zmq
+
+from engines.client import ClientStream, EngineClient
+from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from engines.core import EngineStats, Request, RequestOutput, SamplingParams
+from engines.health import Health, StatusBoard
+from engines.wire import Drain, encode
+from tests.support import processes
+from tests.support.paths import REPO_ROOT, child_environment
+
+MAX_MODEL_LEN = 128
+VOCAB_SIZE = 160
+_WAIT_SECONDS = 60.0
+
+
+def save_tiny_llama(folder: Path) -> None:
+    """A random Llama of 6 heads and 3 kv heads, whose greedy output does not repeat itself too soon."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=MAX_MODEL_LEN,
+        initializer_range=0.4,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def make_config(
+    model: Path,
+    degree: int = 1,
+    paged: bool = True,
+    *,
+    max_num_seqs: int = 8,
+    max_prefill_tokens: int = 16,
+    max_waiting: int = 100,
+) -> EngineConfig:
+    """Small enough that prompts are cut into chunks and that requests wait: 40 blocks of 8 tokens."""
+    bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
+    return EngineConfig(
+        engine="MPI",
+        model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
+        parallel=ParallelConfig(degree, "cpu", 1),
+        cache=CacheConfig(block_size=8, paged=paged, kv_cache_bytes=40 * 8 * bytes_per_token),
+        scheduler=SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting),
+    )
+
+
+class EngineProcess:
+    """One running engine, its ranks and what they leave. Not yet ready when made; `destroy` it in any case."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        # A folder of its own with a short name: the path of a UNIX socket holds 107 characters at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="lmi-engine-"))
+        self._address = f"ipc://{self.folder}/engine.sock"
+        self._board = StatusBoard.create(self.folder / "status", config.parallel.tp_size)
+        (self.folder / "engine.json").write_text(config.to_json(), encoding="utf-8")
+        self._log = (self.folder / "log").open("wb")
+        self._popen = subprocess.Popen(
+            self._command(config.parallel.tp_size),
+            cwd=REPO_ROOT,
+            env=child_environment({"OMP_NUM_THREADS": "1", "PRTE_MCA_prte_tmpdir_base": str(self.folder)}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.client = EngineClient(self._address, self.folder / "status")
+
+    def _command(self, ranks: int) -> list[str]:
+        command = [sys.executable, "-m", "engines.mpi.worker"]
+        command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
+        command += ["--address", self._address]
+        if ranks == 1:
+            return command
+        mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), "--allow-run-as-root"]
+        return [*mpirun, "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,sm", *command]
+
+    @property
+    def health(self) -> Health:
+        return self._board.read()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The living ranks by number."""
+        if self._popen.poll() is not None:
+            return {}
+        found = processes.descendants(self._popen.pid) | {psutil.Process(self._popen.pid)}
+        return processes.engine_ranks(found)
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not self.health.ready:
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the engine is not ready: {self.health.describe()}\n{self.log}")
+            time.sleep(0.02)
+
+    def wait_exit(self, timeout: float) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired`."""
+        return self._popen.wait(timeout)
+
+    def submit(
+        self, name: str, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()
+    ) -> ClientStream:
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop))
+        return self.client.submit(Request(name, tuple(prompt), sampling, time.monotonic()))
+
+    def stats(self) -> EngineStats:
+        stats = self.client.stats(_WAIT_SECONDS)
+        if stats is None:
+            raise RuntimeError(f"no stats: {self.health.describe()}\n{self.log}")
+        return stats
+
+    def drain(self, seconds: float) -> None:
+        """Tell it to end, as the supervisor does: from a connection of its own."""
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.connect(self._address)
+        socket.send(encode(Drain(seconds)))
+        socket.close(linger=5000)
+        context.term()
+
+    def destroy(self) -> None:
+        """End whatever is left and remove the folder. Idempotent."""
+        if not self.folder.exists():
+            return
+        left = processes.descendants(self._popen.pid)
+        if self._popen.poll() is None:
+            processes.kill([*left, psutil.Process(self._popen.pid)])
+            self._popen.wait(10)
+        processes.kill(left)
+        self.client.close()
+        self._board.close()
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def next_output(stream: ClientStream) -> RequestOutput:
+    """Raises TimeoutError when nothing comes."""
+    output = stream.next(_WAIT_SECONDS)
+    if output is None:
+        raise TimeoutError("the engine gives no output")
+    return output
+
+
+def collect(stream: ClientStream) -> list[RequestOutput]:
+    """All outputs up to the last."""
+    outputs = [next_output(stream)]
+    while not outputs[-1].finished:
+        outputs.append(next_output(stream))
+    return outputs
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
