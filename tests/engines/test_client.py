@@ -40,7 +40,7 @@ class _Engine:
         front = Front(self._address)
         client = b""
         while not self._stop.is_set():
-            for client, message in front.receive(0.01):  # noqa: B007
+            for client, message in front.receive(0.01):
                 self.messages.append(message)
                 self.handle(front, client, message)
             while client and self.calls:

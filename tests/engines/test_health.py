@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import struct
 import subprocess
@@ -146,7 +145,3 @@ def test_opening_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"")
     with pytest.raises((struct.error, ValueError)):
         StatusBoard.open(tmp_path / "short")
-
-
-def test_the_board_is_a_small_file(tmp_path: Path, board: StatusBoard) -> None:
-    assert os.path.getsize(tmp_path / "status") < 4096

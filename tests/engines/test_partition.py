@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ def test_parts_are_even_and_lie_side_by_side(parts: int, more: int) -> None:
     shards = [split_evenly(total, parts, index) for index in range(parts)]
     assert shards[0].start == 0
     assert shards[-1].stop == total
-    assert all(left.stop == right.start for left, right in zip(shards, shards[1:], strict=False))
+    assert all(left.stop == right.start for left, right in pairwise(shards))
     sizes = [shard.size for shard in shards]
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1

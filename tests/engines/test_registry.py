@@ -9,7 +9,11 @@ import pytest
 
 from engines.registry import Registry
 
-_TARGETS = {"good": "colorsys:rgb_to_hsv", "no module": "engines.nowhere:Thing", "no name": "colorsys:nothing"}
+_TARGETS = {
+    "good": "colorsys:rgb_to_hsv",
+    "no module": "engines.nowhere:Thing",
+    "no name": "colorsys:nothing",
+}
 
 
 def test_a_name_gives_what_its_target_names() -> None:

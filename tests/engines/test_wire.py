@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.core import EngineInfo, EngineStats, FinishReason, HistogramData, Request, RequestOutput, SamplingParams
+from engines.core import (
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    HistogramData,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 from engines.wire import (
     Abort,
     Drain,
@@ -36,9 +44,7 @@ _SAMPLING = st.builds(
     stop_token_ids=_TOKENS,
     logprobs=st.booleans(),
 )
-_REQUESTS = st.builds(
-    Request, id=_NAMES, prompt_token_ids=_TOKENS, sampling=_SAMPLING, arrival_time=_FLOATS
-)
+_REQUESTS = st.builds(Request, id=_NAMES, prompt_token_ids=_TOKENS, sampling=_SAMPLING, arrival_time=_FLOATS)
 _OUTPUTS = st.builds(
     RequestOutput,
     id=_NAMES,

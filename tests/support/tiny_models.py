@@ -84,18 +84,20 @@ def make_runner(
     paged: bool = True,
     num_blocks: int = 64,
     max_model_len: int = 64,
+    device: str = "cpu",
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or SingleProcess()
-    token_bytes = ModelConfig.from_folder(folder).kv_elements_per_token * torch.float32.itemsize
+    itemsize = torch.float32.itemsize if device == "cpu" else DTYPES[dtype].itemsize
+    token_bytes = ModelConfig.from_folder(folder).kv_elements_per_token * itemsize
     config = EngineConfig(
         engine="MPI",
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len),
-        parallel=ParallelConfig(tp_size=comm.world_size),
+        parallel=ParallelConfig(tp_size=comm.world_size, device=device),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
         scheduler=SchedulerConfig(max_num_seqs=8, max_prefill_tokens=64, max_waiting=8),
     )
-    return ModelRunner(config, comm, torch.device("cpu"), Stopwatch(lambda: 0.0))
+    return ModelRunner(config, comm, torch.device(device), Stopwatch(lambda: 0.0))
 
 
 def plans_in_chunks(

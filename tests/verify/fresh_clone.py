@@ -87,17 +87,20 @@ def verify_serve(clone: Path, environment: dict[str, str], report: Report) -> No
 def verify_test(clone: Path, environment: dict[str, str], report: Report) -> None:
     log = clone.parent / "test.log"
     started = time.monotonic()
-    with log.open("wb") as file:
-        done = subprocess.run(
-            ["make", "test"],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=clone,
-            env=environment,
-            check=False,
-            timeout=TEST_SECONDS,
-        )
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                ["make", "test"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=clone,
+                env=environment,
+                check=False,
+                timeout=TEST_SECONDS,
+            )
+    finally:
+        processes.kill(processes.marked(environment[processes.MARK]))
     lines = log.read_text(errors="replace").splitlines()
     report.require(
         done.returncode == 0,

@@ -100,8 +100,11 @@ def judge_reading(report: Report, lab: Lab, server: Server, degree: int, imports
     )
     for rank, process in sorted(server.ranks().items()):
         by_kernel = process.io_counters().read_chars - imports
-        owned = told.get(rank, (0, 0))[0]
-        report.figure(f"degree {degree} rank {rank}: by /proc/PID/io less imports, {by_kernel} / {owned}")
+        owned = told.get(rank, (1, 0))[0]
+        report.require(
+            by_kernel / owned <= MAX_READ_RATIO,
+            f"degree {degree} rank {rank}: by the kernel's count, less imports, {by_kernel / owned:.3f}",
+        )
 
 
 def verify(lab: Lab, report: Report) -> None:

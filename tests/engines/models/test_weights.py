@@ -63,17 +63,17 @@ def test_rounds_to_storage_and_gives_in_compute(tensors: dict[str, torch.Tensor]
 
 
 def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) -> None:
-    with pytest.raises(BadCheckpoint, match="'norm' has shape 2, config.json says 3"):
+    with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says 3"):
         reader.whole("norm", (3,))
-    with pytest.raises(BadCheckpoint, match="'q' has shape 6x4, config.json says 6x5"):
+    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 6x5"):
         reader.columns("q", Shard(0, 2), (6, 5))
-    with pytest.raises(BadCheckpoint, match="'q' has shape 6x4, config.json says anyx5"):
+    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says anyx5"):
         reader.rows(["q"], [Shard(0, 2)], (6, 5))
-    with pytest.raises(BadCheckpoint, match="'norm' has shape 2, config.json says anyx4"):
+    with pytest.raises(BadCheckpoint, match=r"'norm' has shape 2, config.json says anyx4"):
         reader.rows(["norm"], [Shard(0, 2)], (6, 4))
     with pytest.raises(BadCheckpoint, match="no tensor 'v'"):
         reader.rows(["q", "k", "v"], [Shard(0, 2)] * 3, (10, 4))
-    with pytest.raises(BadCheckpoint, match="of 9 rows .* 'q' has 6 and 'k' has 2"):
+    with pytest.raises(BadCheckpoint, match=r"of 9 rows .* 'q' has 6 and 'k' has 2"):
         reader.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4))
     with pytest.raises(BadCheckpoint, match="'k' has only 2 rows"):
         reader.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4))

@@ -55,7 +55,11 @@ def _generate(folder: Path) -> list[Answer]:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             result = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=0
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=NUM_TOKENS,
+                pad_token_id=0,
             )
         answers.append(Answer(tuple(prompt), tuple(result[0, length:].tolist())))
     return answers

@@ -1,4 +1,4 @@
-"""A model without tensors for tests of the scheduler and the leader.
+"""A model without tensors and a front without sockets, for tests of the scheduler and the leader.
 
 `FakeModel` has a cache of slots, written and read through block tables only. Its next token is a pure function of
 what it finds there, so a table that overlaps another one, a position computed twice or never, or a block that
@@ -8,14 +8,16 @@ somebody else wrote to gives wrong tokens.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engines.core import FinishReason, Request, SamplingParams
+from engines.core import FinishReason, Request, RequestOutput, SamplingParams
 from engines.mpi.scheduler import SampledToken, Step
 from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.wire import Drain, ToClient, ToEngine
 
 VOCAB = 32
+CLIENT = b"web process 1"
 
 
 def next_token(history: Sequence[int]) -> int:
@@ -75,3 +77,42 @@ class FakeModel:
 
     def sample(self, step: Step) -> list[SampledToken]:
         return [SampledToken(token) for token in self.run(step.plan)]
+
+
+@dataclass
+class ScriptedFront:
+    """Plays a script: the messages of each turn of the loop. When it is over, drains."""
+
+    script: list[list[tuple[bytes, ToEngine]]]
+    gone: set[bytes] = field(default_factory=set)
+    sent: list[tuple[bytes, ToClient]] = field(default_factory=list)
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    owners: dict[str, bytes] = field(default_factory=dict)
+    timeouts: list[float] = field(default_factory=list)
+    closed: bool = False
+    gone_when_flushed: list[bytes] = field(default_factory=list)
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        self.timeouts.append(timeout)
+        yield from self.script.pop(0) if self.script else [(CLIENT, Drain(60.0))]
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        self.sent.append((client, message))
+        return client not in self.gone
+
+    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+        for output in outputs:
+            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
+            self.outputs.setdefault(output.id, []).append(output)
+            self.owners[output.id] = client
+        return client not in self.gone
+
+    def flush(self) -> list[bytes]:
+        gone, self.gone_when_flushed = self.gone_when_flushed, []
+        return gone
+
+    def close(self) -> None:
+        self.closed = True
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs[name] for token in output.token_ids]

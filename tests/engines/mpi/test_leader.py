@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.config import SchedulerConfig
-from engines.core import EngineInfo, EngineStats, Request, RequestOutput
+from engines.core import EngineInfo, EngineStats, Request
 from engines.errors import RequestFailed
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import BlockManager, make_block_manager
@@ -22,13 +21,13 @@ from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampled
 from engines.stopwatch import Stopwatch
-from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
-from tests.engines.mpi.fakes import VOCAB, FakeModel, continue_alone, make_request
+from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
+from tests.engines.mpi.fakes import CLIENT, VOCAB, FakeModel, ScriptedFront, continue_alone, make_request
 
 _POISON = VOCAB
 """A prompt token that the model does not survive, and never makes."""
 _INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
-_ONE, _TWO = b"web process 1", b"web process 2"
+_TWO = b"web process 2"
 
 
 class _Executor:
@@ -50,7 +49,7 @@ class _Executor:
 
 
 class _Sampler:
-    """Takes the model's tokens as they are. Fails for the rows in `broken`, gives nonsense for those in `not_finite`."""
+    """Takes the model's tokens as they are. Rows in `broken` make it fail, those in `not_finite` get nonsense."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -69,45 +68,6 @@ class _Sampler:
         self.forgotten.append(sequence_id)
 
 
-@dataclass
-class _Front:
-    """Plays a script: the messages of each turn of the loop. When it is over, drains."""
-
-    script: list[list[tuple[bytes, ToEngine]]]
-    gone: set[bytes] = field(default_factory=set)
-    sent: list[tuple[bytes, ToClient]] = field(default_factory=list)
-    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
-    owners: dict[str, bytes] = field(default_factory=dict)
-    timeouts: list[float] = field(default_factory=list)
-    closed: bool = False
-    gone_when_flushed: list[bytes] = field(default_factory=list)
-
-    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
-        self.timeouts.append(timeout)
-        yield from self.script.pop(0) if self.script else [(_ONE, Drain(60.0))]
-
-    def send(self, client: bytes, message: ToClient) -> bool:
-        self.sent.append((client, message))
-        return client not in self.gone
-
-    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
-        for output in outputs:
-            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
-            self.outputs.setdefault(output.id, []).append(output)
-            self.owners[output.id] = client
-        return client not in self.gone
-
-    def flush(self) -> list[bytes]:
-        gone, self.gone_when_flushed = self.gone_when_flushed, []
-        return gone
-
-    def close(self) -> None:
-        self.closed = True
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for output in self.outputs[name] for token in output.token_ids]
-
-
 class _Lab:
     def __init__(self, tmp_path: Path, paged: bool = True, max_waiting: int = 100) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
@@ -118,9 +78,9 @@ class _Lab:
         collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
         self.leader = Leader(*collaborators, self.board, Stopwatch(time.perf_counter))
 
-    def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> _Front:
+    def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
         """Run the script to its end; nothing may be left of it."""
-        door = _Front(list(script), **front)
+        door = ScriptedFront(list(script), **front)
         self.leader.serve(door, _INFO)  # type: ignore[arg-type]
         assert door.closed
         assert self.executor.kinds[-1] is PlanKind.STOP
@@ -134,11 +94,11 @@ def lab(tmp_path: Path, request: pytest.FixtureRequest) -> _Lab:
     return _Lab(tmp_path, paged=request.param)
 
 
-def _submit(*requests: Request, client: bytes = _ONE) -> list[tuple[bytes, ToEngine]]:
+def _submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:
     return [(client, Submit(request)) for request in requests]
 
 
-def _check_alone(front: _Front, request: Request) -> None:
+def _check_alone(front: ScriptedFront, request: Request) -> None:
     """Its tokens are those that it would have had alone, and it has ended once."""
     expected, reason = continue_alone(request)
     assert front.tokens(request.id) == expected
@@ -146,7 +106,7 @@ def _check_alone(front: _Front, request: Request) -> None:
     assert not any(output.error_kind for output in front.outputs[request.id])
 
 
-def _stats(front: _Front) -> EngineStats:
+def _stats(front: ScriptedFront) -> EngineStats:
     (stats,) = [message.stats for _, message in front.sent if isinstance(message, Stats)]
     return stats
 
@@ -156,7 +116,7 @@ def test_requests_of_all_clients_are_served_together(lab: _Lab) -> None:
     front = lab.serve(_submit(a), [], _submit(b, client=_TWO), _submit(c))
     for request in (a, b, c):
         _check_alone(front, request)
-    assert front.owners == {"a": _ONE, "b": _TWO, "c": _ONE}
+    assert front.owners == {"a": CLIENT, "b": _TWO, "c": CLIENT}
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
 
@@ -237,11 +197,11 @@ def test_failures_are_counted_apart(lab: _Lab) -> None:
     front = lab.serve(
         _submit(poison, good, make_request("left", [5], 40)),
         [],
-        [(_ONE, Abort("left"))],
+        [(CLIENT, Abort("left"))],
         [],
         [],
         [],
-        [(_ONE, GetStats(1))],
+        [(CLIENT, GetStats(1))],
     )
     counters = _stats(front).counters
     assert counters["lmi_requests_finished_total"] == 1
@@ -258,7 +218,7 @@ def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: _Lab)
         _submit(make_request("a", range(30), 20), other),
         [],
         [],
-        [(_ONE, Abort("a")), (_ONE, GetStats(9))],
+        [(CLIENT, Abort("a")), (CLIENT, GetStats(9))],
     )
     assert not any(output.finished for output in front.outputs.get("a", []))
     _check_alone(front, other)
@@ -279,15 +239,18 @@ def test_nobody_aborts_the_request_of_another(lab: _Lab) -> None:
 def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: _Lab, noticed: str) -> None:
     staying = make_request("staying", range(4), 12)
     script = [
-        [*_submit(make_request("a", range(4), 50), make_request("b", range(5), 50)), *_submit(staying, client=_TWO)],
+        [
+            *_submit(make_request("a", range(4), 50), make_request("b", range(5), 50)),
+            *_submit(staying, client=_TWO),
+        ],
         [],
         [],
         [(_TWO, GetStats(1))],
     ]
     if noticed == "sending":
-        front = lab.serve(*script, gone={_ONE})
+        front = lab.serve(*script, gone={CLIENT})
     else:
-        front = lab.serve(*script, gone_when_flushed=[_ONE])
+        front = lab.serve(*script, gone_when_flushed=[CLIENT])
     _check_alone(front, staying)
     assert _stats(front).gauges["lmi_requests_running"] == 1
     assert _stats(front).counters["lmi_requests_aborted_total"] == 2
@@ -314,7 +277,11 @@ def test_stats_say_what_the_engine_has_done(lab: _Lab) -> None:
     assert (sum(by_name["lmi_batch_size"].counts), by_name["lmi_batch_size"].sum) == (4, 8)
     for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
         assert sum(by_name[name].counts) == 2, name
-    assert {h.labels["part"] for h in message.stats.histograms if h.labels} >= {"schedule", "sample", "update"}
+    assert {h.labels["part"] for h in message.stats.histograms if h.labels} >= {
+        "schedule",
+        "sample",
+        "update",
+    }
 
 
 # Beginning and end
@@ -324,7 +291,7 @@ def test_the_warm_up_computes_and_leaves_no_trace(lab: _Lab) -> None:
     lab.leader.warm_up(make_request("warm-up", range(8), 2))
     assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
     assert lab.blocks.num_free == lab.blocks.num_blocks
-    front = lab.serve([(_ONE, GetStats(1))])
+    front = lab.serve([(CLIENT, GetStats(1))])
     assert set(_stats(front).counters.values()) == {0}
 
 
@@ -355,7 +322,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: _Lab
 
 
 def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
-    front = lab.serve([(_ONE, Drain(60.0))])
+    front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1
     assert lab.executor.kinds[-1] is PlanKind.STOP
 
@@ -363,7 +330,7 @@ def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
 def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: _Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
-    front = lab.serve(_submit(*running), [], [*_submit(waiting, client=_TWO), (_ONE, Drain(0.0))])
+    front = lab.serve(_submit(*running), [], [*_submit(waiting, client=_TWO), (CLIENT, Drain(0.0))])
     for request in (*running, waiting):
         *before, end = front.outputs[request.id]
         assert end.error_kind == "unavailable"
@@ -374,7 +341,5 @@ def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: _Lab) -> None:
 
 
 def test_draining_goes_on_though_all_clients_are_gone(lab: _Lab) -> None:
-    front = lab.serve(
-        _submit(make_request("a", range(4), 40)), [(_TWO, Drain(60.0))], gone={_ONE}
-    )
+    front = lab.serve(_submit(make_request("a", range(4), 40)), [(_TWO, Drain(60.0))], gone={CLIENT})
     assert front.closed

@@ -161,6 +161,8 @@ class _Stream(RuleBasedStateMachine):
         self.dirty.clear()
         self.check_order(step, ids, prefill)
         self.started.update((sequence.id, sequence) for sequence in step.sequences)
+        worst = [-(-(s.max_num_tokens - 1) // self.blocks.block_size) for s in self.started.values()]
+        assert sum(worst) <= self.blocks.num_blocks, "more is promised than there is"
         self.check_blocks()
 
     def check_order(self, step: Step, ids: list[str], prefill: int) -> None:

@@ -1,0 +1,106 @@
+"""A prompt that makes the real model compute NaN: it fails alone, and what it wrote to the cache hurts nobody."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.core import EngineInfo
+from engines.health import StatusBoard
+from engines.mpi.block_manager import make_block_manager
+from engines.mpi.executor import StepExecutor
+from engines.mpi.leader import Leader
+from engines.mpi.model_runner import ModelRunner
+from engines.mpi.scheduler import Scheduler
+from engines.parallel import SingleProcess
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+from engines.wire import Abort, Submit, ToEngine
+from tests.engines.mpi.conftest import Answer
+from tests.engines.mpi.fakes import CLIENT, ScriptedFront, make_request
+from tests.support.engine_process import VOCAB_SIZE, make_config
+
+_INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
+Turn = list[tuple[bytes, ToEngine]]
+
+
+@pytest.fixture(scope="module")
+def poisonous(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]) -> tuple[Path, int]:
+    """The tiny model with NaN as the embedding of a token that no answer has in it; that token."""
+    used = {token for answer in answers for token in (*answer.prompt, *answer.tokens)}
+    poison = next(token for token in range(VOCAB_SIZE) if token not in used)
+    folder = tmp_path_factory.mktemp("poisonous") / "model"
+    shutil.copytree(tiny_llama, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poison] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder, poison
+
+
+def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFront:
+    """Everything that rank 0 has, but for the socket. 40 blocks of 8 tokens, 16 prompt tokens a step."""
+    config = make_config(model, paged=paged)
+    stopwatch = Stopwatch(time.perf_counter)
+    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
+    blocks = make_block_manager(runner.cache.num_blocks, runner.cache.block_size, paged)
+    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
+    status = StatusBoard.create(board, 1)
+    executor = StepExecutor(runner, SingleProcess(), status, stopwatch)
+    sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+    front = ScriptedFront(list(script))
+    Leader(scheduler, blocks, executor, sampler, status, stopwatch).serve(front, _INFO)  # type: ignore[arg-type]
+    assert blocks.num_free == blocks.num_blocks
+    return front
+
+
+def _submit(name: str, prompt: tuple[int, ...], max_new_tokens: int) -> tuple[bytes, ToEngine]:
+    return CLIENT, Submit(make_request(name, prompt, max_new_tokens))
+
+
+def _good(answers: list[Answer]) -> Turn:
+    return [_submit(f"good {i}", answer.prompt, len(answer.tokens)) for i, answer in enumerate(answers)]
+
+
+def _check(front: ScriptedFront, answers: list[Answer]) -> None:
+    for i, answer in enumerate(answers):
+        end = front.outputs[f"good {i}"][-1]
+        assert tuple(front.tokens(f"good {i}")) == answer.tokens, end.error_message
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
+@pytest.mark.parametrize("length", [1, 8, 30, 60])
+def test_it_fails_alone_among_those_that_run(
+    poisonous: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, length: int
+) -> None:
+    """The others share its steps, and their hidden slots may lie beside or in what it has written."""
+    model, poison = poisonous
+    running = answers[:6]
+    good = _good(running)
+    bad = _submit("bad", (poison,) * length, 8)
+    again = _submit("bad again", (1, 2, 3, poison), 8)
+    script: list[Turn] = [good[:3], [], [bad], good[3:], [], [again]]
+    front = _serve(model, tmp_path / "status", paged, *script)
+    for name in ("bad", "bad again"):
+        assert [output.error_kind for output in front.outputs[name]] == ["request_failed"]
+    _check(front, running)
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["paged", "contiguous"])
+@pytest.mark.parametrize("aborted", [True, False], ids=["aborted", "failed"])
+def test_its_blocks_are_clean_for_the_next(
+    poisonous: tuple[Path, int], answers: list[Answer], tmp_path: Path, paged: bool, aborted: bool
+) -> None:
+    """It has filled blocks with NaN and is gone, by its client's leaving or by its own failure."""
+    model, poison = poisonous
+    later = answers[:8]
+    bad = _submit("bad", (poison,) * 100, 20)
+    leave: Turn = [(CLIENT, Abort("bad"))] if aborted else []
+    turns: list[Turn] = [[bad], [], [], leave, [], [], [], []]
+    front = _serve(model, tmp_path / "status", paged, *turns, _good(later))
+    assert [o.error_kind for o in front.outputs.get("bad", [])] == ([] if aborted else ["request_failed"])
+    _check(front, later)
