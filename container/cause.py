@@ -32,6 +32,8 @@ def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
     if match := _MPI_SIGNAL.search(text):
         return f"{name}: rank {match[1]} was ended by {signal_name(int(match[2]))}"
     what = f"{name} {describe_exit(code)}"
+    if code < 0:
+        return what  # killed from outside: its last words were about something else
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"
     words = [line.strip() for line in _MPI_BANNER.sub("", text).splitlines() if line.strip()]

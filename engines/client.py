@@ -57,11 +57,10 @@ class EngineClient:
     def submit(self, request: Request) -> ClientStream:
         stream = ClientStream()
         self._streams[request.id] = stream
-        dead = self._dead()
-        if dead is None:
-            self._send(Submit(request))
+        if self._dead():
+            self._fail(request.id)
         else:
-            self._fail(request.id, dead)
+            self._send(Submit(request))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -72,7 +71,7 @@ class EngineClient:
         return self._board.read()
 
     def stats(self, timeout: float) -> EngineStats | None:
-        if self._board.read().state is not EngineState.READY and self._dead() is not None:
+        if self._dead():
             return None
         token = next(self._tokens)
         answer: gevent.event.AsyncResult[EngineStats] = gevent.event.AsyncResult()
@@ -117,20 +116,17 @@ class EngineClient:
     def _watch_board(self) -> None:
         """The engine's death is no message: look for it, and tell all who wait."""
         while True:
-            if self._streams and self._dead() is not None:
+            if self._streams and self._dead():
                 # What the engine sent before it died may still be on its way.
                 gevent.sleep(_BOARD_INTERVAL_SECONDS)
-                self._fail_streams()
+                for request_id in list(self._streams):
+                    self._fail(request_id)
             gevent.sleep(_BOARD_INTERVAL_SECONDS)
 
-    def _dead(self) -> str | None:
-        health = self._board.read()
-        return health.describe() if health.state in (EngineState.FAILED, EngineState.STOPPED) else None
+    def _dead(self) -> bool:
+        return self._board.read().state in (EngineState.FAILED, EngineState.STOPPED)
 
-    def _fail_streams(self) -> None:
-        reason = self._dead() or "the engine has stopped"
-        for request_id in list(self._streams):
-            self._fail(request_id, reason)
-
-    def _fail(self, request_id: str, reason: str) -> None:
-        self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=reason))
+    def _fail(self, request_id: str) -> None:
+        # The cause is for the operator, in the log and on `/ping`: it may quote what is no client's business.
+        message = "the engine has ended, and this request with it"
+        self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=message))

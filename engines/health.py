@@ -48,18 +48,21 @@ class Health:
     def ready(self) -> bool:
         return self.state is EngineState.READY and self.heartbeat_age < STALE_AFTER_SECONDS
 
-    def describe(self) -> str:
-        """One line for a person: why the engine is, or is not, ready."""
+    def summary(self) -> str:
+        """A few words for a client: whether the engine is ready, and no more."""
         if self.state is EngineState.READY and not self.ready:
             return f"the engine has made no progress for {self.heartbeat_age:.0f} s"
-        text = {
+        return {
             EngineState.STARTING: "the model is loading",
             EngineState.READY: "ready",
             EngineState.DRAINING: "the server is shutting down",
             EngineState.STOPPED: "the engine has stopped",
             EngineState.FAILED: "the engine has failed",
         }[self.state]
-        return f"{text}: {self.reason}" if self.reason else text
+
+    def describe(self) -> str:
+        """One line for the operator: the summary and its reason."""
+        return f"{self.summary()}: {self.reason}" if self.reason else self.summary()
 
 
 class StatusBoard:

@@ -6,7 +6,6 @@ import torch
 
 from engines.sampling.batch import SamplingBatch
 
-
 _SMALLEST = 1e-30
 """As sharp as fp32 can tell; below it quotients would overflow, or the divisor itself become 0."""
 

@@ -31,7 +31,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     record = current_record()
     health = context.engine.health()
     if health.state is not EngineState.READY:
-        raise Unavailable(health.describe())
+        raise Unavailable(health.summary())
     call = parse(context, read_object(request))
     generation = Generation(
         record.id,

@@ -40,3 +40,7 @@ def test_mpirun_s_own_words_do_not_hide_the_rank_s() -> None:
     ]
     expected = "engine: rank 2 ended with exit code 3: MemoryError: cannot allocate the cache"
     assert cause_of_death("engine", 3, lines) == expected
+
+
+def test_the_last_words_of_a_killed_process_are_not_taken_for_the_cause() -> None:
+    assert cause_of_death("engine", -9, ["INFO ready"]) == cause_of_death("engine", -9, [])

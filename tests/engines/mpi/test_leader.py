@@ -321,6 +321,13 @@ def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: _Lab
     assert lab.board.read().state is EngineState.DRAINING
 
 
+def test_ended_requests_are_forgotten(lab: _Lab, caplog: pytest.LogCaptureFixture) -> None:
+    requests = [make_request("a", [1], 2), make_request("bad", [_POISON]), make_request("left", [2], 40)]
+    with caplog.at_level("INFO"):
+        lab.serve(_submit(*requests), [(CLIENT, Abort("left"))], [], [], [])
+    assert "draining: at most 60 s for 0 requests" in caplog.messages
+
+
 def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
     front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1

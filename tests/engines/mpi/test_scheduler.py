@@ -275,10 +275,14 @@ def test_failing_is_idempotent() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_two_halves_are_the_same_work(count: int) -> None:
     lab = _Lab()
+    lab.scheduler.add(make_request("failed", range(9), 2))
+    failed, _ = lab.step()
+    lab.scheduler.fail(failed.sequences, RequestFailed("broken"))
     for i in range(count):
         lab.scheduler.add(make_request(str(i), range(i + 1), 2))
     step = lab.scheduler.schedule(0.0)
     assert step is not None
+    assert step.plan.scrub_blocks
     first, second = step.halves()
     assert first.sequences + second.sequences == step.sequences
     assert first.plan.sequences + second.plan.sequences == step.plan.sequences

@@ -1,0 +1,33 @@
+"""`GET /v1/models` and `/v1/models/{name}`: the one model that is served, under the name that clients may always use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.openai_chat import DEFAULT_MODEL
+from lmi_server.errors import dump
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("openai_models", __name__)
+    started = int(time.time())
+    limit = context.config.max_model_len
+
+    def entry(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "lmi", "max_model_len": limit}
+
+    @blueprint.get("/v1/models")
+    def models() -> Response:
+        body = {"object": "list", "data": [entry(DEFAULT_MODEL)]}
+        return Response(dump(body) + "\n", content_type="application/json")
+
+    @blueprint.get("/v1/models/<path:name>")
+    def model(name: str) -> Response:
+        # Any name is accepted where text is generated, so any name names this model.
+        return Response(dump(entry(name)) + "\n", content_type="application/json")
+
+    return blueprint
