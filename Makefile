@@ -55,8 +55,9 @@ install-torch-cuda:
 serve: install
 	exec $(BIN)/lmi serve $(PROPERTIES) --port $(PORT)
 
+# One compute thread a process: tests run many small operations, and many processes at once.
 test: install
-	$(BIN)/python -m pytest tests --ignore=tests/verify
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify
 
 verify: install
 	$(BIN)/python -m tests.verify.run

@@ -120,6 +120,9 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
     return {
         **base,
         "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),
+        # How long a thread that waits for another one spins before it sleeps. libgomp's own count burns a whole time
+        # slice when the other one is not running, because the web process is; this one covers the usual wait.
+        "GOMP_SPINCOUNT": base.get("GOMP_SPINCOUNT", "10000"),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # Whatever Open MPI leaves behind when it is killed lies in the folder that is removed at the end.

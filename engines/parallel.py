@@ -145,10 +145,10 @@ class NcclCommunicator(MpiCommunicator):
 
     def __init__(self, comm: Any, wake_directory: Path, device: torch.device) -> None:
         super().__init__(comm, wake_directory)
-        address = comm.bcast(_free_loopback_address() if self.rank == 0 else None)
+        port = self.smallest(_free_loopback_port() if self.rank == 0 else 65536)
         torch.distributed.init_process_group(
             "nccl",
-            init_method=f"tcp://{address}",
+            init_method=f"tcp://127.0.0.1:{port}",
             rank=self.rank,
             world_size=self.world_size,
             device_id=device,
@@ -187,7 +187,8 @@ def make_communicator(world_size: int, device: torch.device, wake_directory: Pat
     return MpiCommunicator(MPI.COMM_WORLD, wake_directory)
 
 
-def _free_loopback_address() -> str:
+def _free_loopback_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+        port: int = probe.getsockname()[1]
+        return port

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _HIGH_WATER_MARK = 1000
 _CLOSE_SECONDS = 2.0
+_RETRY_SECONDS = 0.02
 
 
 class Front:
@@ -36,6 +37,10 @@ class Front:
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.bind(address)
         self._unsent: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
+
+    def wait_seconds(self, idle: float) -> float:
+        """How long an idle engine may wait for messages: `idle` seconds, less when something is still to be sent."""
+        return _RETRY_SECONDS if self._unsent else idle
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         """All messages that are there, each with its client; waits at most `timeout` seconds for the first."""

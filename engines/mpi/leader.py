@@ -61,7 +61,7 @@ class Leader:
     def serve(self, front: Front, info: EngineInfo) -> None:
         """Loop until a `Drain` has been carried out."""
         while self._deadline is None or (self._scheduler.has_work and time.monotonic() < self._deadline):
-            timeout = 0.0 if self._scheduler.has_work else IDLE_BEAT_SECONDS
+            timeout = 0.0 if self._scheduler.has_work else front.wait_seconds(IDLE_BEAT_SECONDS)
             for client, message in front.receive(timeout):
                 self._handle(front, info, client, message)
             outputs = self._step()

@@ -81,8 +81,12 @@ class Scheduler:
         """
         sequence = Sequence(request)
         self._check(sequence)
-        if len(self._waiting) >= self._config.max_waiting:
-            raise Overloaded(f"the queue is full: {len(self._waiting)} requests are waiting (job_queue_size)")
+        # Those that the next step admits do not wait: a burst on an idle server is no full queue.
+        places = self._config.max_num_seqs - len(self._running)
+        if len(self._waiting) - places >= self._config.max_waiting:
+            raise Overloaded(
+                f"the queue is full: {self._config.max_waiting} requests are waiting already (job_queue_size)"
+            )
         self._waiting.append(sequence)
         self._by_id[sequence.id] = sequence
 

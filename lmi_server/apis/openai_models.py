@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{name}`: the one model that is served, under the name that clients may always use."""
+"""`GET /v1/models` and `/v1/models/{name}`: the one model that is served, under any name a client likes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ DONE: tuple[Parameter, ...] = (
     # -1 is what vLLM calls 'all'.
     Parameter(**_both("top_k"), kind=Kind.INTEGER, default=0, minimum=-1, maximum=2**31 - 1),
     Parameter(**_both("top_p"), kind=Kind.NUMBER, default=1.0, above=0, maximum=1),
-    Parameter(**_both("repetition_penalty"), kind=Kind.NUMBER, default=1.0, above=0, maximum=10),
+    Parameter(**_both("repetition_penalty"), kind=Kind.NUMBER, default=1.0, minimum=0.01, maximum=10),
     Parameter(**_both("seed"), kind=Kind.INTEGER, minimum=0, maximum=2**64 - 1),
     Parameter(
         "stop",

@@ -92,6 +92,9 @@ class ScriptedFront:
     closed: bool = False
     gone_when_flushed: list[bytes] = field(default_factory=list)
 
+    def wait_seconds(self, idle: float) -> float:
+        return idle
+
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         self.timeouts.append(timeout)
         yield from self.script.pop(0) if self.script else [(CLIENT, Drain(60.0))]

@@ -69,9 +69,11 @@ class _Sampler:
 
 
 class _Lab:
-    def __init__(self, tmp_path: Path, paged: bool = True, max_waiting: int = 100) -> None:
+    def __init__(
+        self, tmp_path: Path, paged: bool = True, max_num_seqs: int = 4, max_waiting: int = 100
+    ) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
-        self.scheduler = Scheduler(SchedulerConfig(4, 16, max_waiting), self.blocks, 64)
+        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, 16, max_waiting), self.blocks, 64)
         self.executor = _Executor()
         self.sampler = _Sampler()
         self.board = StatusBoard.create(tmp_path / "status", 1)
@@ -183,11 +185,12 @@ def test_logits_that_are_not_finite_end_their_request_only(lab: _Lab) -> None:
 
 
 def test_a_refusal_goes_to_who_asked_and_nothing_else_happens(tmp_path: Path) -> None:
-    lab = _Lab(tmp_path, max_waiting=1)
-    a, b = make_request("a", [1], 3), make_request("b", [2], 3)
-    front = lab.serve(_submit(a, b), _submit(make_request("long", range(70), 1), client=_TWO))
+    lab = _Lab(tmp_path, max_num_seqs=1, max_waiting=1)
+    a, b, c = make_request("a", [1], 3), make_request("b", [2], 3), make_request("c", [3], 3)
+    front = lab.serve(_submit(a, b, c), _submit(make_request("long", range(70), 1), client=_TWO))
     _check_alone(front, a)
-    assert [o.error_kind for o in front.outputs["b"]] == ["overloaded"]
+    _check_alone(front, b)
+    assert [o.error_kind for o in front.outputs["c"]] == ["overloaded"]
     assert [o.error_kind for o in front.outputs["long"]] == ["invalid_request"]
     assert front.owners["long"] == _TWO
 

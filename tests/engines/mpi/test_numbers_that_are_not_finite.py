@@ -30,7 +30,9 @@ Turn = list[tuple[bytes, ToEngine]]
 
 
 @pytest.fixture(scope="module")
-def poisonous(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]) -> tuple[Path, int]:
+def poisonous(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]
+) -> tuple[Path, int]:
     """The tiny model with NaN as the embedding of a token that no answer has in it; that token."""
     used = {token for answer in answers for token in (*answer.prompt, *answer.tokens)}
     poison = next(token for token in range(VOCAB_SIZE) if token not in used)

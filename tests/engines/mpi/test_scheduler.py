@@ -165,14 +165,14 @@ def test_without_requests_there_is_no_step() -> None:
 
 def test_a_full_queue_refuses_and_says_so() -> None:
     lab = _Lab(max_num_seqs=1, max_waiting=2)
-    for name in "ab":
-        lab.scheduler.add(make_request(name))
+    for name in "abc":  # "a" has a place in the next step
+        lab.scheduler.add(make_request(name, max_new_tokens=1))
     with pytest.raises(Overloaded, match="2 requests are waiting") as refusal:
-        lab.scheduler.add(make_request("c"))
+        lab.scheduler.add(make_request("d"))
     assert "job_queue_size" in str(refusal.value)
-    lab.step()  # "a" runs now
-    lab.scheduler.add(make_request("c"))
-    assert lab.scheduler.request_ids() == ["a", "b", "c"]
+    lab.step()  # "a" has ended
+    lab.scheduler.add(make_request("d"))
+    assert lab.scheduler.request_ids() == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize(

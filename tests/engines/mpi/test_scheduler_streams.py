@@ -80,7 +80,8 @@ class _Stream(RuleBasedStateMachine):
         self.count += 1
         prompt = [(self.count + i * i) % VOCAB for i in range(length)]
         request = make_request(f"r{self.count}", prompt, new, stop)
-        if len(self.live) - len(self.started) >= self.config.max_waiting:
+        # Running and waiting together: those that the next step has a place for do not wait.
+        if len(self.live) >= self.config.max_num_seqs + self.config.max_waiting:
             with pytest.raises(Overloaded):
                 self.scheduler.add(request)
         else:

@@ -195,6 +195,13 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens() -> None:
     assert [s.token_id for s in Sampler(VOCAB, CPU).sample(logits, batch)] == [3, 6]
 
 
+def test_the_highest_number_draws_a_possible_token_however_sums_round() -> None:
+    logits = torch.randn(200, VOCAB, generator=fresh_generator())
+    logits[:, 90:] = -2000.0
+    row = SamplingRow("r", SamplingParams(1, temperature=1.0, seed=_seed_of(2**64 - 1, 1)), (1,))
+    assert {s.token_id for s in Sampler(VOCAB, CPU).sample(logits, [row] * 200)} == {89}
+
+
 def test_logprobs_are_those_of_the_model() -> None:
     generator = fresh_generator()
     logits = torch.randn(4, VOCAB, generator=generator) * 4

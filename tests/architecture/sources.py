@@ -1,0 +1,71 @@
+"""The four packages as syntax trees: their modules, and what each imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import REPO_ROOT
+
+PACKAGES = {
+    "container": REPO_ROOT / "container",
+    "lmi_server": REPO_ROOT / "lmi_server",
+    "engines": REPO_ROOT / "engines",
+    "lmi_kernels": REPO_ROOT / "kernels" / "lmi_kernels",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of our packages."""
+
+    name: str
+    """Dotted, `__init__` left out."""
+    path: Path
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path.relative_to(REPO_ROOT)}:{getattr(node, 'lineno', 0)}"
+
+    def imports(self) -> Iterator[tuple[str, ast.AST]]:
+        """Every module that is imported anywhere in the file, function bodies included, as an absolute name.
+
+        `from a.b import c` gives `a.b.c`: c may be a module.
+        """
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield alias.name, node
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    parts = self.name.split(".")
+                    is_package = self.path.name == "__init__.py"
+                    parents = parts[: len(parts) - node.level + is_package]
+                    base = ".".join([*parents, *([base] if base else [])])
+                for alias in node.names:
+                    yield f"{base}.{alias.name}", node
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """All modules of the four packages."""
+    found = []
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append(Module(name, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return tuple(found)
+
+
+def within(name: str, prefix: str) -> bool:
+    """Whether a dotted name is `prefix` or below it."""
+    return name == prefix or name.startswith(prefix + ".")

@@ -1,0 +1,138 @@
+"""What must not stand in the four packages, whoever writes it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+import pytest
+
+from tests.architecture.sources import PACKAGES, Module, modules, within
+from tests.support.paths import REPO_ROOT
+
+_MAX_LINES = 400
+_UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+_UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
+_UNSAFE_ATTRIBUTES = {"recv_pyobj", "send_pyobj"}
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+def _unsafe(node: ast.AST) -> str:
+    """What is unsafe about a node; empty when nothing is."""
+    match node:
+        case ast.Import(names=names):
+            found = {alias.name.partition(".")[0] for alias in names} & _UNSAFE_MODULES
+            return f"import {found.pop()}" if found else ""
+        case ast.ImportFrom(module=str(module), names=names):
+            if module.partition(".")[0] in _UNSAFE_MODULES:
+                return f"from {module} import"
+            if module == "torch" and any(alias.name == "load" for alias in names):
+                return "from torch import load"
+            return ""
+        case ast.Call(func=ast.Name(id=name)) if name in _UNSAFE_BUILTINS:
+            return f"{name}(...)"
+        case ast.Attribute(value=ast.Name(id="torch"), attr="load"):
+            return "torch.load"
+        case ast.Attribute(attr=name) if name in _UNSAFE_ATTRIBUTES:
+            return name
+        case ast.keyword(arg="allow_pickle", value=value):
+            return "" if isinstance(value, ast.Constant) and value.value is False else "allow_pickle"
+    return ""
+
+
+def _environment(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in _ENVIRONMENT:
+            return f"os.{name}"
+        case ast.ImportFrom(module="os", names=names):
+            found = {alias.name for alias in names} & _ENVIRONMENT
+            return f"from os import {found.pop()}" if found else ""
+    return ""
+
+
+def _assert(node: ast.AST) -> str:
+    return "assert" if isinstance(node, ast.Assert) else ""
+
+
+def _found(rule: Callable[[ast.AST], str], among: Callable[[Module], bool]) -> list[str]:
+    return [
+        f"{module.at(node)}: {what}"
+        for module in modules()
+        if among(module)
+        for node in ast.walk(module.tree)
+        if (what := rule(node))
+    ]
+
+
+def test_no_code_is_read_from_data() -> None:
+    wrong = _found(_unsafe, lambda module: True)
+    assert not wrong, wrong
+
+
+def test_no_check_is_an_assert() -> None:
+    wrong = _found(_assert, lambda module: True)
+    assert not wrong, wrong
+
+
+_READERS = ("container", "lmi_server.properties")
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    wrong = _found(
+        _environment,
+        lambda module: (
+            module.name != "engines.mpi.worker" and not any(within(module.name, r) for r in _READERS)
+        ),
+    )
+    assert not wrong, wrong
+
+
+def test_a_rank_reads_nothing_but_its_number_from_the_environment() -> None:
+    (worker,) = [module for module in modules() if module.name == "engines.mpi.worker"]
+    assert len(_found(_environment, lambda module: module is worker)) == 1
+    assert '"OMPI_COMM_WORLD_RANK"' in worker.path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        (_unsafe, "import pickle"),
+        (_unsafe, "from dill import loads"),
+        (_unsafe, "def f():\n    import marshal"),
+        (_unsafe, "eval('1')"),
+        (_unsafe, "exec('1')"),
+        (_unsafe, "torch.load(path)"),
+        (_unsafe, "from torch import load"),
+        (_unsafe, "socket.recv_pyobj()"),
+        (_unsafe, "numpy.load(path, allow_pickle=True)"),
+        (_environment, "os.environ['A']"),
+        (_environment, "from os import getenv"),
+        (_assert, "assert x"),
+    ],
+)
+def test_the_rules_find_what_they_look_for(rule: Callable[[ast.AST], str], code: str) -> None:
+    assert any(rule(node) for node in ast.walk(ast.parse(code)))
+
+
+def test_files_are_short_enough_to_be_read_at_once() -> None:
+    lengths = {
+        str(module.path.relative_to(REPO_ROOT)): len(module.path.read_text(encoding="utf-8").splitlines())
+        for module in modules()
+    }
+    long = {path: length for path, length in lengths.items() if length > _MAX_LINES}
+    assert not long, long
+
+
+def test_every_module_says_what_it_is() -> None:
+    wrong = [
+        module.name
+        for module in modules()
+        if module.path.name != "__init__.py" and not ast.get_docstring(module.tree)
+    ]
+    assert not wrong, wrong
+
+
+def test_kernels_is_a_source_folder_and_no_package() -> None:
+    """As a package it would be taken for Hugging Face's `kernels` by transformers."""
+    assert not (REPO_ROOT / "kernels" / "__init__.py").exists()
+    assert (PACKAGES["lmi_kernels"] / "__init__.py").exists()

@@ -1,0 +1,99 @@
+"""What a process really loads, seen in `sys.modules` of one that has imported it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import REPO_ROOT, child_environment
+
+_PROGRAM = """
+import importlib, importlib.util, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+BLOCKED = set(sys.argv[2].split(","))
+sys.meta_path.insert(0, Blocked())
+for name in sys.argv[1].split(","):
+    importlib.import_module(name)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def _loaded(*imported: str, blocked: tuple[str, ...] = ("nothing",)) -> set[str]:
+    """Top-level modules in a fresh process that has imported these. Those in `blocked` cannot be imported there."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, ",".join(imported), ",".join(blocked)],
+        cwd=REPO_ROOT,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_web_process_starts_without_torch() -> None:
+    if importlib.util.find_spec("lmi_server") is None or importlib.util.find_spec("lmi_server.wsgi") is None:
+        pytest.skip("lmi_server.wsgi does not exist")
+    loaded = _loaded("lmi_server.wsgi", "engines.client")
+    assert {"lmi_server", "engines", "flask", "zmq"} <= loaded
+    assert not loaded & {"torch", "transformers", "triton", "lmi_kernels", "mpi4py"}
+
+
+def test_the_client_of_the_engine_needs_neither_torch_nor_a_web_framework() -> None:
+    loaded = _loaded("engines.client")
+    assert {"engines", "zmq", "msgspec", "gevent"} <= loaded
+    assert not loaded & {"torch", "transformers", "triton", "lmi_kernels", "mpi4py", "flask", "numpy"}
+
+
+def test_the_scheduler_is_plain_python() -> None:
+    loaded = _loaded("engines.mpi.scheduler", "engines.mpi.block_manager", "engines.mpi.step_plan")
+    assert not (loaded - set(sys.stdlib_module_names)) & {
+        "torch", "numpy", "zmq", "msgspec", "flask", "gevent", "mpi4py", "lmi_kernels", "transformers",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "imported",
+    [
+        (
+            "engines.mpi.scheduler",
+            "engines.mpi.model_runner",
+            "engines.models.llama",
+            "engines.sampling.sampler",
+        ),
+        ("lmi_kernels",),
+    ],
+    ids=["engine", "kernels"],
+)
+def test_the_model_runs_where_there_is_no_web_and_no_wire(imported: tuple[str, ...]) -> None:
+    """A machine with a GPU may have neither pyzmq nor msgspec, flask, gunicorn or boto3."""
+    missing = ("zmq", "msgspec", "flask", "gevent", "gunicorn", "boto3", "mpi4py", "transformers")
+    loaded = _loaded(*imported, blocked=missing)
+    assert "torch" in loaded
+    assert not loaded & set(missing)
+
+
+def test_our_kernels_folder_is_not_taken_for_another_package() -> None:
+    program = (
+        "import importlib.util\n"
+        "spec = importlib.util.find_spec('kernels')\n"
+        "print(spec is None or spec.origin is None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPO_ROOT,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\n"
