@@ -92,7 +92,7 @@ class StatusBoard:
         return cls(path, world_size)
 
     def beat(self, rank: int) -> None:
-        """Say that this rank has just completed a step."""
+        """Say that this rank moves: it has completed a step, or a layer of a long one."""
         _BEAT.pack_into(self._map, _HEADER.size + _BEAT.size * rank, time.monotonic())
 
     def set_state(self, state: EngineState, reason: str = "") -> None:

@@ -8,10 +8,14 @@ from collections.abc import Callable
 class Stopwatch:
     """Adds up seconds by part between `reset`s. On a GPU, whose work is asynchronous, parts inside the model mean
     the time to enqueue them. One thread; `clock` is `time.perf_counter` but in tests.
+
+    `on_stop` is called whenever a part ends. Attention is a part, so it is called in every layer: by that a long step
+    shows that it moves.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_stop: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
+        self._on_stop = on_stop
         self._started = 0.0
         self.seconds: dict[str, float] = {}
 
@@ -23,6 +27,7 @@ class Stopwatch:
         now = self._clock()
         self.add(part, now - self._started)
         self._started = now
+        self._on_stop()
 
     def now(self) -> float:
         return self._clock()

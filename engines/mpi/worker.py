@@ -85,7 +85,7 @@ def _start(config: EngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
         torch.cuda.set_device(device)
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = _process_age()
-    stopwatch = Stopwatch(time.perf_counter)
+    stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
     read_before = _bytes_read()
     runner = ModelRunner(config, comm, device, stopwatch)
     logger.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (torch / "__init__.py").write_text("raise RuntimeError('torch must not be imported')\n")
     (torch / "version.py").write_text("__version__ = '2'\ncuda: Optional[str] = '13.0'\n")
     monkeypatch.syspath_prepend(str(torch.parent))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # other tests may have imported the real one
     return lay(tmp_path / "root", {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
 
 

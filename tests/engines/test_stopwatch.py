@@ -17,3 +17,14 @@ def test_parts_add_up_between_resets() -> None:
     stopwatch.start()  # 10
     stopwatch.stop("schedule")  # 10.25
     assert stopwatch.reset() == {"schedule": 0.25}
+
+
+def test_each_end_of_a_part_is_a_sign_of_life() -> None:
+    signs: list[str] = []
+    stopwatch = Stopwatch(lambda: 0.0, on_stop=lambda: signs.append("alive"))
+    stopwatch.start()
+    stopwatch.add("model", 1.0)
+    assert signs == []
+    stopwatch.stop("attention")
+    stopwatch.stop("attention")
+    assert signs == ["alive", "alive"]

@@ -156,7 +156,7 @@ BODIES: tuple[Malformed, ...] = (
     _parameter("top_p", 1.01, "1.01", "at most 1"),
     _parameter("top_k", -2, "-2", "at least -1"),
     _parameter("top_k", 1.5, "1.5", "a whole number"),
-    _parameter("repetition_penalty", 0, "0", "above 0", "at most 10"),
+    _parameter("repetition_penalty", 0, "0", "at least 0.01", "at most 10"),
     _parameter("repetition_penalty", 11, "11", "at most 10"),
     _parameter("seed", -1, "-1", "at least 0"),
     _parameter("seed", 2**64, str(2**64), str(2**64 - 1)),
