@@ -26,8 +26,10 @@ class KvView:
 class KvGather:
     """The group's blocks in order, the same number a sequence; the short ones repeat a block that the mask hides."""
 
-    blocks: torch.Tensor
-    """[num_seqs * blocks_per_seq], int64."""
+    pages: torch.Tensor
+    """[2 * num_seqs * num_kv_heads * blocks_per_seq], int64: rows of the pool as [2 * num_kv_heads * num_blocks,
+    block_size * head_dim], keys before values, then by sequence, head and position. Flat, because gathering whole
+    rows is what `index_select` does fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,15 @@ class GroupLimits:
     """What may share a group."""
 
     block_size: int
-    num_slots: int
-    """Slots of the pool: no view reaches beyond."""
+    num_blocks: int
+    """Of the pool: no view reaches beyond."""
+    num_kv_heads: int
     max_keys: int
     """num_seqs * kv_len of a group; a single sequence may be longer."""
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
 
 
 def decode_order(
@@ -108,7 +115,7 @@ def plan_chunk(
     if _consecutive(block_table[:used]):
         source, kv_len = KvView(block_table[0] * limits.block_size, 0), seq_len
     else:
-        source = KvGather(torch.tensor(block_table[:used], dtype=torch.int64, device=device))
+        source = _gather([block_table[:used]], limits, device)
         kv_len = used * limits.block_size
     if query_len == kv_len:
         return AttentionGroup(first_row, 1, query_len, kv_len, source, None, causal=True)
@@ -134,7 +141,7 @@ def _decode_group(
         source, kv_len = KvView(tables[0][0] * block_size, stride), longest
     else:
         rows = [[*table[:used], *([table[0]] * (used - len(table)))] for table in tables]
-        source = KvGather(torch.tensor(rows, dtype=torch.int64, device=device).view(-1))
+        source = _gather(rows, limits, device)
         kv_len = used * block_size
     mask = None
     if min(seq_lens) < kv_len:
@@ -142,6 +149,14 @@ def _decode_group(
         hidden = torch.arange(kv_len, device=device) >= lens[:, None]
         mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)[:, None, None, :]
     return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, causal=False)
+
+
+def _gather(tables: Sequence[Sequence[int]], limits: GroupLimits, device: torch.device) -> KvGather:
+    """`tables`: the blocks of each sequence, all of one length."""
+    blocks = torch.tensor(tables, dtype=torch.int64, device=device)[None, :, None, :]
+    # Row of the pool at which each (keys or values, head) begins.
+    starts = torch.arange(2 * limits.num_kv_heads, device=device) * limits.num_blocks
+    return KvGather((starts.view(2, 1, limits.num_kv_heads, 1) + blocks).flatten())
 
 
 def _fits(

@@ -24,9 +24,8 @@ class Layout:
     num_singles: int
     block_tables: list[list[int]]
 
-    @property
-    def limits(self) -> GroupLimits:
-        return GroupLimits(self.block_size, self.num_blocks * self.block_size, self.max_keys)
+    def limits(self, num_kv_heads: int) -> GroupLimits:
+        return GroupLimits(self.block_size, self.num_blocks, num_kv_heads, self.max_keys)
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:

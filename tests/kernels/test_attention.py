@@ -28,11 +28,12 @@ def _attend(
     lens = [layout.seq_lens[i] for i in order]
     tables = [layout.block_tables[i] for i in order]
     singles = layout.num_singles
-    groups = plan_decodes(lens[:singles], tables[:singles], layout.limits, layout.contiguous, CPU)
+    limits = layout.limits(pool.shape[1])
+    groups = plan_decodes(lens[:singles], tables[:singles], limits, layout.contiguous, CPU)
     row = singles
     for place in range(singles, len(order)):
         query_len = layout.query_lens[order[place]]
-        groups.append(plan_chunk(row, query_len, lens[place], tables[place], layout.limits, CPU))
+        groups.append(plan_chunk(row, query_len, lens[place], tables[place], limits, CPU))
         row += query_len
     out = torch.full_like(q, UNTOUCHED)
     attention(q, pool, groups, workspace, out)

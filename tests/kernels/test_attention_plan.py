@@ -18,6 +18,7 @@ from lmi_kernels.attention_plan import (
 from tests.kernels.layouts import Layout, layouts
 
 CPU = torch.device("cpu")
+KV_HEADS = 2
 
 
 def _padded(num_tokens: int, block_size: int) -> int:
@@ -37,9 +38,20 @@ def _slots_seen(group: AttentionGroup, index: int, block_size: int) -> list[int]
     if isinstance(group.source, KvView):
         first = group.source.first_slot + index * group.source.stride
         return list(range(first, first + group.kv_len))
-    per_seq = group.source.blocks.numel() // group.num_seqs
-    blocks = group.source.blocks[index * per_seq : (index + 1) * per_seq].tolist()
+    blocks = _blocks_of(group.source, group.num_seqs)[index]
     return [block * block_size + offset for block in blocks for offset in range(block_size)]
+
+
+def _blocks_of(source: KvGather, num_seqs: int) -> list[list[int]]:
+    """Each sequence's blocks; the pages of values and of other heads must be the same blocks, further on."""
+    pages = source.pages.view(2, num_seqs, KV_HEADS, -1)
+    blocks = pages[0, :, 0]
+    distance = int(pages[0, 0, 1, 0] - pages[0, 0, 0, 0])
+    for half in range(2):
+        for head in range(KV_HEADS):
+            assert torch.equal(pages[half, :, head], blocks + (half * KV_HEADS + head) * distance)
+    found: list[list[int]] = blocks.tolist()
+    return found
 
 
 def _slots_of(table: list[int], seq_len: int, block_size: int) -> list[int]:
@@ -50,7 +62,7 @@ def _slots_of(table: list[int], seq_len: int, block_size: int) -> list[int]:
 @given(layouts())
 def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
-    groups = plan_decodes(lens, tables, layout.limits, layout.contiguous, CPU)
+    groups = plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous, CPU)
     row = 0
     for group in groups:
         assert group.first_row == row
@@ -60,7 +72,7 @@ def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -
         for i in members:
             seen = _slots_seen(group, i - row, layout.block_size)
             assert len(seen) == group.kv_len
-            assert all(0 <= slot < layout.limits.num_slots for slot in seen)
+            assert all(0 <= slot < layout.limits(KV_HEADS).num_slots for slot in seen)
             assert seen[: lens[i]] == _slots_of(tables[i], lens[i], layout.block_size)
             visible = torch.zeros(group.kv_len) if group.mask is None else group.mask[i - row, 0, 0]
             assert visible.tolist() == [0.0] * lens[i] + [-math.inf] * (group.kv_len - lens[i])
@@ -72,7 +84,7 @@ def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -
 @given(layouts())
 def test_groups_keep_their_limits(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
-    for group in plan_decodes(lens, tables, layout.limits, layout.contiguous, CPU):
+    for group in plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous, CPU):
         padded = [
             _padded(length, layout.block_size)
             for length in lens[group.first_row : group.first_row + group.num_seqs]
@@ -93,13 +105,13 @@ def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> Non
     chunks = range(layout.num_singles, len(layout.seq_lens))
     for i in chunks:
         seq_len, query_len, table = layout.seq_lens[i], layout.query_lens[i], layout.block_tables[i]
-        group = plan_chunk(first_row, query_len, seq_len, table, layout.limits, CPU)
+        group = plan_chunk(first_row, query_len, seq_len, table, layout.limits(KV_HEADS), CPU)
         assert (group.first_row, group.num_seqs, group.query_len) == (first_row, 1, query_len)
         if layout.contiguous:
             assert isinstance(group.source, KvView)
         seen = _slots_seen(group, 0, layout.block_size)
         assert len(seen) == group.kv_len
-        assert all(0 <= slot < layout.limits.num_slots for slot in seen)
+        assert all(0 <= slot < layout.limits(KV_HEADS).num_slots for slot in seen)
         assert seen[:seq_len] == _slots_of(table, seq_len, layout.block_size)
         if group.causal:
             assert group.mask is None
@@ -112,7 +124,7 @@ def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> Non
 
 
 def test_equal_runs_at_equal_distances_share_one_view() -> None:
-    limits = GroupLimits(block_size=4, num_slots=64, max_keys=1000)
+    limits = GroupLimits(block_size=4, num_blocks=16, num_kv_heads=KV_HEADS, max_keys=1000)
     tables = [[0, 1, 2], [5, 6, 7], [10, 11, 12]]
     (group,) = plan_decodes([9, 12, 10], tables, limits, True, CPU)
     assert group.source == KvView(first_slot=0, stride=20)
@@ -121,30 +133,31 @@ def test_equal_runs_at_equal_distances_share_one_view() -> None:
 
 def test_a_view_that_would_leave_the_pool_is_split() -> None:
     # The last sequence is short and at the pool's very end: 12 keys from its start do not exist.
-    limits = GroupLimits(block_size=4, num_slots=24, max_keys=1000)
+    limits = GroupLimits(block_size=4, num_blocks=6, num_kv_heads=KV_HEADS, max_keys=1000)
     groups = plan_decodes([12, 7], [[0, 1, 2], [4, 5]], limits, True, CPU)
     assert [group.num_seqs for group in groups] == [1, 1]
 
 
 def test_uneven_distances_start_another_view() -> None:
-    limits = GroupLimits(block_size=4, num_slots=100, max_keys=1000)
+    limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
     groups = plan_decodes([4, 4, 4, 4], [[0], [2], [4], [5]], limits, True, CPU)
     assert [group.num_seqs for group in groups] == [3, 1]
 
 
 def test_a_lone_paged_sequence_on_consecutive_blocks_is_not_copied() -> None:
-    limits = GroupLimits(block_size=4, num_slots=100, max_keys=1000)
+    limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
     (group,) = plan_decodes([9], [[3, 4, 5, 17]], limits, False, CPU)
     assert group.source == KvView(first_slot=12, stride=0)
 
 
 def test_paged_sequences_of_like_length_share_a_gather() -> None:
-    limits = GroupLimits(block_size=4, num_slots=100, max_keys=1000)
+    limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
     (group,) = plan_decodes([9, 5], [[7, 3, 9], [1, 8]], limits, False, CPU)
     assert isinstance(group.source, KvGather)
-    blocks = group.source.blocks.tolist()
-    assert blocks[:5] == [7, 3, 9, 1, 8]
-    assert len(blocks) == 6
+    first, second = _blocks_of(group.source, 2)
+    assert first == [7, 3, 9]
+    assert second[:2] == [1, 8]
+    assert len(second) == 3
 
 
 def test_decode_order_groups_by_place_or_by_length() -> None:

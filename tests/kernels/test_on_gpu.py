@@ -99,7 +99,7 @@ def test_store_kv_and_attention(dtype: torch.dtype, contiguous: bool) -> None:
         kv = torch.randn(seq_len, 2, kv_heads, head_dim, generator=generator).to(dtype).to(GPU)
         lmi_kernels.store_kv(kv, pool, torch.tensor(slots, device=GPU))
     q = torch.randn(4 + query_lens[4], heads, head_dim, generator=generator).to(dtype)
-    limits = GroupLimits(block_size, num_blocks * block_size, max_keys=8192)
+    limits = GroupLimits(block_size, num_blocks, kv_heads, max_keys=2048)
     groups = plan_decodes(seq_lens[:4], tables[:4], limits, contiguous, GPU)
     groups.append(plan_chunk(4, query_lens[4], seq_lens[4], tables[4], limits, GPU))
     out = torch.empty(q.shape, dtype=dtype, device=GPU)
