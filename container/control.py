@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,8 @@ import zmq
 
 from engines.core import EngineStats
 from engines.wire import Drain, GetStats, Stats, ToEngine, decode_to_client, encode
+
+_LOOK_MS = 100
 
 
 class EngineControl:
@@ -25,12 +28,16 @@ class EngineControl:
         """Tell the engine to end within `seconds`. Does not wait."""
         self._send(Drain(seconds))
 
-    def stats(self, timeout: float) -> EngineStats | None:
-        """The engine's figures; None when it does not answer within `timeout` seconds."""
+    def stats(self, timeout: float, worth_waiting: Callable[[], bool]) -> EngineStats | None:
+        """The engine's figures; None when it does not answer within `timeout` seconds, or the wait has become
+        pointless: an engine that dies in this moment must not hold up whoever has to see it.
+        """
         self._token += 1
         self._send(GetStats(self._token))
         deadline = time.monotonic() + timeout
-        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+        while time.monotonic() < deadline and worth_waiting():
+            if not self._socket.poll(_LOOK_MS):
+                continue
             message = decode_to_client(self._socket.recv())
             if isinstance(message, Stats) and message.token == self._token:
                 return message.stats

@@ -23,6 +23,7 @@ from container.runtime_folder import runtime_folder
 from container.stop_signals import StopRequested, StopSignals
 from container.supervise import Supervisor
 from engines.config import EngineConfig
+from engines.core import EngineStats
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
@@ -133,7 +134,8 @@ class _Run:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
         self.signals.raising = False
-        engine = Child.start("engine", engine_command, engine_env)
+        alone = self.config.parallel.tp_size == 1
+        engine = Child.start("engine rank 0" if alone else "engine", engine_command, engine_env)
         web = self._start_web(listener)
         # From here on gunicorn alone listens: when it is gone, clients are refused rather than left to wait.
         listener.close()
@@ -142,7 +144,16 @@ class _Run:
         with EngineControl(self.paths.engine_address) as control:
 
             def announce_ready() -> None:
-                self._announce(control, address, port, time.monotonic() - started, before)
+                seconds = time.monotonic() - started
+                stats = control.stats(
+                    _STATS_SECONDS, lambda: engine.poll() is None and not self.signals.count
+                )
+                if stats is not None:
+                    self._announce(stats, address, port, seconds, before)
+                elif engine.poll() is None and not self.signals.count:
+                    self.view.say(
+                        f"warning: the engine is ready, but has not answered in {_STATS_SECONDS:g} s"
+                    )
 
             supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
             return supervisor.run(loading_timeout, announce_ready)
@@ -170,12 +181,8 @@ class _Run:
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
     def _announce(
-        self, control: EngineControl, address: str, port: int, seconds: float, before: Mapping[str, float]
+        self, stats: EngineStats, address: str, port: int, seconds: float, before: Mapping[str, float]
     ) -> None:
-        stats = control.stats(_STATS_SECONDS)
-        if stats is None:
-            self.view.say(f"warning: the engine is ready, but has not answered within {_STATS_SECONDS:g} s")
-            return
         self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
         self.view.say("try it:")
         self.view.say(announce.curl_line(port, announce.has_chat_template(Path(self.config.model.path))))
