@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.support.paths import REPO_ROOT, cache_dir, child_environment
 from tests.support.prompts import Prompt
 
 MAX_NEW_TOKENS = 64
-_FORMAT = 1
+_FORMAT = 3
 """Raise it when what is stored changes."""
 
 
@@ -34,13 +34,22 @@ class Answer:
     """Whether an EOS token ended it."""
     output: str
     """`token_ids` as text."""
+    unending_token_ids: tuple[int, ...]
+    """`MAX_NEW_TOKENS`, whatever they are: what a request that ignores EOS gets."""
+    unending_output: str
     smallest_gap: float
     """The smallest distance between the two best logits of any step."""
+
+    def ignoring_eos(self) -> Answer:
+        """The same prompt's answer to a request that ignores EOS."""
+        return replace(self, token_ids=self.unending_token_ids, output=self.unending_output, ended=False)
 
 
 def _read(path: Path) -> Answer:
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Answer(**{**data, "prompt_ids": tuple(data["prompt_ids"]), "token_ids": tuple(data["token_ids"])})
+    return Answer(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    )
 
 
 @cache

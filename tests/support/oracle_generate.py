@@ -7,6 +7,7 @@ Its own process because it imports torch, which neither the tests nor the web pr
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from typing import Any
@@ -30,8 +31,10 @@ def smallest_gap(logits: tuple[torch.Tensor, ...]) -> float:
     return float((best[:, 0] - best[:, 1]).min())
 
 
-def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], max_new_tokens: int) -> dict[str, Any]:
-    """Continue one prompt greedily, as far as the model's EOS ids and `max_new_tokens` allow."""
+def answer(
+    model: Any, tokenizer: Any, prompt: dict[str, Any], max_new_tokens: int, eos_ids: list[int]
+) -> dict[str, Any]:
+    """Continue one prompt greedily for `max_new_tokens`, EOS or not; greedy tokens up to an EOS are the same."""
     text, prompt_ids = render(tokenizer, prompt)
     ids = torch.tensor([prompt_ids])
     result = model.generate(
@@ -43,15 +46,20 @@ def answer(model: Any, tokenizer: Any, prompt: dict[str, Any], max_new_tokens: i
         output_logits=True,
     )
     token_ids = result.sequences[0, len(prompt_ids) :].tolist()
-    eos = model.generation_config.eos_token_id
-    ended = token_ids[-1] in (eos if isinstance(eos, list) else [eos])
-    kept = token_ids[:-1] if ended else token_ids
+    kept = list(itertools.takewhile(lambda token_id: token_id not in eos_ids, token_ids))
+
+    def decode(ids: list[int]) -> str:
+        output: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return output
+
     return {
         "text": text,
         "prompt_ids": prompt_ids,
         "token_ids": kept,
-        "ended": ended,
-        "output": tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        "ended": len(kept) < len(token_ids),
+        "output": decode(kept),
+        "unending_token_ids": token_ids,
+        "unending_output": decode(token_ids),
         "smallest_gap": smallest_gap(result.logits),
     }
 
@@ -61,10 +69,13 @@ def main() -> None:
     model_dir, max_new_tokens = sys.argv[1], int(sys.argv[2])
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    eos = model.generation_config.eos_token_id
+    eos_ids = eos if isinstance(eos, list) else [eos]
+    model.generation_config.eos_token_id = None  # nothing ends an answer before its last token
     answers = []
     with torch.inference_mode():
         for number, prompt in enumerate(prompts := json.load(sys.stdin), start=1):
-            answers.append(answer(model, tokenizer, prompt, max_new_tokens))
+            answers.append(answer(model, tokenizer, prompt, max_new_tokens, eos_ids))
             print(f"oracle: prompt {number} of {len(prompts)}", file=sys.stderr, flush=True)
     json.dump(answers, sys.stdout)
 

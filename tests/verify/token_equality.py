@@ -26,6 +26,8 @@ TITLE = "Greedy tokens of 32 prompts equal transformers' in fp32; each rank read
 
 ARRIVAL_SECONDS = 6.0
 """All 32 prompts arrive at random moments of this span."""
+_ASKED = {"max_new_tokens": MAX_NEW_TOKENS, "ignore_eos_token": True}
+"""All tokens of every prompt are compared; that EOS ends an answer is shown by `tests/e2e`."""
 MAX_READ_RATIO = 1.1
 _WEIGHTS = re.compile(r"weights: rank (\d+) owns (\d+) bytes, read (\d+) bytes")
 _READ_WHEN_IMPORTED = (
@@ -36,7 +38,7 @@ _READ_WHEN_IMPORTED = (
 
 def ask_alone(client: Client, answers: Sequence[Answer]) -> list[Outcome]:
     """One request at a time."""
-    return [client.generate(answer.text, max_new_tokens=MAX_NEW_TOKENS) for answer in answers]
+    return [client.generate(answer.text, **_ASKED) for answer in answers]
 
 
 def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[Outcome]:
@@ -48,7 +50,7 @@ def ask_at_random(client: Client, answers: Sequence[Answer], seed: int) -> list[
     def arrive(number: int) -> Outcome:
         never.wait(moments[number])
         ask = client.stream if number % 2 else client.generate
-        return ask(answers[number].text, max_new_tokens=MAX_NEW_TOKENS)
+        return ask(answers[number].text, **_ASKED)
 
     with ThreadPoolExecutor(len(answers)) as pool:
         return list(pool.map(arrive, range(len(answers))))
@@ -108,7 +110,7 @@ def judge_reading(report: Report, lab: Lab, server: Server, degree: int, imports
 
 
 def verify(lab: Lab, report: Report) -> None:
-    answers = oracle(lab.model, ALL)
+    answers = [answer.ignoring_eos() for answer in oracle(lab.model, ALL)]
     lengths = sorted(len(answer.prompt_ids) for answer in answers)
     gap, nearest = min(
         (answer.smallest_gap, prompt.name) for prompt, answer in zip(ALL, answers, strict=True)
