@@ -37,6 +37,11 @@ def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, fl
 
 
 def ready_line(info: EngineInfo, address: str) -> str:
+    if info.engine == "Python":
+        return (
+            f"ready: model={info.model} engine=Python batches of up to {info.max_num_seqs} device={info.device} "
+            f"dtype={info.dtype} at {address}"
+        )
     ranks = f"{info.world_size} rank" + ("s" if info.world_size != 1 else "")
     mebibytes = info.kv_capacity_bytes / (1 << 20)
     return (

@@ -93,6 +93,7 @@ def check(
     machine: Machine,
     locate: Locate = model_files.locate,
     lenient: bool = False,
+    allow_remote_code: bool = False,
 ) -> CheckReport:
     """Examine PATH (a folder with a serving.properties, or such a file) for this machine.
 
@@ -110,7 +111,7 @@ def check(
         config = found.loaded.config
         folder = locate(config.source)
         model, refusal = _model(config.source, folder)
-        resolved, reasons = _resolve(config, folder, machine)
+        resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
         reasons += [refusal] if refusal else []
         near = [_with_short_source(value, found.folder) for value in found.loaded.values]
         values = tuple(_with_decision(value, resolved) for value in near)
@@ -128,12 +129,14 @@ def check(
     )
 
 
-def _resolve(config: LmiConfig, folder: Path | None, machine: Machine) -> tuple[Resolved | None, list[str]]:
+def _resolve(
+    config: LmiConfig, folder: Path | None, machine: Machine, allow_remote_code: bool
+) -> tuple[Resolved | None, list[str]]:
     """What is decided, or why it cannot be served as far as this shows; neither without the model's files."""
     if folder is None:
         return None, list(obstacles(config, machine))
     try:
-        return resolve(config, folder, machine), []
+        return resolve(config, folder, machine, allow_remote_code), []
     except CannotServe as error:
         return None, [str(error)]
 
@@ -204,14 +207,14 @@ def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> li
     if resolved is None:
         notes = [machine.note] if machine.note else []
         degree = config.options.tensor_parallel_degree
-        if isinstance(degree, int) and degree > 1 and not machine.gpu_count:
+        if config.engine == "MPI" and isinstance(degree, int) and degree > 1 and not machine.gpu_count:
             notes.append(
                 f"without GPUs {degree} ranks would share this machine's {machine.cpu_count} core(s)"
             )
         return notes
     notes = list(resolved.notes)
     parallel = resolved.config.parallel
-    if parallel.device == "cpu":
+    if resolved.config.engine == "MPI" and parallel.device == "cpu":
         ranks = "1 rank" if parallel.tp_size == 1 else f"{parallel.tp_size} ranks"
         notes.append(f"{ranks} on the CPU, {parallel.threads_per_rank} thread(s) each")
     if resolved.kv_capacity_tokens is not None:

@@ -50,12 +50,18 @@ _PATH_HELP = (
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; else SAGEMAKER_BIND_TO_PORT, else 8080.")
 @click.option("--lenient", is_flag=True, help="Warn of unknown keys instead of refusing them.")
-def serve(path: str | None, host: str, port: int | None, lenient: bool) -> None:
+@click.option(
+    "--allow-remote-code",
+    is_flag=True,
+    help="Let a model's own code run where option.trust_remote_code asks for it; also LMI_ALLOW_REMOTE_CODE=true.",
+)
+def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
     """Serve the model of PATH until told to stop."""
     environ = launch.environment()
     try:
         chosen = launch.default_port(environ) if port is None else port
-        options = ServeOptions(_path(path), host, chosen, lenient)
+        allowed = allow_remote_code or launch.remote_code_allowed(environ)
+        options = ServeOptions(_path(path), host, chosen, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, ValueError) as error:
         _fail(error)
@@ -70,7 +76,10 @@ def check(path: str | None, lenient: bool) -> None:
     Exit code 0 when the file is valid, else 1.
     """
     environ = launch.environment()
-    report = checking.check(_path(path), environ, machine.detect(environ), lenient=lenient)
+    allowed = launch.remote_code_allowed(environ)
+    report = checking.check(
+        _path(path), environ, machine.detect(environ), lenient=lenient, allow_remote_code=allowed
+    )
     click.echo(report.render())
     sys.exit(report.exit_code)
 

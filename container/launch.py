@@ -47,6 +47,11 @@ def default_port(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
+def remote_code_allowed(environ: Mapping[str, str]) -> bool:
+    """`LMI_ALLOW_REMOTE_CODE=true`: who starts the server allows code that comes with a model."""
+    return environ.get("LMI_ALLOW_REMOTE_CODE", "").strip().lower() == "true"
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimePaths:
     """The files of one run, in a folder that only its owner can enter.
@@ -91,10 +96,13 @@ def mpirun_candidates(prefix: Path, search_path: str) -> tuple[Path, ...]:
     return tuple(Path(folder) / "mpirun" for folder in folders)
 
 
-def worker_command(paths: RuntimePaths) -> list[str]:
-    """One rank of engine=MPI."""
+_ENGINE_MODULES = {"MPI": "engines.mpi.worker", "Python": "engines.python.dispatcher"}
+
+
+def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
+    """One rank of engine=MPI, or the dispatcher of engine=Python, which starts what generates itself."""
     return [
-        *(sys.executable, "-m", "engines.mpi.worker"),
+        *(sys.executable, "-m", _ENGINE_MODULES[engine]),
         *("--config", str(paths.engine_config)),
         *("--status", str(paths.status)),
         *("--address", paths.engine_address),

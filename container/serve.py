@@ -22,7 +22,7 @@ from container.resolve import CannotServe, obstacles, resolve
 from container.runtime_folder import runtime_folder
 from container.stop_signals import StopRequested, StopSignals
 from container.supervise import Supervisor
-from engines.config import EngineConfig
+from engines.config import EngineConfig, MpiEngineConfig
 from engines.core import EngineStats
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
@@ -43,6 +43,8 @@ class ServeOptions:
     port: int
     """0 takes any free one."""
     lenient: bool = False
+    allow_remote_code: bool = False
+    """Code that comes with a model may be run, where the file asks for it and there is no other way."""
 
 
 class CannotListen(Exception):
@@ -77,7 +79,7 @@ def _serve(
         raise CannotServe("; ".join(reasons))
     model_path = model_files.obtain(loaded.config.source, view)
     prepared = time.monotonic()
-    resolved = resolve(loaded.config, model_path, machine)
+    resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
     with _listen(options.host, options.port) as listener, runtime_folder() as folder:
@@ -129,12 +131,12 @@ class _Run:
     ) -> int:
         """Start both, watch them. Returns the exit code."""
         _raise_open_files()
-        board = StatusBoard.create(self.paths.status, self.config.parallel.tp_size)
+        board = StatusBoard.create(self.paths.status, self._processes)
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
         self.signals.raising = False
-        alone = self.config.parallel.tp_size == 1
+        alone = self.config.engine == "MPI" and self.config.parallel.tp_size == 1
         engine = Child.start("engine rank 0" if alone else "engine", engine_command, engine_env)
         web = self._start_web(listener)
         # From here on gunicorn alone listens: when it is gone, clients are refused rather than left to wait.
@@ -158,11 +160,16 @@ class _Run:
             supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
             return supervisor.run(loading_timeout, announce_ready)
 
+    @property
+    def _processes(self) -> int:
+        """How many processes of the engine write heartbeats: ranks, or dispatcher and generating process."""
+        return self.config.parallel.tp_size if isinstance(self.config, MpiEngineConfig) else 2
+
     def _engine(self) -> tuple[list[str], dict[str, str]]:
-        command = launch.worker_command(self.paths)
+        command = launch.engine_command(self.config.engine, self.paths)
         env = launch.engine_environment(self.environ, self.config, self.paths)
         ranks = self.config.parallel.tp_size
-        if ranks == 1:
+        if ranks == 1 or self.config.engine != "MPI":
             return command, env
         library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
         if library is None:

@@ -61,26 +61,69 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """All an engine is told."""
+class BatchConfig:
+    """How engine=Python makes batches of requests."""
 
-    engine: str
-    """`MPI` or `Python`, as in serving.properties."""
+    batch_size: int
+    """Requests in a batch, at most."""
+    max_batch_delay: float
+    """Seconds that a batch may wait to fill, from its first request on; not counted while another batch runs."""
+    max_waiting: int
+    """Requests waiting for a batch; more are refused."""
+    batch_timeout: float
+    """Seconds that a batch may run; what is not done then is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiEngineConfig:
+    """All that engine=MPI is told."""
+
     model: ModelSettings
     parallel: ParallelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
+    engine: str = "MPI"
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> EngineConfig:
+    def from_json(cls, text: str) -> MpiEngineConfig:
         data: dict[str, Any] = json.loads(text)
         return cls(
-            engine=data["engine"],
             model=ModelSettings(**data["model"]),
             parallel=ParallelConfig(**data["parallel"]),
             cache=CacheConfig(**data["cache"]),
             scheduler=SchedulerConfig(**data["scheduler"]),
+            engine=data["engine"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEngineConfig:
+    """All that engine=Python is told."""
+
+    model: ModelSettings
+    parallel: ParallelConfig
+    """`tp_size` is the number of GPUs that the layers are spread over."""
+    batching: BatchConfig
+    trust_remote_code: bool = False
+    """Run the code that comes with the model: asked for in the file, and allowed by who started the server."""
+    engine: str = "Python"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> PythonEngineConfig:
+        data: dict[str, Any] = json.loads(text)
+        return cls(
+            model=ModelSettings(**data["model"]),
+            parallel=ParallelConfig(**data["parallel"]),
+            batching=BatchConfig(**data["batching"]),
+            trust_remote_code=data["trust_remote_code"],
+            engine=data["engine"],
+        )
+
+
+EngineConfig = MpiEngineConfig | PythonEngineConfig

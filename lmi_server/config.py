@@ -22,7 +22,7 @@ class ServerConfig:
     output_formatter: str | None = None
     """`json`, `jsonlines` or `sse`; None: by the request."""
     predict_timeout: float = 240.0
-    """Seconds a whole request may take."""
+    """Seconds a whole request may take; under engine=Python from the start of its batch."""
     unknown_parameters: str = "error"
     """`error` refuses an unknown request parameter, `warn` logs and drops it, as LMI does."""
 
@@ -57,6 +57,10 @@ class EngineOptions:
     gpu_memory_utilization: float = 0.9
     kv_cache_gb: float | None = None
     job_queue_size: int = 1000
+    batch_size: int = 1
+    """Requests in a batch of engine=Python, at most."""
+    max_batch_delay: int = 100
+    """Milliseconds that a batch of engine=Python may wait to fill."""
     model_loading_timeout: float = 1200.0
     """Seconds until the engine must be ready."""
 

@@ -8,11 +8,11 @@ from collections import defaultdict
 
 from engines.core import EngineInfo, Request, RequestOutput
 from engines.errors import EngineError, RequestFailed, Unavailable
+from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.executor import StepExecutor, StepFailed
-from engines.mpi.front import Front
 from engines.mpi.scheduler import SampledToken, Scheduler, Step
 from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.sampling.batch import SamplingRow

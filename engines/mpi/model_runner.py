@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engines.config import EngineConfig
+from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
@@ -40,7 +40,7 @@ class ModelRunner:
     """Loads this rank's part at construction; `prepare` and `compute` run one step."""
 
     def __init__(
-        self, config: EngineConfig, comm: Communicator, device: torch.device, stopwatch: Stopwatch
+        self, config: MpiEngineConfig, comm: Communicator, device: torch.device, stopwatch: Stopwatch
     ) -> None:
         """
         Raises:
@@ -89,7 +89,7 @@ class ModelRunner:
         logits: torch.Tensor | None = self._model.logits(hidden[rows])
         return None if logits is None else logits[:num_sampled]
 
-    def _make_cache(self, config: EngineConfig, dtype: torch.dtype) -> KvCache:
+    def _make_cache(self, config: MpiEngineConfig, dtype: torch.dtype) -> KvCache:
         block_size = config.cache.block_size
         token_bytes = self.config.kv_elements_per_token * dtype.itemsize
         local_heads = self._model.num_kv_heads(self.config, self._comm.world_size, self._comm.rank)
@@ -115,7 +115,7 @@ class ModelRunner:
             self._device,
         )
 
-    def _free_gpu_bytes(self, config: EngineConfig) -> int:
+    def _free_gpu_bytes(self, config: MpiEngineConfig) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
         # The logits and activations of the largest step, in fp32, twice: they come and go beside the cache.
         tokens = config.scheduler.max_prefill_tokens + config.scheduler.max_num_seqs

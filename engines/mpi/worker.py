@@ -7,10 +7,8 @@ on stderr and on the status board.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -18,29 +16,28 @@ from pathlib import Path
 
 import torch
 
-from engines.config import EngineConfig
+from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
+from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import make_block_manager
 from engines.mpi.executor import StepExecutor
-from engines.mpi.front import Front
 from engines.mpi.leader import Leader
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.scheduler import Scheduler
 from engines.parallel import Communicator, make_communicator
+from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """What every rank has."""
 
-    config: EngineConfig
+    config: MpiEngineConfig
     device: torch.device
     comm: Communicator
     runner: ModelRunner
@@ -53,10 +50,10 @@ class _Rank:
 def main(argv: list[str] | None = None) -> int:
     """Run one rank to its end; the exit code."""
     arguments = _parser().parse_args(argv)
-    _die_with_parent()
+    die_with_parent()
     board = StatusBoard.open(arguments.status)
     try:
-        config = EngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+        config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
         rank = _start(config, board, arguments.status.parent)
         if rank.comm.rank == 0:
             _lead(rank, board, arguments.address)
@@ -72,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _start(config: EngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
-    imported = _process_age()
+def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
+    imported = process_age()
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s engine rank {number} %(levelname)s %(message)s"
@@ -84,7 +81,7 @@ def _start(config: EngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     comm = make_communicator(config.parallel.tp_size, device, runtime)
-    ready = _process_age()
+    ready = process_age()
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
     read_before = _bytes_read()
     runner = ModelRunner(config, comm, device, stopwatch)
@@ -105,10 +102,10 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
     sampler = Sampler(rank.runner.config.vocab_size, rank.device)
     leader = Leader(scheduler, blocks, rank.executor, sampler, board, rank.stopwatch)
-    before = _process_age()
+    before = process_age()
     prompt = tuple(range(min(8, config.model.max_model_len - 2)))
     leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
-    seconds = {**rank.seconds, "warm-up": _process_age() - before}
+    seconds = {**rank.seconds, "warm-up": process_age() - before}
     front = Front(address)
     board.set_state(EngineState.READY)
     logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})
@@ -139,26 +136,12 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="EngineConfig as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="MpiEngineConfig as JSON")
     parser.add_argument(
         "--status", type=Path, required=True, help="the status board; its folder holds our sockets"
     )
     parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
     return parser
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this rank when its parent ends, however that comes about."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _process_age() -> float:
-    """Seconds since this process was started, its imports included."""
-    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes_read() -> int:

@@ -12,7 +12,7 @@ with a docstring in its owner's class there, and a row here.
 from __future__ import annotations
 
 from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
-from lmi_server.properties.option import Option, Status
+from lmi_server.properties.option import Option
 from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
 from lmi_server.properties.options_server import SERVER_KNOWN
@@ -43,7 +43,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "job_queue_size",
         Int(1, 1_000_000),
-        "Requests that may wait for a place in the batch; more are refused at once.",
+        "Requests that may wait for a place in a batch; more are refused at once.",
         target="options.job_queue_size",
         example="500",
     ),
@@ -51,20 +51,18 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "batch_size",
         Int(1, 4096),
         "Requests that engine=Python collects into one batch.",
-        status=Status.NOT_YET,
+        target="options.batch_size",
         engine="Python",
         aliases=("max_dynamic_batch_size",),
         example="4",
-        lmi_default="1",
     ),
     Option(
         "max_batch_delay",
         Int(0, 3_600_000),
-        "Milliseconds that engine=Python waits in all for a batch to fill.",
-        status=Status.NOT_YET,
+        "Milliseconds that a batch of engine=Python may wait to fill, while none is running.",
+        target="options.max_batch_delay",
         engine="Python",
         example="100",
-        lmi_default="100",
     ),
     Option(
         "option.model_id",
@@ -84,7 +82,8 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.trust_remote_code",
         Bool(),
-        "Allows code that comes with a model. Architectures built in here never need it: none is run.",
+        "Asks for code that comes with a model; run by engine=Python alone, and where lmi serve --allow-remote-code"
+        " allows it.",
         target="source.trust_remote_code",
         example="true",
     ),
@@ -106,7 +105,8 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.tensor_parallel_degree",
         Int(1, 1024, words=("max",)),
-        "Ranks that share each layer; max is all GPUs, and 1 on a CPU. At most the model's kv heads.",
+        "engine=MPI: ranks that share each layer, at most the model's kv heads. engine=Python: GPUs that layers are"
+        " spread over. max is all GPUs, and 1 on a CPU.",
         target="options.tensor_parallel_degree",
         example="2",
     ),
@@ -196,7 +196,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.predict_timeout",
         Float(0, 86_400, unit="seconds"),
-        "Seconds that a whole request may take.",
+        "Seconds that a whole request may take; under engine=Python from the start of its batch.",
         target="server.predict_timeout",
         example="120",
     ),

@@ -9,11 +9,10 @@ import pytest
 
 from container import launch
 from container.launch import MpiRun, RuntimePaths
-from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 
 PATHS = RuntimePaths(Path("/run/lmi-x"))
-CONFIG = EngineConfig(
-    engine="MPI",
+CONFIG = MpiEngineConfig(
     model=ModelSettings("/m", "m", "fp32", 128),
     parallel=ParallelConfig(tp_size=3, threads_per_rank=5),
     cache=CacheConfig(16, True, 1 << 20),
@@ -21,9 +20,12 @@ CONFIG = EngineConfig(
 )
 
 
-def test_a_rank_is_told_its_files_and_its_address() -> None:
-    command = launch.worker_command(PATHS)
-    assert command[1:3] == ["-m", "engines.mpi.worker"]
+@pytest.mark.parametrize(
+    ("engine", "module"), [("MPI", "engines.mpi.worker"), ("Python", "engines.python.dispatcher")]
+)
+def test_an_engine_is_told_its_files_and_its_address(engine: str, module: str) -> None:
+    command = launch.engine_command(engine, PATHS)
+    assert command[1:3] == ["-m", module]
     assert dict(zip(command[3::2], command[4::2], strict=True)) == {
         "--config": "/run/lmi-x/engine.json",
         "--status": "/run/lmi-x/status",

@@ -155,7 +155,11 @@ def test_the_context_shrinks_to_the_kv_cache_with_a_note(model: Path) -> None:
 
 
 REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
-    ({"engine": "Python"}, CPU, "engine=Python"),
+    (
+        {"engine": "Python", "tensor_parallel_degree": 2},
+        CPU,
+        "2 GPUs under engine=Python; this machine has none",
+    ),
     ({"tensor_parallel_degree": 4}, CPU, "3 kv heads"),
     ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
     ({"max_model_len": 8193}, CPU, "more than the model's context, 8192"),

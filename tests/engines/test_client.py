@@ -12,8 +12,8 @@ import pytest
 
 from engines.client import ClientStream, EngineClient
 from engines.core import EngineInfo, EngineStats, FinishReason, RequestOutput
+from engines.front import Front
 from engines.health import EngineState, StatusBoard
-from engines.mpi.front import Front
 from engines.wire import Abort, GetStats, Stats, Submit, ToEngine
 from tests.engines.mpi.fakes import make_request
 

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 
 _COUNTS = st.integers(1, 2**40)
 _CONFIGS = st.builds(
-    EngineConfig,
-    engine=st.sampled_from(["MPI", "Python"]),
+    MpiEngineConfig,
     model=st.builds(
         ModelSettings,
         path=st.text(),
@@ -40,20 +39,22 @@ _CONFIGS = st.builds(
 
 
 @given(_CONFIGS)
-def test_a_configuration_survives_json(config: EngineConfig) -> None:
-    assert EngineConfig.from_json(config.to_json()) == config
+def test_a_configuration_survives_json(config: MpiEngineConfig) -> None:
+    assert MpiEngineConfig.from_json(config.to_json()) == config
 
 
 @given(_CONFIGS, st.data())
-def test_a_field_that_nobody_knows_is_refused(config: EngineConfig, data: st.DataObject) -> None:
+def test_a_field_that_nobody_knows_is_refused(config: MpiEngineConfig, data: st.DataObject) -> None:
     part = data.draw(st.sampled_from(["model", "parallel", "cache", "scheduler"]))
     text = json.loads(config.to_json())
     text[part]["unknown"] = 1
     with pytest.raises(TypeError, match="unknown"):
-        EngineConfig.from_json(json.dumps(text))
+        MpiEngineConfig.from_json(json.dumps(text))
 
 
-@pytest.mark.parametrize("part", [ModelSettings, ParallelConfig, CacheConfig, SchedulerConfig, EngineConfig])
+@pytest.mark.parametrize(
+    "part", [ModelSettings, ParallelConfig, CacheConfig, SchedulerConfig, MpiEngineConfig]
+)
 def test_nothing_writes_into_a_configuration_later(part: type) -> None:
     name = fields(part)[0].name
     values = {field.name: 1 for field in fields(part)}

@@ -14,7 +14,7 @@ import psutil
 import zmq
 
 from engines.client import ClientStream, EngineClient
-from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import EngineStats, Request, RequestOutput, SamplingParams
 from engines.health import Health, StatusBoard
 from engines.wire import Drain, encode
@@ -57,11 +57,10 @@ def make_config(
     max_num_seqs: int = 8,
     max_prefill_tokens: int = 16,
     max_waiting: int = 100,
-) -> EngineConfig:
+) -> MpiEngineConfig:
     """Small enough that prompts are cut into chunks and that requests wait: 40 blocks of 8 tokens."""
     bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
-    return EngineConfig(
-        engine="MPI",
+    return MpiEngineConfig(
         model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
         parallel=ParallelConfig(degree, "cpu", 1),
         cache=CacheConfig(block_size=8, paged=paged, kv_cache_bytes=40 * 8 * bytes_per_token),
@@ -72,7 +71,7 @@ def make_config(
 class EngineProcess:
     """One running engine, its ranks and what they leave. Not yet ready when made; `destroy` it in any case."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: MpiEngineConfig) -> None:
         # A folder of its own with a short name: the path of a UNIX socket holds 107 characters at most.
         self.folder = Path(tempfile.mkdtemp(prefix="lmi-engine-"))
         self._address = f"ipc://{self.folder}/engine.sock"

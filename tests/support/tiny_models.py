@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.models.config import ModelConfig
 from engines.mpi.model_runner import DTYPES, ModelRunner
 from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
@@ -90,8 +90,7 @@ def make_runner(
     comm = comm or SingleProcess()
     itemsize = torch.float32.itemsize if device == "cpu" else DTYPES[dtype].itemsize
     token_bytes = ModelConfig.from_folder(folder).kv_elements_per_token * itemsize
-    config = EngineConfig(
-        engine="MPI",
+    config = MpiEngineConfig(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),

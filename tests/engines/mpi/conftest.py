@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engines.config import EngineConfig
+from engines.config import MpiEngineConfig
 from tests.support.engine_process import VOCAB_SIZE, EngineProcess, save_tiny_llama
 
 NUM_TOKENS = 16
-StartEngine = Callable[[EngineConfig], EngineProcess]
+StartEngine = Callable[[MpiEngineConfig], EngineProcess]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def start_engine() -> Iterator[StartEngine]:
     """Start engines that end with the test. Each is ready when this returns."""
     engines: list[EngineProcess] = []
 
-    def start(config: EngineConfig) -> EngineProcess:
+    def start(config: MpiEngineConfig) -> EngineProcess:
         engines.append(EngineProcess(config))
         engines[-1].wait_ready()
         return engines[-1]

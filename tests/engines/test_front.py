@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from engines.core import FinishReason, RequestOutput
-from engines.mpi.front import Front
+from engines.front import Front
 from engines.wire import Abort, Drain, GetStats, Outputs, Submit, ToEngine, decode_to_client, encode
 from tests.engines.mpi.fakes import make_request
 

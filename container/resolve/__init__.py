@@ -1,0 +1,42 @@
+"""What the file leaves open ('auto', 'max', unset), decided for one model on one machine. Imports no torch.
+
+`lmi serve` starts the engine with what comes out here, and `lmi check` prints it: one function for both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from container.machine import Machine
+from container.resolve import dynamic, rolling
+from container.resolve.decisions import CannotServe, Decisions, Resolved
+from lmi_server.config import LmiConfig
+
+__all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
+
+
+def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
+    """What stands against serving this configuration here, as far as it shows without the model's files."""
+    if config.engine == "MPI":
+        return rolling.obstacles(config.options, machine)
+    return dynamic.obstacles(config.options, machine)
+
+
+def resolve(
+    config: LmiConfig, model_path: Path, machine: Machine, allow_remote_code: bool = False
+) -> Resolved:
+    """Decide everything for the model in `model_path`.
+
+    allow_remote_code: whether who starts the server allows code that comes with a model.
+    Raises: CannotServe.
+    """
+    if reasons := obstacles(config, machine):
+        raise CannotServe("; ".join(reasons))
+    made = Decisions()
+    if machine.note:
+        made.notes.append(machine.note)
+    if config.engine == "MPI":
+        engine, capacity = rolling.resolve(config, model_path, machine, made)
+        return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)
+    dynamic_engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
+    return Resolved(dynamic_engine, tuple(made.notes), made.origins, made.values, None)

@@ -1,0 +1,55 @@
+"""What both engines decide about a model's weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from container.resolve.decisions import CannotServe, Decisions
+
+_FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def require_safetensors(path: Path) -> None:
+    """Raises `CannotServe` when the folder holds no weights that are read here."""
+    if any(path.glob("*.safetensors")):
+        return
+    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
+    seen = f" (there is {others[0]}, which is not read)" if others else ""
+    raise CannotServe(f"{path} holds no *.safetensors file{seen}")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json as it stands. Raises `CannotServe`."""
+    try:
+        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CannotServe(f"{path / 'config.json'} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise CannotServe(f"{path / 'config.json'} is not a JSON object")
+    return data
+
+
+def dtype(given: str, checkpoint: str, device: str, made: Decisions) -> str:
+    """What the weights are stored as. given: `option.dtype`; checkpoint: the model's own, in torch's words."""
+    if given != "auto":
+        if device == "cpu" and given != "fp32":
+            made.notes.append(
+                f"option.dtype={given}: weights are rounded to {given} and kept so; on the CPU"
+                " products are computed in fp32"
+            )
+        return given
+    if device == "cpu":
+        made.computed("option.dtype", "fp32", f"on a CPU; every {checkpoint} weight is kept exactly")
+        return "fp32"
+    chosen = _FROM_CHECKPOINT.get(checkpoint, "bf16")
+    why = (
+        "as the checkpoint is" if checkpoint in _FROM_CHECKPOINT else f"half of the checkpoint's {checkpoint}"
+    )
+    made.computed("option.dtype", chosen, why)
+    return chosen
+
+
+def a(device: str) -> str:
+    return "a CPU" if device == "cpu" else "a GPU"
