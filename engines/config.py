@@ -58,6 +58,9 @@ class SchedulerConfig:
     """Prompt tokens in one step, over all sequences."""
     max_waiting: int
     """Requests waiting for a place; more are refused."""
+    batch_scheduler_policy: str = "guaranteed_no_evict"
+    """`guaranteed_no_evict`: a request is admitted to the next step once what it may need at worst is free.
+    `static_batch`: what waits is taken as one batch, and nothing is admitted until all of it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

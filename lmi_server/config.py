@@ -51,6 +51,7 @@ class EngineOptions:
     """`auto` or `lmi-dist`: the rolling-batch engine."""
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
+    batch_scheduler_policy: str = "guaranteed_no_evict"
     paged_attention: bool = True
     block_size: int | None = None
     max_model_len: int | None = None

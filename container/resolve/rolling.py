@@ -188,4 +188,5 @@ def _scheduler(options: EngineOptions, device: str, made: Decisions) -> Schedule
         max_num_seqs=options.max_rolling_batch_size,
         max_prefill_tokens=prefill,
         max_waiting=options.job_queue_size,
+        batch_scheduler_policy=options.batch_scheduler_policy,
     )

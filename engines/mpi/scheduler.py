@@ -53,12 +53,15 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
         self._config = config
+        self._static = config.batch_scheduler_policy == "static_batch"
         self._blocks = blocks
         self._max_model_len = max_model_len
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._scrub: list[int] = []
+        self._may_join = 0
+        """So many at the head of the queue may join: as there are places, or those of a static batch being filled."""
 
     @property
     def num_waiting(self) -> int:
@@ -117,11 +120,15 @@ class Scheduler:
                 budget -= count
             if count:
                 chosen.append((sequence, count))
-        while self._waiting and budget > 0 and len(self._running) < self._config.max_num_seqs:
+        if not (self._static and self._running):
+            self._may_join = min(len(self._waiting), self._config.max_num_seqs - len(self._running))
+        while self._may_join and budget > 0:
             sequence = self._waiting[0]
             if not self._blocks.admit(sequence):
+                self._may_join = 0
                 break
             self._waiting.popleft()
+            self._may_join -= 1
             self._running.append(sequence)
             sequence.scheduled_time = now
             count = min(sequence.num_tokens, budget)
@@ -204,5 +211,7 @@ class Scheduler:
         if sequence in self._running:
             self._running.remove(sequence)
         else:
-            self._waiting.remove(sequence)
+            place = self._waiting.index(sequence)
+            del self._waiting[place]
+            self._may_join -= place < self._may_join
         self._blocks.release(sequence)

@@ -19,6 +19,7 @@ from lmi_server.properties.options_server import SERVER_KNOWN
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
 _OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto or lmi-dist"
+_NO_PREEMPTION = "running requests are never preempted here; write guaranteed_no_evict"
 _CHAT_FORMAT = "chat requests get OpenAI's shapes without it; leave the line out"
 _ENGINES_NOT_DONE = {
     "DeepSpeed": "DeepSpeed is not part of this server; write engine=MPI",
@@ -139,6 +140,15 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         engine="MPI",
         aliases=("option.max_num_batched_tokens",),
         example="1024",
+    ),
+    Option(
+        "option.batch_scheduler_policy",
+        Choice(("guaranteed_no_evict", "static_batch"), refused={"max_utilization": _NO_PREEMPTION}),
+        "guaranteed_no_evict admits a request once what it may need at worst is free; static_batch takes what waits"
+        " and runs it to its end, to compare with.",
+        target="options.batch_scheduler_policy",
+        engine="MPI",
+        example="static_batch",
     ),
     Option(
         "option.paged_attention",

@@ -153,7 +153,6 @@ BACKEND_KNOWN: tuple[Option, ...] = (
         f"{_TRT}; use option.gpu_memory_utilization",
         help="Share of memory for KV.",
     ),
-    refused("option.batch_scheduler_policy", _TEXT, _TRT, help="Admission.", lmi_default="max_utilization"),
     refused("option.enable_kv_cache_reuse", Bool(), _TRT, False, help="Prefix caching.", lmi_default="false"),
     refused(
         "option.tokens_per_block", _COUNT, f"{_TRT}; use option.block_size", help="Tokens in a KV block."

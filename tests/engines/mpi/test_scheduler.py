@@ -25,9 +25,10 @@ class _Lab:
         max_prefill_tokens: int = 16,
         max_waiting: int = 100,
         max_model_len: int = 64,
+        policy: str = "guaranteed_no_evict",
     ) -> None:
         self.blocks: BlockManager = make_block_manager(num_blocks, _BLOCK_SIZE, paged)
-        config = SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting)
+        config = SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting, policy)
         self.scheduler = Scheduler(config, self.blocks, max_model_len)
         self.model = FakeModel(_BLOCK_SIZE)
 
@@ -111,6 +112,25 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     step, _ = lab.step()
     assert _ids(step) == ["running"]
     assert lab.scheduler.num_waiting == 2
+
+
+def test_a_static_batch_takes_what_waits_and_lets_nobody_in_before_its_end() -> None:
+    lab = _Lab(policy="static_batch", max_num_seqs=3, max_prefill_tokens=8)
+    for name, new in (("a", 2), ("b", 6), ("c", 2), ("later", 1)):
+        lab.scheduler.add(make_request(name, range(6), new))
+    joined = [set(_ids(lab.step()[0])) for _ in range(7)]
+    assert joined[0] == {"a", "b"}, "the prompts of a batch may fill several steps"
+    assert joined[1] == {"a", "b", "c"}
+    assert joined[-1] == {"b"}
+    assert _ids(lab.step()[0]) == ["later"]
+
+
+def test_a_static_batch_does_not_wait_to_fill() -> None:
+    lab = _Lab(policy="static_batch")
+    lab.scheduler.add(make_request("early", range(3), 3))
+    assert _ids(lab.step()[0]) == ["early"]
+    lab.scheduler.add(make_request("newcomer", range(3), 3))
+    assert [_ids(lab.step()[0]) for _ in range(3)] == [["early"], ["early"], ["newcomer"]]
 
 
 def test_no_more_run_than_there_are_places() -> None:

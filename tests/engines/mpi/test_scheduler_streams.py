@@ -25,6 +25,7 @@ _TOKENS = st.integers(0, VOCAB - 1)
 
 class _Stream(RuleBasedStateMachine):
     paged: bool
+    policy = "guaranteed_no_evict"
 
     @initialize(
         num_blocks=st.integers(2, 24),
@@ -44,7 +45,7 @@ class _Stream(RuleBasedStateMachine):
         max_model_len: int,
     ) -> None:
         self.blocks: BlockManager = make_block_manager(num_blocks, block_size, self.paged)
-        self.config = SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting)
+        self.config = SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting, self.policy)
         self.limit = min(max_model_len, num_blocks * block_size + 1)
         self.scheduler = Scheduler(self.config, self.blocks, max_model_len)
         self.model = FakeModel(block_size)
@@ -58,6 +59,8 @@ class _Stream(RuleBasedStateMachine):
         self.positions: Counter[tuple[str, int]] = Counter()
         self.dirty: set[int] = set()
         """Blocks that must be scrubbed before the next step computes."""
+        self.batch: set[str] = set()
+        """Those that were there when the static batch began."""
 
     # What clients do
 
@@ -176,6 +179,12 @@ class _Stream(RuleBasedStateMachine):
             decoding = sequence.num_computed_tokens >= sequence.num_prompt_tokens
             if decoding or prefill < self.config.max_prefill_tokens:
                 assert name in ids, "a running sequence was left out"
+        if self.policy == "static_batch":
+            if not self.started:
+                self.batch = set(arrivals[: self.config.max_num_seqs])
+            assert set(new) <= self.batch, "a request joined a static batch that had begun"
+            if self.started:
+                return
         if len(new) < len(waited):
             running = [*self.started.values(), *(s for s in step.sequences if s.id in new)]
             assert (
@@ -248,6 +257,11 @@ class _ContiguousStream(_Stream):
     paged = False
 
 
+class _StaticStream(_Stream):
+    paged = True
+    policy = "static_batch"
+
+
 _SETTINGS = settings(
     max_examples=60,
     stateful_step_count=25,
@@ -259,3 +273,5 @@ TestPagedStream = _PagedStream.TestCase
 TestPagedStream.settings = _SETTINGS
 TestContiguousStream = _ContiguousStream.TestCase
 TestContiguousStream.settings = _SETTINGS
+TestStaticStream = _StaticStream.TestCase
+TestStaticStream.settings = _SETTINGS

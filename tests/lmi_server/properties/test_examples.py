@@ -50,11 +50,12 @@ def test_the_aws_files_are_byte_for_byte_as_published(name: str, content: bytes)
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("smollm2-rolling", ROLLING), ("smollm2-rolling-paged", PAGED)]
+    ("name", "content"),
+    [("smollm2-dynamic", DYNAMIC), ("smollm2-rolling", ROLLING), ("smollm2-rolling-paged", PAGED)],
 )
 def test_the_twins_differ_in_location_degree_and_dtype_only(name: str, content: bytes) -> None:
     lines = zip(read(name).splitlines(), content.splitlines(), strict=True)
-    differing = {ours.split(b" = ")[0] for ours, theirs in lines if ours != theirs}
+    differing = {ours.split(b"=")[0].strip() for ours, theirs in lines if ours != theirs}
     assert differing == {b"option.model_id", b"option.tensor_parallel_degree", b"option.dtype"}
 
 
