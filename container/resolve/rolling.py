@@ -13,6 +13,9 @@ from engines.models.config import ModelConfig, UnsupportedModel
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
+_RANKS_PER_CORE = 2
+_LEAST_RANKS = 4
+"""So many ranks are right on any machine, if slow."""
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
@@ -22,6 +25,12 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         found.append(
             f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has {machine.gpu_count}"
+        )
+    ranks = max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+    if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
+        found.append(
+            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has none, and its"
+            f" {machine.cpu_count} core(s) carry at most {ranks} ranks, which wait for each other busily"
         )
     kv_gb = options.kv_cache_gb
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > machine.memory_available_bytes:
@@ -45,6 +54,9 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, made)
     dtype = weights.dtype(options.dtype, model.dtype, device, made)
+    if device == "cpu":
+        # Packed as fp16 where that keeps every weight, else fp32.
+        weights.require_memory(model_path, model.dtype, 2, machine)
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, device, dtype, made)
     engine = MpiEngineConfig(

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from container.machine import Machine
 from container.resolve.decisions import CannotServe, Decisions
 
+_GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -18,6 +20,20 @@ def require_safetensors(path: Path) -> None:
     others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
     seen = f" (there is {others[0]}, which is not read)" if others else ""
     raise CannotServe(f"{path} holds no *.safetensors file{seen}")
+
+
+def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: Machine) -> None:
+    """Raises `CannotServe` when the weights alone are more than the memory that is free.
+
+    checkpoint: the type of the weights on disk, in torch's words; bytes_per_weight: what each takes at least in memory.
+    """
+    on_disk = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    loaded = on_disk // (2 if checkpoint in _FROM_CHECKPOINT else 4) * bytes_per_weight
+    if loaded > machine.memory_available_bytes:
+        raise CannotServe(
+            f"the weights take {loaded / _GIB:.1f} GiB in memory, and {machine.memory_available_bytes / _GIB:.1f} GiB"
+            " are free"
+        )
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -97,12 +97,13 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "gpu_memory_utilization": 0.5,
         "kv_cache_gb": 0.5,
         "job_queue_size": 3,
+        "batch_scheduler_policy": "static_batch",
     }
     resolved = resolve(config(**given_options), model, GPUS)
     engine = resolved.config
     assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
     assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5)
-    assert dataclasses.astuple(engine.scheduler) == (5, 99, 3)
+    assert dataclasses.astuple(engine.scheduler) == (5, 99, 3, "static_batch")
     assert resolved.origins == {}
 
 
@@ -161,12 +162,26 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
         "2 GPUs under engine=Python; this machine has none",
     ),
     ({"tensor_parallel_degree": 4}, CPU, "3 kv heads"),
+    (
+        {"tensor_parallel_degree": 17},
+        CPU,
+        "17 GPUs; this machine has none, and its 8 core.s. carry at most 16 ranks",
+    ),
     ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
     ({"max_model_len": 8193}, CPU, "more than the model's context, 8192"),
     ({"max_model_len": 1000, "kv_cache_gb": 0.01}, CPU, "more than the KV cache holds"),
     ({"kv_cache_gb": 0.001}, CPU, "holds no block of 32 tokens"),
     ({"kv_cache_gb": 33.0}, CPU, "more than the free memory"),
 ]
+
+
+@pytest.mark.parametrize(("engine", "gib"), [("MPI", "2.0"), ("Python", "4.0")])
+def test_weights_that_do_not_fit_in_memory_are_refused(model: Path, engine: str, gib: str) -> None:
+    with (model / "big.safetensors").open("wb") as file:
+        file.truncate(2 * GIB)
+    small = dataclasses.replace(CPU, memory_available_bytes=GIB)
+    with pytest.raises(CannotServe, match=f"take {gib} GiB in memory, and 1.0 GiB are free"):
+        resolve(config(engine=engine), model, small)
 
 
 @pytest.mark.parametrize(("options", "machine", "reason"), REFUSALS)
