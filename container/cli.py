@@ -17,6 +17,7 @@ from container.progress import view_for
 from container.resolve import CannotServe
 from container.serve import CannotListen, ServeOptions
 from container.serve import serve as serve_until_end
+from engines.registry import Registry
 from lmi_server.config import ModelSource
 from lmi_server.properties import reference
 from lmi_server.properties.problems import PropertiesError
@@ -25,7 +26,25 @@ _DEFAULT_PATH = "/opt/ml/model"
 _WIDTH = 100
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_LATER = Registry(
+    {
+        "bench": "container.bench.bench_command:bench",
+        "compare": "container.compare.compare_command:compare",
+    }
+)
+"""Commands whose modules are loaded when they are called: the others start faster without them."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_LATER])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        later: click.Command | None = _LATER.get(cmd_name)
+        return later or super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Serve a language model from a serving.properties file."""
 
@@ -103,7 +122,7 @@ def options(markdown: bool) -> None:
 def prepare(model: str) -> None:
     """Make MODEL ready on this disk and print its folder as the last line.
 
-    MODEL is a local folder, or the id of the bundled model.
+    MODEL is a local folder, s3://bucket/prefix, or the id of a model of the hub or of the bundled one.
     """
     source = ModelSource(model_id=model, model_dir=str(Path.cwd()))
     try:

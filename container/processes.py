@@ -39,6 +39,20 @@ def session_members(session: int) -> set[int]:
     }
 
 
+def process_tree(root: int) -> set[int]:
+    """`root` and all that it started, directly or not, as far as it lives and was not adopted by another."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _processes().items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        found.add(pid)
+        waiting += children.get(pid, [])
+    return found
+
+
 def reap_adopted(own: set[int]) -> None:
     """Collect ended processes that the kernel made our children: the first process of a container gets them all."""
     for pid, fields in _processes().items():
@@ -53,8 +67,11 @@ class Child:
     Start it from the main thread: the kernel binds its life to the thread that started it.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], stderr: IO[bytes], log: IO[bytes] | None = None
+    ) -> None:
         self.name = name
+        self._log = log
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._pump = threading.Thread(target=self._copy, args=(stderr,), name=f"{name}-stderr", daemon=True)
@@ -68,12 +85,17 @@ class Child:
         env: Mapping[str, str],
         nice: int = 0,
         pass_fds: Sequence[int] = (),
+        log: IO[bytes] | None = None,
     ) -> Self:
-        """Start `command`, `nice` steps below us. It inherits stdout; its stderr is copied to ours."""
+        """Start `command`, `nice` steps below us. It inherits stdout; its stderr is copied to ours.
+
+        log: takes both instead; opened unbuffered and for appending, for both write to it.
+        """
         bound = [sys.executable, "-I", "-S", str(_EXEC_BOUND), str(os.getpid()), str(nice), *command]
         process = subprocess.Popen(
             bound,
             stdin=subprocess.DEVNULL,
+            stdout=log,
             stderr=subprocess.PIPE,
             env=dict(env),
             pass_fds=pass_fds,
@@ -81,7 +103,7 @@ class Child:
         )
         if process.stderr is None:
             raise RuntimeError("Popen gave no pipe for stderr")
-        return cls(name, process, process.stderr)
+        return cls(name, process, process.stderr, log)
 
     @property
     def pid(self) -> int:
@@ -123,8 +145,10 @@ class Child:
         return list(self._lines)
 
     def _copy(self, stderr: IO[bytes]) -> None:
-        for line in iter(stderr.readline, b""):
-            self._lines.append(line.decode(errors="replace").rstrip())
-            with contextlib.suppress(OSError, ValueError):  # our own stderr may be closed
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
+        with stderr:
+            for line in iter(stderr.readline, b""):
+                self._lines.append(line.decode(errors="replace").rstrip())
+                with contextlib.suppress(OSError, ValueError):  # our own stderr may be closed
+                    target = self._log or sys.stderr.buffer
+                    target.write(line)
+                    target.flush()

@@ -1,0 +1,1 @@
+"""`lmi bench`: load on a server over HTTP, and what came of it. `lmi compare` builds on it."""

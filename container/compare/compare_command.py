@@ -1,0 +1,247 @@
+"""The command `lmi compare`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from container import launch, model_files
+from container.bench.dialects import DIALECTS
+from container.bench.errors import BenchError
+from container.compare import aws_post, report
+from container.compare.arm_server import ArmFailed, ArmServer, RunningArm, StartArm
+from container.compare.arms import Arm, BadArm, Named, names_for, read_arms, warnings
+from container.compare.caveats import caveats
+from container.compare.plan import Plan, Scenario
+from container.compare.report import Section, Setting
+from container.compare.results import Comparison
+from container.compare.run import Runner, Workloads
+from container.compare.scrape import NoMetrics
+from container.compare.setting import setting
+from container.compare.terminal import SaidOnce, view_for
+from container.machine import Machine, detect
+from container.progress import view_for as progress_for
+from container.stop_signals import StopRequested, StopSignals
+
+_MAX_ROUNDS = 100
+_MAX_REQUESTS = 100_000
+_MAX_USERS = 1000
+_MAX_TOKENS = 1_000_000
+_TABLE_WIDTH = 140
+_STOPPED = 130
+"""Exit code after a request to stop, as shells have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says."""
+
+    paths: tuple[Path, ...]
+    aws_post: bool
+    examples: Path | None
+    plan: Plan
+    tokenizer: Path | None
+    output: Path
+    json_path: Path | None
+
+
+@click.command(
+    epilog="PATH is a folder with a serving.properties, or such a file. Servers are started one at a time, in the order"
+    " A B, B A, A B. Exit code 0 when every request of every round was answered, 1 when one failed or a server did not"
+    " do what it should, 130 when stopped."
+)
+@click.argument("paths", metavar="[PATH PATH...]", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--aws-post",
+    "post",
+    is_flag=True,
+    help="The three configurations of the AWS post on the bundled model, and two more that tell its gain apart.",
+)
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path),
+    help="With --aws-post: the folder properties_examples, where it is not beside the package.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, _MAX_ROUNDS), default=3, show_default=True, help="Of each arm."
+)
+@click.option(
+    "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=32, show_default=True, help="In a round."
+)
+@click.option(
+    "--users", type=click.IntRange(1, _MAX_USERS), default=32, show_default=True, help="At the same time."
+)
+@click.option(
+    "--input-tokens",
+    type=click.IntRange(1, _MAX_TOKENS),
+    default=32,
+    show_default=True,
+    help="Of each prompt.",
+)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(1, _MAX_TOKENS),
+    default=128,
+    show_default=True,
+    help="Of each answer.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the prompts; each round adds its number."
+)
+@click.option("--dialect", type=click.Choice(sorted(DIALECTS)), default="lmi", show_default=True)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="A model folder, or a tokenizer.json, for the prompts of all arms; else each arm's own model's.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds for one request.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("lmi-compare.md"),
+    show_default=True,
+    help="The report, Markdown.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Everything, as JSON."
+)
+@click.pass_context
+def compare(
+    context: click.Context,
+    paths: tuple[Path, ...],
+    post: bool,
+    examples: Path | None,
+    rounds: int,
+    requests: int,
+    users: int,
+    input_tokens: int,
+    output_tokens: int,
+    seed: int,
+    dialect: str,
+    tokenizer: Path | None,
+    timeout: float,
+    output: Path,
+    json_path: Path | None,
+) -> None:
+    """Serve each PATH in turn, put the same load on each, and tell how they differ."""
+    _check_arms(context, paths, post, examples)
+    for file in (output, json_path):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
+    scenarios: tuple[Scenario, ...] = (
+        Scenario(
+            f"{input_tokens} tokens in, {output_tokens} out", input_tokens, output_tokens, requests, users
+        ),
+    )
+    if post:
+        scenarios = aws_post.scenarios(requests, users)
+    plan = Plan(scenarios, rounds, seed, dialect, timeout)
+    asked = Asked(paths, post, examples, plan, tokenizer, output, json_path)
+    environ = launch.environment()
+    try:
+        with StopSignals() as signals:
+            code = run(asked, environ, detect(environ), ArmServers(environ))
+            signals.raising = False
+    except StopRequested:
+        click.echo("stopped; no report was written", err=True)
+        code = _STOPPED
+    except (BadArm, ArmFailed, BenchError, NoMetrics, aws_post.NoExamples) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+def _check_arms(context: click.Context, paths: Sequence[Path], post: bool, examples: Path | None) -> None:
+    """Raises `UsageError` where the words do not go together."""
+    if not post:
+        if len(paths) < 2:
+            raise click.UsageError(f"two configurations or more are compared; given {len(paths)}")
+        if examples is not None:
+            raise click.UsageError("--examples goes with --aws-post")
+        return
+    if paths:
+        raise click.UsageError(f"--aws-post brings its own configurations; given {' '.join(map(str, paths))}")
+    for name in ("input_tokens", "output_tokens"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')}: the post's two scenarios say how many tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ArmServers:
+    """Starts arms as `lmi serve` does."""
+
+    environ: Mapping[str, str]
+
+    def __call__(self, arm: Arm, log: Path) -> RunningArm:
+        return ArmServer.start(arm, log, self.environ)
+
+
+def run(asked: Asked, environ: Mapping[str, str], machine: Machine, start: StartArm) -> int:
+    """Measure, print, write. Returns the exit code. Raises what `Runner.run` and `read_arms` raise."""
+    where = setting(shlex.join(["lmi", *sys.argv[1:]]), machine)
+    with tempfile.TemporaryDirectory(prefix="lmi-compare-") as made:
+        arms = _arms(asked, Path(made), environ, machine)
+        for sentence in warnings(arms):
+            click.echo(f"warning: {sentence}", err=True)
+        logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))
+        tokenizers = {arm.name: asked.tokenizer or arm.model_folder for arm in arms}
+        try:
+            with view_for(sys.stderr) as view:
+                comparison = Runner(arms, asked.plan, Workloads(tokenizers), start, logs, view).run()
+        except StopRequested:
+            shutil.rmtree(logs, ignore_errors=True)
+            raise
+    sections = aws_post.sections(comparison) if asked.aws_post else ()
+    _publish(asked, comparison, where, sections)
+    if comparison.num_failed:
+        click.echo(
+            f"error: {comparison.num_failed} requests failed; the servers' logs are in {logs}", err=True
+        )
+        return 1
+    shutil.rmtree(logs)
+    return 0
+
+
+def _arms(asked: Asked, made: Path, environ: Mapping[str, str], machine: Machine) -> tuple[Arm, ...]:
+    """Read and prepare them. made: a folder for configurations that are derived from others."""
+    if asked.aws_post:
+        named = aws_post.named_arms(aws_post.examples_folder(asked.examples), made, environ)
+    else:
+        named = tuple(Named(*one) for one in zip(names_for(asked.paths), asked.paths, strict=True))
+    progress = SaidOnce(progress_for(sys.stderr))  # arms mostly share their model
+    try:
+        return read_arms(named, environ, machine, lambda source: model_files.obtain(source, progress))
+    finally:
+        progress.finish()
+
+
+def _publish(asked: Asked, comparison: Comparison, where: Setting, sections: Sequence[Section]) -> None:
+    """To the terminal and into the files."""
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=_TABLE_WIDTH)
+    for table in report.terminal_tables(comparison, sections):
+        console.print(table.rich())
+    for sentence in caveats(comparison):
+        click.echo(f"- {sentence}")
+    asked.output.write_text(report.markdown(comparison, where, sections), encoding="utf-8")
+    click.echo(f"report: {asked.output}", err=True)
+    if asked.json_path is not None:
+        asked.json_path.write_text(report.as_json(comparison, where, sections), encoding="utf-8")
+        click.echo(f"everything: {asked.json_path}", err=True)

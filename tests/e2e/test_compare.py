@@ -1,0 +1,79 @@
+"""`lmi compare` as a user calls it: two real servers in turn, a report, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+from tests.support.paths import child_environment
+from tests.support.server import properties_text
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+_MARK = "compare-test"
+_SMALL = ("--requests", "2", "--users", "2", "--output-tokens", "4", "--rounds", "1")
+
+
+def start(folder: Path, bundled_model: Path, mark: str) -> subprocess.Popen[str]:
+    """Arms `paged` and `contiguous`, the report in `folder`."""
+    for name, paged in (("paged", True), ("contiguous", False)):
+        (folder / name).mkdir()
+        text = properties_text(bundled_model, paged_attention=paged, kv_cache_gb=0.25)
+        (folder / name / "serving.properties").write_text(text)
+    command = [sys.executable, "-m", "container", "compare", "paged", "contiguous", *_SMALL]
+    return subprocess.Popen(
+        [*command, "--json", "all.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=child_environment({processes.MARK: mark, "TMPDIR": str(folder)}),
+    )
+
+
+def test_two_arms_are_served_measured_and_reported(bundled_model: Path, tmp_path: Path) -> None:
+    run = start(tmp_path, bundled_model, f"{_MARK}-{tmp_path.name}")
+    output, _ = run.communicate(timeout=180)
+    assert run.returncode == 0, output
+    data = json.loads((tmp_path / "all.json").read_text())
+    assert [(one["arm"], one["round"]) for one in data["rounds"]] == [("paged", 1), ("contiguous", 1)]
+    for one in data["rounds"]:
+        assert one["figures"]["num_errors"] == 0
+        assert one["figures"]["output_tokens"] == 8
+        assert one["batches"]["mean"] > 1
+    first, second = (one["token_ids"] for one in data["rounds"])
+    assert [len(ids) for ids in first] == [4, 4]
+    assert first == second
+    assert all(stay["peak_memory_bytes"] > 100 << 20 for stay in data["stays"])
+    report = (tmp_path / "lmi-compare.md").read_text()
+    assert "| option.paged_attention | true | false |" in report
+    assert "2 of 2" in report
+    assert "output tokens/s" in output
+    assert not processes.marked(f"{_MARK}-{tmp_path.name}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_running_however_it_ends(
+    bundled_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    mark = f"{_MARK}-{tmp_path.name}"
+    run = start(tmp_path, bundled_model, mark)
+    deadline = time.monotonic() + 60.0
+    # The comparison itself, `lmi serve`, and what that starts.
+    while len(seen := processes.marked(mark)) < 4 and time.monotonic() < deadline:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.05)
+    run.send_signal(number)
+    output, _ = run.communicate(timeout=30)
+    assert len(seen) >= 4, output
+    assert run.returncode == (130 if number is signal.SIGINT else -number), output
+    assert not [processes.describe(process) for process in processes.wait_gone(seen, 10.0)]
+    assert not processes.marked(mark)
+    assert not (tmp_path / "lmi-compare.md").exists()

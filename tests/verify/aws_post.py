@@ -1,0 +1,103 @@
+"""The published comparison of dynamic and rolling batching, on the bundled model: how large the gain is, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.paths import child_environment
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 14
+TITLE = (
+    "lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4)"
+)
+
+BASE, ROLLING_PAGED = "dynamic-4", "rolling-paged"
+ARMS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4"}
+MIN_GAINS = ((4.0, 3.0), (1.5, 1.5))
+"""By scenario: how many times the tokens/s, and how many times lower the p90 latency."""
+LIMIT_SECONDS = 3600.0
+
+
+def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """Run the command; returns what it printed and its JSON. Raises `AssertionError` when it fails."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "container", "compare", "--aws-post", "--json", "aws-post.json"]
+    command += ["--output", "aws-post.md", *arguments]
+    with (folder / "compare.log").open("wb") as log:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=folder,
+            env=child_environment(),
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+    if done.returncode != 0:
+        tail = (folder / "compare.log").read_text(errors="replace")[-4000:]
+        raise AssertionError(f"lmi compare --aws-post: exit code {done.returncode}\n{done.stdout}\n{tail}")
+    return done.stdout, json.loads((folder / "aws-post.json").read_text())
+
+
+def summary_of(data: dict[str, Any], arm: str, scenario: str) -> dict[str, Any]:
+    (found,) = [one for one in data["summary"] if (one["arm"], one["scenario"]) == (arm, scenario)]
+    return dict(found)
+
+
+def figure_line(data: dict[str, Any], arm: str, scenario: str) -> str:
+    one = summary_of(data, arm, scenario)
+    speed, latency = (one["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
+    ratio = one["ratios_to_first_arm"]["output_tokens_per_second"]
+    return (
+        f"{scenario}: {arm}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
+        f" {latency['value']:.2f} s, {ratio['value']:.2f} times {BASE}'s tokens/s"
+    )
+
+
+def judge(data: dict[str, Any], printed: str, report: Report) -> None:
+    """The line's conditions, from the command's own JSON."""
+    names = {arm["name"] for arm in data["arms"]}
+    scenarios = [scenario["name"] for scenario in data["plan"]["scenarios"]]
+    for scenario in scenarios:
+        for arm in data["arms"]:
+            report.figure(figure_line(data, arm["name"], scenario))
+    for section in data["sections"]:
+        for table in section["tables"]:
+            for row in table["rows"]:
+                report.figure(f"{table['title']}: {' | '.join(row)}")
+    for sentence in data["caveats"]:
+        report.figure(f"caveat: {sentence}")
+    report.require(names == ARMS, f"arms: {', '.join(sorted(names))}")
+    report.require(all(name in printed for name in names), "every arm stands in what was printed")
+    failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
+    report.require(failed == 0, f"{failed} requests failed")
+    for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):
+        ratios = summary_of(data, ROLLING_PAGED, scenario)["ratios_to_first_arm"]
+        speed = ratios["output_tokens_per_second"]["value"]
+        latency = 1 / ratios["latency_p90"]["value"]
+        report.require(
+            speed >= min_speed, f"{scenario}: {speed:.2f} times the tokens/s, at least {min_speed:g}"
+        )
+        report.require(
+            latency >= min_latency,
+            f"{scenario}: p90 latency {latency:.2f} times lower, at least {min_latency:g}",
+        )
+
+
+def verify(lab: Lab, report: Report, *options: str) -> None:
+    printed, data = compare(lab.folder / "aws-post", *options)
+    judge(data, printed, report)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=TITLE)
+    parser.add_argument("options", nargs="*", help="for lmi compare: -- --rounds 1 --requests 4 --users 4")
+    asked = parser.parse_args().options
+    run_alone(NUMBER, TITLE, lambda lab, report: verify(lab, report, *asked))
