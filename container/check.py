@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from container import model_files
+from container import model_files, tokenizer_files
 from container.machine import Machine
 from container.prepare import BUNDLED_MODEL
 from container.resolve import CannotServe, Resolved, obstacles, resolve
@@ -112,10 +112,13 @@ def check(
         folder = locate(config.source)
         model, refusal = _model(config.source, folder)
         resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
-        reasons += [refusal] if refusal else []
+        tokenizer = tokenizer_files.refusal(folder) if resolved is not None and folder is not None else None
+        reasons += [text for text in (refusal, tokenizer) if text]
         near = [_with_short_source(value, found.folder) for value in found.loaded.values]
         values = tuple(_with_decision(value, resolved) for value in near)
         notes += _notes(resolved, config, machine)
+        if folder is None and not reasons:
+            notes.append("the model's files are not at hand, and what they say is still to be seen")
     return CheckReport(
         path=str(found.file if found.file.exists() else path),
         machine=_describe(machine),
@@ -147,6 +150,8 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
     if folder is not None:
         where = "" if str(folder) == name else f" in {folder}"
         return f"{name}: ready{where}", ""
+    if model_files.is_fetched(source):
+        return f"{name}: not at hand; `lmi serve` or `lmi prepare` fetches it, once", ""
     if name == BUNDLED_MODEL:
         return f"{name}: comes with this installation; `lmi serve` or `lmi prepare` makes it ready, once", ""
     refusal = model_files.refusal(source)

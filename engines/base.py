@@ -9,12 +9,12 @@ from engines.health import Health
 
 
 class RequestStream(Protocol):
-    """The outputs of one submitted request, in order."""
+    """The outputs of the requests that were submitted together, each one's in order."""
 
     def next(self, timeout: float) -> RequestOutput | None:
         """Wait at most `timeout` seconds for the next output; None when the time is over.
 
-        The last output is `finished`; asking for more after it is a mistake of the caller.
+        Each request's last output is `finished`; asking for more when all have had theirs is a mistake of the caller.
         Engine death comes as an output with `error_kind`, never as silence.
         """
 
@@ -22,8 +22,8 @@ class RequestStream(Protocol):
 class Engine(Protocol):
     """Submit, abort, look. Safe to call from many greenlets at once."""
 
-    def submit(self, request: Request) -> RequestStream:
-        """Hand a request over. A refusal (queue full, draining) is the stream's first and only output."""
+    def submit(self, *requests: Request) -> RequestStream:
+        """Hand requests over. A refusal (queue full, draining) is a request's first and only output."""
 
     def abort(self, request_id: str) -> None:
         """The client is gone or has enough: free what the request holds. No further output. Idempotent."""

@@ -22,7 +22,7 @@ _BOARD_INTERVAL_SECONDS = 0.2
 
 
 class ClientStream:
-    """The outputs of one request; see `engines.base.RequestStream`."""
+    """The outputs of requests submitted together; see `engines.base.RequestStream`."""
 
     def __init__(self) -> None:
         self._outputs: gevent.queue.SimpleQueue[RequestOutput] = gevent.queue.SimpleQueue()
@@ -54,13 +54,15 @@ class EngineClient:
         self._tokens = itertools.count()
         self._greenlets = [gevent.spawn(self._receive), gevent.spawn(self._watch_board)]
 
-    def submit(self, request: Request) -> ClientStream:
+    def submit(self, *requests: Request) -> ClientStream:
         stream = ClientStream()
-        self._streams[request.id] = stream
-        if self._dead():
-            self._fail(request.id)
-        else:
-            self._send(Submit(request))
+        self._streams |= dict.fromkeys((request.id for request in requests), stream)
+        dead = self._dead()
+        for request in requests:
+            if dead:
+                self._fail(request.id)
+            else:
+                self._send(Submit(request))
         return stream
 
     def abort(self, request_id: str) -> None:

@@ -36,6 +36,8 @@ class Front:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._unsent: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
 
     def wait_seconds(self, idle: float) -> float:
@@ -44,7 +46,7 @@ class Front:
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         """All messages that are there, each with its client; waits at most `timeout` seconds for the first."""
-        if not self._socket.poll(int(timeout * 1000)):
+        if self._socket not in dict(self._poller.poll(int(timeout * 1000))):
             return
         while True:
             try:
@@ -58,6 +60,14 @@ class Front:
                 yield client, decode_to_engine(data)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 logger.warning("a message that is none of ours was dropped: %s", error)
+
+    def watch(self, descriptor: int) -> None:
+        """From now on, end the wait of `receive` also when this file can be read; what it holds is the caller's."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Before the file is closed."""
+        self._poller.unregister(descriptor)
 
     def send(self, client: bytes, message: ToClient) -> bool:
         """Send, or keep for later; False when the client is gone."""

@@ -93,6 +93,8 @@ class WebConfig:
     """ZeroMQ address of the engine."""
     status_path: str
     """The engine's `StatusBoard`."""
+    tokenizer_path: str = ""
+    """Folder of tokenizer.json where that is not `model_path`."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -33,6 +33,12 @@ class ContextTooLong(InvalidField):
     kind = "context_length_exceeded"
 
 
+class NotFound(EngineError):
+    """The path names nothing that there is."""
+
+    kind = "not_found"
+
+
 class UnsupportedMediaType(EngineError):
     """The body is not JSON by its own headers."""
 

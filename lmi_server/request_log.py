@@ -30,9 +30,8 @@ class RequestRecord:
     """Seconds, `time.monotonic`."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     generation: Generation | None = None
-    num_prompt_tokens: int = 0
     finish: str = ""
-    """How it ended: a finish reason, the kind of an error, `client_gone`."""
+    """How it ended: finish reasons, the kind of an error, `client_gone`."""
 
     @property
     def label(self) -> str:
@@ -44,13 +43,15 @@ class RequestRecord:
         generation = self.generation
         first = generation.first_token_time if generation is not None else None
         _logger.info(
-            "%s client_id=%s %s %s status=%d prompt_tokens=%d generated_tokens=%d ttft_ms=%s total_ms=%.1f finish=%s",
+            "%s client_id=%s %s %s status=%d prompts=%d prompt_tokens=%d generated_tokens=%d ttft_ms=%s total_ms=%.1f"
+            " finish=%s",
             self.id,
             self.client_id or "-",
             method,
             path,
             status,
-            self.num_prompt_tokens,
+            generation.num_prompts if generation is not None else 0,
+            generation.num_prompt_tokens if generation is not None else 0,
             generation.num_generated if generation is not None else 0,
             "-" if first is None else f"{(first - self.arrival_time) * 1000:.1f}",
             (clock() - self.arrival_time) * 1000,

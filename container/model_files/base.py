@@ -13,6 +13,13 @@ class ModelNotAvailable(Exception):
     """The model cannot be had from where it is said to be. The text is one sentence for a person."""
 
 
+class RemoteUnreachable(ModelNotAvailable):
+    """The remote gives no answer now: no network, refused, timed out, or nothing but 'try later' (500, 503).
+
+    Nothing is known to be wrong with the model: a complete copy is served instead, and what came is kept.
+    """
+
+
 class Scheme(Protocol):
     """One kind of location."""
 
@@ -24,3 +31,10 @@ class Scheme(Protocol):
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """The folder, after whatever work that takes. Raises `ModelNotAvailable`."""
+
+
+class RemoteScheme(Scheme, Protocol):
+    """A kind of location that models are fetched from, by the one way in `fetch.py`."""
+
+    def refusal(self, source: ModelSource) -> str | None:
+        """Why a source of this kind can never be had, as far as its address tells; None when it may."""

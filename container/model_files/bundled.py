@@ -14,7 +14,8 @@ class BundledModel:
     """The model that comes with the installation, as a file of a Python package."""
 
     def owns(self, source: ModelSource) -> bool:
-        return source.model_id == prepare.BUNDLED_MODEL
+        # The package has one state of the model; another revision is the hub's to give.
+        return source.model_id == prepare.BUNDLED_MODEL and source.revision in (None, "", "main")
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         folder = prepare.bundled_folder(cache)

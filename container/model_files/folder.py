@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from container.model_files import choice, safetensors_headers
 from container.model_files.base import ModelNotAvailable
+from container.model_files.remote import RemoteFile, Snapshot
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -12,6 +14,32 @@ from lmi_server.config import ModelSource
 def _local_path(source: ModelSource) -> Path:
     """`option.model_id` as a path; a relative one starts at the folder of serving.properties."""
     return (Path(source.model_dir) / Path(source.model_id or ".").expanduser()).resolve()
+
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+
+
+def weights_problem(folder: Path) -> str | None:
+    """Why the weights in a model's folder cannot be loaded: one sentence; None when they are whole.
+
+    Held to the rules for what is fetched: safetensors, every file that the index names, no file cut short. Reads the
+    index and the headers of the files.
+    """
+    listed = [folder / choice.CONFIG, folder / choice.INDEX]
+    listed += [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
+    try:
+        snapshot = choice.choose(Snapshot(str(folder), files))
+        if any(file.path == choice.INDEX for file in snapshot.files):
+            snapshot = choice.keep_shards(snapshot, folder / choice.INDEX)
+    except ModelNotAvailable as error:
+        return str(error)
+    for file in filter(lambda file: choice.is_weights(file.path), snapshot.files):
+        try:
+            safetensors_headers.verify(folder / file.path)
+        except safetensors_headers.DamagedFile as error:
+            return f"{folder / file.path} is not a whole safetensors file: {error}"
+    return None
 
 
 class LocalFolder:

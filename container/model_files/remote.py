@@ -19,6 +19,7 @@ class RemoteFile:
     path: str
     """Relative to the model's folder, with `/`; comes from outside and is checked before it becomes a path."""
     size: int
+    """Bytes."""
     version: str
     """Changes when the content does: an ETag, a blob id."""
 
@@ -30,17 +31,20 @@ class Snapshot:
     name: str
     """The place in words that the user knows: `s3://bucket/prefix/`, `owner/name@main`."""
     files: tuple[RemoteFile, ...]
-    """The files that are fetched, and no others, in a fixed order."""
+    """All that is there, as it was listed; `fetch.py` checks the names and chooses what serving needs."""
+    with_code: bool = False
+    """Whether the model's own *.py are wanted too."""
 
     @property
     def size(self) -> int:
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def digest(self) -> str:
-        """Names the content: two listings with the same files in the same versions have the same digest."""
+        """Names the content: listings of one place with the same files in the same versions have the same digest."""
         lines = sorted(f"{file.path}\0{file.size}\0{file.version}" for file in self.files)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([self.name, *lines]).encode()).hexdigest()[:16]
 
 
 class Remote(Protocol):
@@ -51,13 +55,23 @@ class Remote(Protocol):
         """As `Snapshot.name`; also known before anything was asked."""
 
     def snapshot(self) -> Snapshot:
-        """Ask for the listing. Raises `ModelNotAvailable`, within 10 s, retries included."""
+        """Ask for the listing, within 10 s, retries included.
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> None:
+        Raises:
+            RemoteUnreachable: no answer. A complete copy in the cache is served then.
+            ModelNotAvailable: a definite answer: there is no such place, or it may not be read.
+        """
+
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
         """Make `target` the file's whole content, verified against what the remote knows of it.
 
-        `target` may hold the beginning from an earlier, broken attempt, which is then not fetched again. May be called
-        from several threads for different files.
+        `target` may hold the beginning from an earlier, broken attempt, which is then not fetched again (but is
+        reported). Whatever must be remembered for that is kept in files beside it that begin with its name.
 
-        Raises `ModelNotAvailable`: it cannot be had, is damaged, or is no longer what the snapshot says.
+        Returns: None; or, where the remote knows nothing that the content could be verified against, why: a note.
+
+        Raises:
+            RemoteUnreachable: given up without progress; what came is kept for the next attempt.
+            ModelNotAvailable: it cannot be had, is damaged, or is no longer what the snapshot says.
+            OSError: from the local disk.
         """

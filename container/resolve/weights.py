@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from container.machine import Machine
+from container.model_files.folder import weights_problem
 from container.resolve.decisions import CannotServe, Decisions
 
 _GIB = 1024**3
@@ -14,8 +15,10 @@ _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def require_safetensors(path: Path) -> None:
-    """Raises `CannotServe` when the folder holds no weights that are read here."""
+    """Raises `CannotServe` when the folder holds no weights that are read here, or not all of them."""
     if any(path.glob("*.safetensors")):
+        if sentence := weights_problem(path):
+            raise CannotServe(sentence)
         return
     others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
     seen = f" (there is {others[0]}, which is not read)" if others else ""

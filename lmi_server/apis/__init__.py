@@ -1,12 +1,22 @@
 """The HTTP dialects: one file and one line each."""
 
-from lmi_server.apis import invocations, metrics, openai_chat, openai_models, ping
+from lmi_server.apis import (
+    invocations,
+    metrics,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    ping,
+    predictions,
+)
 from lmi_server.apis.base import Api
 
 APIS: tuple[Api, ...] = (
     ping.api,
     invocations.api,
+    predictions.api,
     openai_chat.api,
+    openai_completions.api,
     openai_models.api,
     metrics.api,
 )

@@ -1,12 +1,12 @@
 """What a dialect is, and what every dialect is given.
 
-A dialect turns a body into a `Call`: a validated request, and a `Reply` that knows how its answer is written. All
-between the two, from submitting to the last byte, is the same for all dialects and stands in `apis/serve.py`.
+A dialect turns a body into a `Call`: validated requests, one for each prompt, and a `Reply` that knows how their answer
+is written. All between the two, from submitting to the last byte, is the same for all dialects: `apis/serve.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from flask import Blueprint
 
 from engines.base import Engine
 from lmi_server.config import WebConfig
+from lmi_server.continuation import Completion, GenerationRequest, Step
 from lmi_server.errors import Problem
-from lmi_server.generation import Completion, GenerationRequest, Step
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
 
@@ -31,7 +31,7 @@ class ApiContext:
 
 
 class Reply(Protocol):
-    """How one request's answer is written. May keep state: it belongs to one request."""
+    """How one call's answer is written. May keep state: it belongs to one call."""
 
     @property
     def streamed(self) -> bool:
@@ -41,14 +41,17 @@ class Reply(Protocol):
     def content_type(self) -> str:
         """Of a streamed answer; a whole one is JSON."""
 
-    def whole(self, completion: Completion) -> Any:
-        """The JSON value of a whole answer."""
+    def whole(self, completions: Sequence[Completion]) -> Any:
+        """The JSON value of a whole answer. `completions`: in the order of the prompts."""
 
     def start(self) -> str:
         """What a stream begins with."""
 
     def step(self, step: Step) -> str:
-        """The records of one step, of the last one also what ends the stream; may be empty."""
+        """The records of one step; may be empty."""
+
+    def end(self, completions: Sequence[Completion]) -> str:
+        """What ends a stream that went well, after the last step; may be empty."""
 
     def failure(self, problem: Problem) -> str:
         """The record that ends a stream that failed."""
@@ -58,7 +61,8 @@ class Reply(Protocol):
 class Call:
     """A parsed body."""
 
-    request: GenerationRequest
+    requests: tuple[GenerationRequest, ...]
+    """At least one."""
     reply: Reply
 
 

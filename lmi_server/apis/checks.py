@@ -67,6 +67,15 @@ def parse_parameters(
     return Parsed(values, given, tuple(unknown))
 
 
+def parse_flag(field: str, value: Any) -> bool:
+    """A flag that is false when it is not given. Raises `InvalidField`."""
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise refuse(field, value, Kind.FLAG.value)
+    return value
+
+
 def check(field: str, value: Any, row: Parameter) -> Any:
     """One value against its row; the value as the rest of the program wants it.
 

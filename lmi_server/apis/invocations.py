@@ -1,4 +1,7 @@
-"""`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`); a body with `messages` is a chat."""
+"""`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`), or a body of OpenAI's.
+
+A body with `messages` is a chat, one with `prompt` is for completions; both are answered in OpenAI's shapes.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,20 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from lmi_server.apis import openai_chat
+from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
-from lmi_server.apis.checks import parse_parameters, refuse, unknown_field
+from lmi_server.apis.checks import parse_flag, parse_parameters, refuse, unknown_field
 from lmi_server.apis.lmi_reply import LmiReply
 from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, Names, Parsed, rows
-from lmi_server.apis.prompts import encode_prompt, generation_request
+from lmi_server.apis.prompts import MAX_PROMPTS, check_number_of_prompts, encode_prompts, generation_request
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.streaming import JSON_LINES, SSE, Framing
 
 _logger = logging.getLogger(__name__)
 
-_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages")
+_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt")
+_PROMPT_FIELDS = ("messages", "prompt", "inputs")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
@@ -43,13 +47,18 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.post("/invocations")
     def invocations() -> Response:
-        attributes = _custom_attributes()
-        response = answer(context, _parse)
-        if attributes is not None:
-            response.headers[_ATTRIBUTES_HEADER] = attributes
-        return response
+        return invoke(context)
 
     return blueprint
+
+
+def invoke(context: ApiContext) -> Response:
+    """Answer the current request as `/invocations` does. Raises `EngineError`."""
+    attributes = _custom_attributes()
+    response = answer(context, _parse)
+    if attributes is not None:
+        response.headers[_ATTRIBUTES_HEADER] = attributes
+    return response
 
 
 def _parse(context: ApiContext, body: Mapping[str, Any]) -> Call:
@@ -60,30 +69,69 @@ def _parse(context: ApiContext, body: Mapping[str, Any]) -> Call:
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
         # The platform says by which of its calls the request came; it speaks where the body is silent.
         body = {**body, "stream": True}
-    if "messages" in body:
+    given = [name for name in _PROMPT_FIELDS if body.get(name) is not None]
+    if len(given) > 1:
+        raise InvalidField(
+            given[1], f"given beside {given[0]!r}; accepted: one of {', '.join(_PROMPT_FIELDS)}"
+        )
+    kind = given[0] if given else next((name for name in _PROMPT_FIELDS if name in body), "inputs")
+    if kind == "messages":
         return openai_chat.parse(context, body, error_form=ErrorForm.LMI)
+    if kind == "prompt":
+        return openai_completions.parse(context, body, error_form=ErrorForm.LMI)
     return _parse_inputs(context, body)
 
 
 def _parse_inputs(context: ApiContext, body: Mapping[str, Any]) -> Call:
     _check_fields(context, body)
-    inputs = body.get("inputs")
-    if not isinstance(inputs, str) or not inputs:
-        raise refuse("inputs", inputs, "a string that is not empty (or 'messages' for a chat)")
+    texts = _texts(context, body.get("inputs"))
     parsed = _parameters(context, body.get("parameters"))
-    framing = _framing(context, parsed, _stream_flag(body))
+    framing = _framing(context, parsed, parse_flag("stream", body.get("stream")))
+    if framing is not None and len(texts) > 1:
+        raise InvalidField(
+            "inputs",
+            f"given {len(texts)} prompts with a streamed answer (stream, Accept or output_formatter); accepted: one "
+            "prompt in a stream, or several without one",
+        )
     details: bool = parsed["details"]
-    generation = generation_request(
-        context,
-        prompt=inputs,
-        token_ids=encode_prompt(context, "inputs", inputs, add_special_tokens=True),
-        parsed=parsed,
-        default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
-        logprobs=details or framing is not None,
-        continues_prompt=True,
+    requests = tuple(
+        generation_request(
+            context,
+            prompt,
+            parsed,
+            default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+            logprobs=details or framing is not None,
+            continues_prompt=True,
+        )
+        for prompt in encode_prompts(context, texts, add_special_tokens=True)
     )
-    as_list = context.config.engine == "Python"
-    return Call(generation, LmiReply(generation, details, parsed["return_full_text"], as_list, framing))
+    as_list = _takes_lists(context)
+    return Call(requests, LmiReply(requests, details, parsed["return_full_text"], as_list, framing))
+
+
+def _takes_lists(context: ApiContext) -> bool:
+    """The dynamic form, of engine=Python: `inputs` may be a list, and the answer is one."""
+    return context.config.engine == "Python"
+
+
+def _texts(context: ApiContext, inputs: Any) -> dict[str, str]:
+    """The prompts by field."""
+    accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
+    if not _takes_lists(context):
+        if not isinstance(inputs, str) or not inputs:
+            hint = "; engine=Python takes lists of strings" if isinstance(inputs, list) else ""
+            raise refuse("inputs", inputs, accepted + hint)
+        return {"inputs": inputs}
+    if isinstance(inputs, str) and inputs:
+        return {"inputs": inputs}
+    if not isinstance(inputs, list) or not inputs:
+        raise refuse("inputs", inputs, f"{accepted}, or a list of 1 to {MAX_PROMPTS} such strings")
+    check_number_of_prompts("inputs", inputs)
+    texts = {f"inputs[{index}]": text for index, text in enumerate(inputs)}
+    for field, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise refuse(field, text, "a string that is not empty")
+    return texts
 
 
 def _refuses_unknown(context: ApiContext) -> bool:
@@ -114,15 +162,6 @@ def _parameters(context: ApiContext, parameters: Any) -> Parsed:
     if parsed.unknown:
         _logger.warning("unknown parameters are ignored: %s", ", ".join(map(ascii, parsed.unknown))[:400])
     return parsed
-
-
-def _stream_flag(body: Mapping[str, Any]) -> bool:
-    stream = body.get("stream")
-    if stream is None:
-        return False
-    if not isinstance(stream, bool):
-        raise refuse("stream", stream, "true or false")
-    return stream
 
 
 def _framing(context: ApiContext, parsed: Parsed, stream: bool) -> Framing | None:

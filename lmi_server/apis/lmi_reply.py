@@ -1,12 +1,13 @@
-"""LMI's form of an answer: one JSON object, or records of one token each."""
+"""LMI's form of an answer: a JSON object (engine=Python: an array of them), or records of one token each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText
 from lmi_server.errors import ErrorForm, Problem
-from lmi_server.generation import Completion, GenerationRequest, Step, TokenText
 from lmi_server.streaming import JSON_LINES, Framing
 
 
@@ -14,11 +15,12 @@ from lmi_server.streaming import JSON_LINES, Framing
 class LmiReply:
     """How `/invocations` writes."""
 
-    request: GenerationRequest
+    requests: tuple[GenerationRequest, ...]
+    """In the order of the prompts; a stream has one."""
     details: bool
     return_full_text: bool
     as_list: bool
-    """engine=Python answers a list with one element for each prompt."""
+    """engine=Python answers an array with one element for each prompt."""
     framing: Framing | None
     """None: a whole answer."""
 
@@ -34,12 +36,9 @@ class LmiReply:
     def _framing(self) -> Framing:
         return self.framing or JSON_LINES
 
-    def whole(self, completion: Completion) -> Any:
-        body: dict[str, Any] = {"generated_text": self._text(completion)}
-        if self.details:
-            tokens = [_token(token, token.text) for token in completion.tokens]
-            body["details"] = {**self._details(completion), "tokens": tokens}
-        return [body] if self.as_list else body
+    def whole(self, completions: Sequence[Completion]) -> Any:
+        bodies = [self._body(*each) for each in zip(self.requests, completions, strict=True)]
+        return bodies if self.as_list else bodies[0]
 
     def start(self) -> str:
         return ""
@@ -50,25 +49,37 @@ class LmiReply:
         if step.completion is not None:
             if not records:  # the end came in a step without a token
                 records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
+            request = self.requests[step.index]
             last: dict[str, Any] = records[-1]
             last["token"]["text"] += step.rest
-            last["generated_text"] = self._text(step.completion)
+            last["generated_text"] = self._text(request, step.completion)
             if self.details:
-                last["details"] = self._details(step.completion)
+                last["details"] = _details(request, step.completion)
         return "".join(self._framing.frame(record) for record in records)
+
+    def end(self, completions: Sequence[Completion]) -> str:
+        return ""
 
     def failure(self, problem: Problem) -> str:
         return self._framing.frame(problem.body(ErrorForm.LMI))
 
-    def _text(self, completion: Completion) -> str:
-        return self.request.prompt + completion.text if self.return_full_text else completion.text
+    def _body(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+        body: dict[str, Any] = {"generated_text": self._text(request, completion)}
+        if self.details:
+            tokens = [_token(token, token.text) for token in completion.tokens]
+            body["details"] = {**_details(request, completion), "tokens": tokens}
+        return body
 
-    def _details(self, completion: Completion) -> dict[str, Any]:
-        return {
-            "finish_reason": completion.finish_reason,
-            "generated_tokens": len(completion.tokens),
-            "inputs": self.request.prompt,
-        }
+    def _text(self, request: GenerationRequest, completion: Completion) -> str:
+        return request.prompt + completion.text if self.return_full_text else completion.text
+
+
+def _details(request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+    return {
+        "finish_reason": completion.finish_reason,
+        "generated_tokens": len(completion.tokens),
+        "inputs": request.prompt,
+    }
 
 
 def _token(token: TokenText, text: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """THE table of request parameters. Validation, defaults, error texts and suggestions all come from it.
 
-A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`).
-One that is known but not done here has `neutral` values: those that change nothing are accepted, others refused.
+A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
+of chats only, or of completions only). One that is known but not done here has `neutral` values: those that change
+nothing are accepted, others refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Names(Enum):
     """Which column of names a body uses."""
 
     LMI = "lmi"
-    OPENAI = "openai"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class Parameter:
     kind: Kind
     lmi: tuple[str, ...] = ()
     openai: tuple[str, ...] = ()
+    """Both in chats and in completions."""
+    chat: tuple[str, ...] = ()
+    completions: tuple[str, ...] = ()
     default: Any = None
     minimum: float | None = None
     maximum: float | None = None
@@ -53,7 +58,9 @@ class Parameter:
     """Not None: the parameter is not done here, and these values are all that is accepted."""
 
     def names(self, names: Names) -> tuple[str, ...]:
-        return self.lmi if names is Names.LMI else self.openai
+        if names is Names.LMI:
+            return self.lmi
+        return self.openai + (self.chat if names is Names.CHAT else self.completions)
 
     def accepted(self) -> str:
         """What is accepted, for an error text."""
@@ -83,6 +90,9 @@ def _both(name: str) -> dict[str, Any]:
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 DEFAULT_MAX_NEW_TOKENS = 30
+"""LMI's."""
+DEFAULT_MAX_TOKENS = 16
+"""Of OpenAI's completions."""
 
 DONE: tuple[Parameter, ...] = (
     Parameter(
@@ -119,6 +129,9 @@ DONE: tuple[Parameter, ...] = (
     Parameter("details", Kind.FLAG, lmi=("details",), default=False),
     Parameter("return_full_text", Kind.FLAG, lmi=("return_full_text",), default=False),
     Parameter("output_formatter", Kind.TEXT, lmi=("output_formatter",), choices=("json", "jsonlines", "sse")),
+    Parameter("echo", Kind.FLAG, completions=("echo",), default=False),
+    # The engine reports the log-probability of the token that it chose, not those of other tokens.
+    Parameter("logprobs", Kind.INTEGER, completions=("logprobs",), minimum=0, maximum=1),
 )
 
 _NOT_DONE: tuple[Parameter, ...] = (
@@ -145,9 +158,10 @@ _NOT_DONE: tuple[Parameter, ...] = (
     Parameter(**_both("skip_special_tokens"), kind=Kind.FLAG, neutral=(True,)),
     Parameter(**_both("spaces_between_special_tokens"), kind=Kind.FLAG, neutral=(True,)),
     Parameter("logprobs", Kind.ANY, lmi=("logprobs",), neutral=(False, 0)),
-    Parameter("logprobs", Kind.FLAG, openai=("logprobs",), neutral=(False,)),
+    Parameter("logprobs", Kind.FLAG, chat=("logprobs",), neutral=(False,)),
     Parameter(**_both("prompt_logprobs"), kind=Kind.INTEGER, neutral=(0,)),
     Parameter("top_logprobs", Kind.INTEGER, openai=("top_logprobs",), neutral=(0,)),
+    Parameter("suffix", Kind.TEXT, completions=("suffix",), neutral=("",)),
     Parameter("logit_bias", Kind.OBJECT, openai=("logit_bias",), neutral=({},)),
     Parameter("tools", Kind.ANY, openai=("tools",), neutral=([],)),
     Parameter("tool_choice", Kind.ANY, openai=("tool_choice",), neutral=("none", "auto")),
@@ -162,6 +176,7 @@ _NOT_DONE: tuple[Parameter, ...] = (
     Parameter("verbosity", Kind.TEXT, openai=("verbosity",), neutral=("medium",)),
     Parameter("service_tier", Kind.TEXT, openai=("service_tier",), neutral=("auto", "default")),
     Parameter("store", Kind.FLAG, openai=("store",), neutral=(False,)),
+    Parameter("moderation", Kind.OBJECT, chat=("moderation",), neutral=()),
     Parameter("web_search_options", Kind.OBJECT, openai=("web_search_options",), neutral=()),
     Parameter("chat_template", Kind.TEXT, openai=("chat_template",), neutral=()),
     Parameter("chat_template_kwargs", Kind.OBJECT, openai=("chat_template_kwargs",), neutral=({},)),
@@ -178,6 +193,8 @@ _LABELS: tuple[Parameter, ...] = (
     Parameter("user", Kind.TEXT, openai=("user",)),
     Parameter("safety_identifier", Kind.TEXT, openai=("safety_identifier",)),
     Parameter("prompt_cache_key", Kind.TEXT, openai=("prompt_cache_key",)),
+    Parameter("prompt_cache_retention", Kind.TEXT, openai=("prompt_cache_retention",)),
+    Parameter("prompt_cache_options", Kind.OBJECT, openai=("prompt_cache_options",)),
     Parameter("metadata", Kind.OBJECT, openai=("metadata",)),
 )
 

@@ -1,24 +1,38 @@
-"""From checked parameters and a prompt's text to a `GenerationRequest`; all length limits stand here."""
+"""From a prompt's text or tokens and checked parameters to a `GenerationRequest`; all length limits stand here."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import gevent
 from gevent import monkey
 
 from engines.core import SamplingParams
-from engines.errors import InvalidRequest
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import shown
 from lmi_server.apis.parameters import Parsed
-from lmi_server.errors import ContextTooLong
-from lmi_server.generation import GenerationRequest
+from lmi_server.continuation import GenerationRequest
+from lmi_server.errors import ContextTooLong, InvalidField
 
+MAX_PROMPTS = 128
+"""Prompts in one HTTP request."""
 _MIN_TEMPERATURE = 0.01
 # Below this all weight is on the likeliest token anyway, and the division would leave the range of 32-bit floats.
 _LONG_TEXT_CHARS = 32_768
 # From here on tokenising takes so long (tens of ms) that other requests' streams would stand still.
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a body."""
+
+    field: str
+    """Where the body has it, for error texts: `inputs`, `prompt[3]`."""
+    text: str
+    token_ids: tuple[int, ...]
 
 
 def max_prompt_chars(context: ApiContext) -> int:
@@ -36,37 +50,55 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
     )
 
 
-def encode_prompt(context: ApiContext, field: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Token ids of a prompt, at least one, leaving room for at least one more.
+def encode_prompts(
+    context: ApiContext, texts: Mapping[str, str], *, add_special_tokens: bool
+) -> tuple[Prompt, ...]:
+    """Prompts with their token ids, at least one, leaving room for at least one more. `texts`: by field.
 
-    Raises `InvalidRequest`: the text is absurdly long (found before it is tokenised), too long or too short.
+    Raises `InvalidRequest`: a text is absurdly long (found before it is tokenised), too long or too short.
     """
-    limit = context.config.max_model_len
-    if len(text) > max_prompt_chars(context):
-        raise too_many_chars(context, field, str(len(text)))
-    if len(text) > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
-        ids: tuple[int, ...] = gevent.get_hub().threadpool.apply(
-            context.text.encode, (text, add_special_tokens)
-        )
+    for field, text in texts.items():
+        if len(text) > max_prompt_chars(context):
+            raise too_many_chars(context, field, str(len(text)))
+
+    def encode() -> list[tuple[int, ...]]:
+        return [context.text.encode(text, add_special_tokens) for text in texts.values()]
+
+    num_chars = sum(map(len, texts.values()))
+    if num_chars > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
+        ids = gevent.get_hub().threadpool.apply(encode)
     else:
-        ids = context.text.encode(text, add_special_tokens)
-    if not ids:
-        raise InvalidRequest(f"{field}: the text comes to no token; accepted: a prompt of at least 1 token")
-    if len(ids) >= limit:
+        ids = encode()
+    prompts = tuple(Prompt(*each, one) for each, one in zip(texts.items(), ids, strict=True))
+    for prompt in prompts:
+        check_length(context, prompt.field, len(prompt.token_ids))
+    return prompts
+
+
+def check_number_of_prompts(field: str, prompts: Sequence[Any]) -> None:
+    """Raises `InvalidField`: more prompts than one request may bring."""
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidField(field, f"given {len(prompts)} prompts; accepted: at most {MAX_PROMPTS}")
+
+
+def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
+    """Raises `InvalidRequest`: there is no token, or no room for another one."""
+    limit = context.config.max_model_len
+    if num_tokens == 0:
+        raise InvalidField(field, "comes to no token; accepted: a prompt of at least 1 token")
+    if num_tokens >= limit:
         raise ContextTooLong(
             field,
-            f"given {len(ids)} tokens; accepted: at most {limit - 1}, as prompt and output together may have "
+            f"given {num_tokens} tokens; accepted: at most {limit - 1}, as prompt and output together may have "
             f"{limit} tokens (option.max_model_len)",
         )
-    return ids
 
 
 def generation_request(
     context: ApiContext,
-    *,
-    prompt: str,
-    token_ids: tuple[int, ...],
+    prompt: Prompt,
     parsed: Parsed,
+    *,
     default_max_new_tokens: int | None,
     logprobs: bool,
     continues_prompt: bool,
@@ -76,20 +108,23 @@ def generation_request(
     Raises `ContextTooLong` when prompt and asked-for output do not fit.
     """
     sampling = SamplingParams(
-        max_new_tokens=_max_new_tokens(context, len(token_ids), parsed, default_max_new_tokens),
-        temperature=(temperature := _temperature(parsed)),
+        max_new_tokens=_max_new_tokens(context, prompt, parsed, default_max_new_tokens),
+        temperature=(heat := temperature(parsed)),
         top_k=max(parsed["top_k"], 0),
         top_p=parsed["top_p"],
         repetition_penalty=parsed["repetition_penalty"],
-        seed=_seed(parsed, temperature),
+        seed=_seed(parsed, heat),
         stop_token_ids=() if parsed["ignore_eos"] else context.text.eos_token_ids,
         logprobs=logprobs,
     )
-    return GenerationRequest(prompt, token_ids, sampling, parsed["stop"], continues_prompt)
+    return GenerationRequest(
+        prompt.text, prompt.token_ids, sampling, parsed["stop"], continues_prompt, prompt.field
+    )
 
 
-def _max_new_tokens(context: ApiContext, num_prompt: int, parsed: Parsed, default: int | None) -> int:
+def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None) -> int:
     limit = context.config.max_model_len
+    num_prompt = len(prompt.token_ids)
     rest = limit - num_prompt
     asked: int | None = parsed["max_new_tokens"]
     if asked is None:
@@ -97,25 +132,26 @@ def _max_new_tokens(context: ApiContext, num_prompt: int, parsed: Parsed, defaul
     if asked > rest:
         raise ContextTooLong(
             parsed.given["max_new_tokens"],
-            f"given {shown(asked)}; accepted: at most {rest}, as the prompt has {num_prompt} tokens and prompt and "
-            f"output together may have {limit} (option.max_model_len)",
+            f"given {shown(asked)}; accepted: at most {rest}, as the prompt ({prompt.field}) has {num_prompt} tokens "
+            f"and prompt and output together may have {limit} (option.max_model_len)",
         )
     return asked
 
 
-def _temperature(parsed: Parsed) -> float:
+def temperature(parsed: Parsed) -> float:
     """Greedy (0) unless `do_sample` is true or a temperature above 0 is given; `do_sample: false` is greedy."""
     do_sample: bool | None = parsed["do_sample"]
-    temperature: float | None = parsed["temperature"]
-    if do_sample is False or (temperature is None and not do_sample):
+    asked: float | None = parsed["temperature"]
+    if do_sample is False or (asked is None and not do_sample):
         return 0.0
-    if temperature is None:
+    if asked is None:
         return 1.0
-    return max(temperature, _MIN_TEMPERATURE) if temperature > 0 else 0.0
+    return max(asked, _MIN_TEMPERATURE) if asked > 0 else 0.0
 
 
-def _seed(parsed: Parsed, temperature: float) -> int:
+def _seed(parsed: Parsed, heat: float) -> int:
+    """The one that is given, for every prompt of a list too; else a new one each time."""
     seed: int | None = parsed["seed"]
     if seed is not None:
         return seed
-    return secrets.randbits(64) if temperature > 0 else 0
+    return secrets.randbits(64) if heat > 0 else 0

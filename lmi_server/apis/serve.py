@@ -1,4 +1,4 @@
-"""One request from its body to its last byte, the same for every dialect."""
+"""One HTTP request from its body to its last byte, the same for every dialect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.body import read_object
 from lmi_server.client_gone import ClientWatch
+from lmi_server.config import WebConfig
+from lmi_server.continuation import Step
 from lmi_server.errors import Problem, dump
-from lmi_server.generation import ClientGone, Generation, Step
+from lmi_server.generation import ClientGone, Generation
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
@@ -35,15 +37,14 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     call = parse(context, read_object(request))
     generation = Generation(
         record.id,
-        call.request,
+        call.requests,
         engine=context.engine,
         text=context.text,
         client=ClientWatch.of(request.environ),
         arrival_time=record.arrival_time,
-        timeout=context.config.server.predict_timeout,
+        timeout=_timeout(context.config),
     )
     record.generation = generation
-    record.num_prompt_tokens = len(call.request.prompt_token_ids)
     try:
         return _respond(call, generation, record)
     except ClientGone:
@@ -54,6 +55,11 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         # Also when a worker is stopped: nothing may go on computing for a request that gets no answer.
         generation.close()
         raise
+
+
+def _timeout(config: WebConfig) -> float | None:
+    """Seconds from a request's arrival. engine=Python counts from the start of the batch, which only it knows."""
+    return None if config.engine == "Python" else config.server.predict_timeout
 
 
 def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
@@ -67,11 +73,15 @@ def _respond(call: Call, generation: Generation, record: RequestRecord) -> Respo
         # A generator that was never started runs no 'finally'.
         response.call_on_close(generation.close)
         return response
-    completion = next(
-        step.completion for step in itertools.chain([first], steps) if step.completion is not None
-    )
-    record.finish = completion.finish_reason
-    return Response(dump(call.reply.whole(completion)) + "\n", content_type="application/json")
+    for _ in steps:
+        pass
+    record.finish = _finish(generation)
+    return Response(dump(call.reply.whole(generation.completions)) + "\n", content_type="application/json")
+
+
+def _finish(generation: Generation) -> str:
+    """The reasons of the ends, each once, as the log has them."""
+    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.completions))
 
 
 def _stream(
@@ -82,9 +92,11 @@ def _stream(
     try:
         start = call.reply.start()
         for step in itertools.chain([first], steps):
-            if step.completion is not None:
-                record.finish = step.completion.finish_reason
-            if frames := start + call.reply.step(step):
+            frames = start + call.reply.step(step)
+            if generation.finished:
+                frames += call.reply.end(generation.completions)
+                record.finish = _finish(generation)
+            if frames:
                 yield frames.encode()
             start = ""
     except ClientGone:

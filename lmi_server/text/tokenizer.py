@@ -31,17 +31,20 @@ class TextModel:
     chat_template: ChatTemplate | None
     longest_token: int
     """Characters of the longest entry of the vocabulary."""
+    vocabulary_size: int
+    """Token ids go from 0 to one below this."""
 
     @classmethod
-    def from_folder(cls, folder: Path) -> TextModel:
-        """Read a model folder.
+    def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
+        """Read a model folder; tokenizer.json from another one where that is given.
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.json.
             ValueError: a file is not what it should be; the text names the file.
         """
-        tokenizer = _read_tokenizer(folder / "tokenizer.json")
+        tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
@@ -51,9 +54,8 @@ class TextModel:
             special_tokens=special,
             special_ids=frozenset(special.values()),
             chat_template=_chat_template(folder, config, named),
-            longest_token=max(
-                (len(token) for token in tokenizer.get_vocab(with_added_tokens=True)), default=1
-            ),
+            longest_token=max(map(len, vocabulary), default=1),
+            vocabulary_size=_vocabulary_size(folder, vocabulary),
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -113,6 +115,17 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
             return tuple(ids)
     number = tokenizer.token_to_id(named["eos_token"]) if "eos_token" in named else None
     return () if number is None else (number,)
+
+
+def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
+    """What both know: the tokenizer, which may lack entries of the model's table, and the model, by config.json."""
+    size = max(vocabulary.values(), default=-1) + 1
+    config = _read_json(folder / "config.json")
+    text_config = config.get("text_config")
+    for part in (config, text_config if isinstance(text_config, dict) else {}):
+        if isinstance(part.get("vocab_size"), int):
+            size = min(size, part["vocab_size"])
+    return size
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:

@@ -14,6 +14,7 @@ from container.check import CheckReport, check
 from container.machine import Machine
 from container.prepare import BUNDLED_MODEL
 from lmi_server.config import ModelSource
+from tests.support.model_files import EMPTY_SAFETENSORS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "properties_examples"
@@ -41,7 +42,8 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
@@ -56,19 +58,33 @@ def value_line(report: CheckReport, key: str) -> list[str]:
 
 
 AWS = [
-    ("aws-post-dynamic", ["engine=Python", "tiiuae/falcon-40b"]),
-    ("aws-post-rolling", ["s3://my-bucket/falcon-40b/"]),
-    ("aws-post-rolling-paged", ["s3://my-bucket/falcon-40b/"]),
+    (
+        "aws-post-dynamic",
+        "tiiuae/falcon-40b",
+        "spreads the layers over 8 GPUs under engine=Python; this machine has none",
+    ),
+    ("aws-post-rolling", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
+    ("aws-post-rolling-paged", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
 ]
 
 
-@pytest.mark.parametrize(("name", "reasons"), AWS)
-def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(name: str, reasons: list[str]) -> None:
+@pytest.mark.parametrize(("name", "model", "reason"), AWS)
+def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
+    name: str, model: str, reason: str
+) -> None:
     report = check(EXAMPLES / name, {}, CPU, nowhere)
     assert (report.valid, report.exit_code, report.can_serve) == (True, 0, False)
+    assert len(report.lines) == len((EXAMPLES / name / "serving.properties").read_text().splitlines())
+    assert all(line.explanation for line in report.lines)
+    assert report.model == f"{model}: not at hand; `lmi serve` or `lmi prepare` fetches it, once"
     last = report.render().splitlines()[-1]
-    assert last.startswith("can serve here: no: ")
-    assert all(reason in last for reason in reasons)
+    assert last.startswith("can serve here: no: option.tensor_parallel_degree=8 ")
+    assert reason in last
+
+
+def test_a_model_without_a_tokenizer_is_a_reason(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer" in check_text(model, "").render().splitlines()[-1]
 
 
 def test_too_few_gpus_are_a_reason() -> None:

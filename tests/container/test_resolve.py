@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from container.machine import Machine
 from container.resolve import CannotServe, Resolved, resolve
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.support.model_files import EMPTY_SAFETENSORS
 
 GIB = 1024**3
 CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
@@ -42,7 +43,7 @@ KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
 
 def make_model(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps({**SHAPE, **changes}))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
     return folder
 
 

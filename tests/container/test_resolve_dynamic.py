@@ -14,6 +14,7 @@ from container.resolve import CannotServe, resolve
 from container.transformers_models import generating_architectures
 from engines.config import BatchConfig, PythonEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
+from tests.support.model_files import EMPTY_SAFETENSORS
 
 GIB = 1024**3
 CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
@@ -23,7 +24,7 @@ GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
 def model(folder: Path, **config: Any) -> Path:
     shape = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
     (folder / "config.json").write_text(json.dumps({**shape, **config}))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
     return folder
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.client import Client
+from tests.support.dynamic_server import dynamic_properties
 from tests.support.server import Server, properties_text
 
 
@@ -16,6 +17,15 @@ def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     """Degree 1, paged attention, otherwise defaults."""
     text = properties_text(bundled_model, paged_attention=True, max_rolling_batch_size=32)
     with Server(tmp_path_factory.mktemp("paged"), text) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamic_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """engine=Python, batches of up to 8 that wait 200 ms to fill."""
+    text = dynamic_properties(bundled_model, batch_size=8, max_batch_delay=200)
+    with Server(tmp_path_factory.mktemp("dynamic"), text) as server:
         server.wait_ready()
         yield server
 

@@ -1,7 +1,8 @@
-"""`/v1/*` as the real openai package sees it."""
+"""`/v1/chat/completions` and `/v1/models` as the real openai package sees them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import openai
@@ -52,6 +53,35 @@ def test_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> No
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_the_clients_own_accumulating_stream(api: openai.OpenAI) -> None:
+    """`.stream(...)` puts the chunks together itself, and is strict about their form."""
+    with api.chat.completions.stream(
+        model="lmi", messages=CAPITAL, temperature=0, max_completion_tokens=32
+    ) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == text
+    assert "Paris" in text
+    assert final.choices[0].finish_reason == "stop"
+
+
+def test_the_asynchronous_client(paged_server: Server) -> None:
+    async def ask() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0
+        ) as api:
+            whole = api.chat.completions.create(model="lmi", messages=CAPITAL, max_tokens=8)
+            stream = await api.chat.completions.create(
+                model="lmi", messages=CAPITAL, max_tokens=8, stream=True
+            )
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            return (await whole).choices[0].message.content or "", text
+
+    whole, streamed = asyncio.run(ask())
+    assert whole == streamed
+    assert whole
+
+
 def test_max_tokens_is_a_length_finish(api: openai.OpenAI) -> None:
     reply = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, max_tokens=2)
     assert reply.choices[0].finish_reason == "length"
@@ -65,19 +95,108 @@ def test_stop_string_is_not_part_of_the_answer(api: openai.OpenAI) -> None:
     assert reply.choices[0].finish_reason == "stop"
 
 
+def test_the_same_seed_gives_the_same_text(api: openai.OpenAI) -> None:
+    def sampled(seed: int) -> str:
+        story: list[openai.types.chat.ChatCompletionMessageParam] = [
+            {"role": "user", "content": "Tell me a story."}
+        ]
+        reply = api.chat.completions.create(
+            model="lmi", messages=story, temperature=1.0, top_p=0.95, seed=seed, max_tokens=16
+        )
+        return reply.choices[0].message.content or ""
+
+    assert sampled(11) == sampled(11) != sampled(12)
+
+
+def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenAI) -> None:
+    reply = api.chat.completions.create(
+        model="lmi",
+        messages=[
+            {"role": "developer", "content": "Be brief.", "name": "boss"},
+            {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+            {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": []},
+            {"role": "user", "content": "Hello again"},
+        ],
+        audio=None,
+        frequency_penalty=0,
+        function_call="none",
+        functions=[],
+        logit_bias={},
+        logprobs=False,
+        max_completion_tokens=2,
+        metadata={"a": "b"},
+        modalities=["text"],
+        n=1,
+        parallel_tool_calls=True,
+        prediction=None,
+        presence_penalty=0,
+        prompt_cache_key="key",
+        prompt_cache_retention="in_memory",
+        prompt_cache_options={},
+        reasoning_effort="none",
+        response_format={"type": "text"},
+        safety_identifier="someone",
+        seed=1,
+        service_tier="auto",
+        stop=None,
+        store=False,
+        stream=False,
+        stream_options=None,
+        temperature=0.5,
+        tool_choice="none",
+        tools=[],
+        top_logprobs=None,
+        top_p=1,
+        user="someone",
+        verbosity="medium",
+        extra_headers={"x-request-id": "label-1"},
+        extra_body={"top_k": 5, "repetition_penalty": 1.1, "ignore_eos": True, "my_own": [1]},
+    )
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 2
+
+
+def test_the_clients_id_is_on_the_answer(api: openai.OpenAI) -> None:
+    raw = api.chat.completions.with_raw_response.create(
+        model="lmi", messages=CAPITAL, max_tokens=1, extra_headers={"x-request-id": "label-2"}
+    )
+    assert raw.headers["x-request-id"] == "label-2"
+    assert raw.parse()._request_id == "label-2"
+
+
 def test_models_list_names_lmi(api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["lmi"]
+
+
+@pytest.mark.parametrize("name", ["lmi", "gpt-4o", "org/some model:latest"])
+def test_any_name_names_the_model(api: openai.OpenAI, name: str) -> None:
+    model = api.models.retrieve(name)
+    assert model.id == name
+    assert model.object == "model"
 
 
 def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
         api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=3)
+    assert caught.value.param == "temperature"
+    assert caught.value.type == "invalid_request_error"
     assert "3" in caught.value.message
     assert "2" in caught.value.message
 
 
+def test_a_prompt_too_long_has_its_code(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.chat.completions.create(model="lmi", messages=[{"role": "user", "content": "word " * 9000}])
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "messages"
+
+
 def test_what_is_not_done_is_refused_by_name(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"\bn\b"):
+    with pytest.raises(openai.BadRequestError, match=r"\bn\b") as caught:
         api.chat.completions.create(model="lmi", messages=CAPITAL, n=2)
-    neutral = api.chat.completions.create(model="lmi", messages=CAPITAL, n=1, logit_bias={}, max_tokens=1)
-    assert len(neutral.choices) == 1
+    assert caught.value.param == "n"
+
+
+def test_what_there_is_not_is_a_not_found_error(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no such path"):
+        api.embeddings.create(model="lmi", input="Hello")

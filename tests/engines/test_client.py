@@ -137,6 +137,22 @@ def test_many_greenlets_wait_at_once(engine: _Engine, client: EngineClient) -> N
         assert all(output.id == str(i) for output in greenlet.value)
 
 
+def test_requests_submitted_together_share_a_stream(
+    engine: _Engine, client: EngineClient, board: StatusBoard
+) -> None:
+    requests = [make_request("a"), make_request("b"), make_request("c")]
+    stream = client.submit(*requests)
+    _wait(lambda: engine.messages == [Submit(request) for request in requests])
+    client.abort("b")
+    done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
+    engine.calls.append(lambda front, name: bool(front.send_outputs(name, done[:2])))
+    assert stream.next(10) == done[0]
+    board.set_state(EngineState.FAILED)
+    output = stream.next(10)
+    assert output is not None
+    assert (output.id, output.error_kind) == ("a", "engine_died")
+
+
 def test_next_gives_none_when_its_time_is_over(engine: _Engine, client: EngineClient) -> None:
     stream = client.submit(make_request("a"))
     assert stream.next(0.01) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -209,3 +210,17 @@ def test_a_client_that_does_not_read_cannot_keep_the_door_open(address: str, con
     started = time.monotonic()
     front.close()
     assert time.monotonic() - started < 5
+
+
+def test_waiting_ends_when_a_watched_file_can_be_read(front: Front) -> None:
+    reading, writing = os.pipe()
+    front.watch(reading)
+    os.write(writing, b"x")
+    started = time.monotonic()
+    assert list(front.receive(10.0)) == []
+    assert time.monotonic() - started < 5.0
+    front.unwatch(reading)
+    assert list(front.receive(0.05)) == []
+    assert time.monotonic() - started >= 0.05, "no longer watched, though it can be read"
+    os.close(reading)
+    os.close(writing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -82,21 +83,38 @@ def web_config(folder: Path, server: ServerConfig | None = None, engine: str = "
 
 
 class FakeStream:
-    """Plays one request's script, in whichever thread or greenlet asks."""
+    """Plays the scripts of requests submitted together, in whichever thread or greenlet asks: an item of each in turn.
 
-    def __init__(self, items: Iterator[RequestOutput | threading.Event]) -> None:
-        self._items = items
-        self._event: threading.Event | None = None
+    While one waits for its event, the others go on. A script that was aborted is still played: what is on its way to
+    the web process when it aborts comes all the same.
+    """
+
+    def __init__(self, scripts: Iterable[Iterator[RequestOutput | threading.Event]]) -> None:
+        self._turns = deque(scripts)
+        self._events: dict[int, threading.Event] = {}
 
     def next(self, timeout: float) -> RequestOutput | None:
-        if self._event is not None:
-            if not self._event.wait(timeout):
-                return None
-            self._event = None
-        item = next(self._items)
+        for _ in range(len(self._turns)):
+            output = self._play(self._turns[0])
+            self._turns.rotate(-1)
+            if output is not None:
+                return output
+        self._turns = deque(turn for turn in self._turns if id(turn) in self._events)
+        assert self._turns, "more outputs are asked for than the scripts have"
+        if not self._events[id(self._turns[0])].wait(timeout):
+            return None
+        return self.next(timeout)
+
+    def _play(self, script: Iterator[RequestOutput | threading.Event]) -> RequestOutput | None:
+        """The next output; None when the script waits for an event, or has ended."""
+        event = self._events.get(id(script))
+        if event is not None and not event.is_set():
+            return None
+        self._events.pop(id(script), None)
+        item = next(script, None)
         if isinstance(item, threading.Event):
-            self._event = item
-            return self.next(timeout)
+            self._events[id(script)] = item
+            return self._play(script)
         return item
 
 
@@ -106,16 +124,19 @@ class FakeEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests: list[Request] = []
+        self.submissions: list[int] = []
+        """How many requests came together, each time."""
         self.aborted: list[str] = []
         self.submit_seen = threading.Event()
         self.abort_seen = threading.Event()
         self.state = Health(EngineState.READY, "", 0.0)
         self.engine_stats: EngineStats | None = make_stats()
 
-    def submit(self, request: Request) -> FakeStream:
-        self.requests.append(request)
+    def submit(self, *requests: Request) -> FakeStream:
+        self.requests += requests
+        self.submissions.append(len(requests))
         self.submit_seen.set()
-        return FakeStream(iter(self.script(request)))
+        return FakeStream([iter(self.script(request)) for request in requests])
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

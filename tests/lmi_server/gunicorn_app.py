@@ -1,6 +1,7 @@
 """The application over a scripted engine, for a real gunicorn worker; with routes by which a test steers the script.
 
-Prompts: `answer` is answered at once; `gated` gets one token, then waits for `/test/release`; `hang` gets none.
+Prompts: `answer` is answered at once; `gated` gets one token, then waits for `/test/release`; `hang` gets none;
+`refused` finds the queue full.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from flask import Flask
 
 from engines.core import Request, RequestOutput
+from engines.errors import Overloaded
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
 from lmi_server.text.tokenizer import TextModel
@@ -26,6 +28,8 @@ def make_app(folder: str) -> Flask:
 
     def script(request: Request) -> Iterator[RequestOutput | threading.Event]:
         prompt = text.decode(request.prompt_token_ids)
+        if "refused" in prompt:
+            yield from tokens(request, [], Overloaded("the queue is full (job_queue_size)"))
         if "hang" in prompt:
             yield threading.Event()
         outputs = tokens(request, text.encode(ANSWER))
@@ -57,7 +61,7 @@ def make_app(folder: str) -> Flask:
     def wait_abort() -> dict[str, bool]:
         while True:
             engine.abort_seen.clear()
-            if engine.requests[-1].id in engine.aborted:
+            if {request.id for request in engine.requests[-engine.submissions[-1] :]} <= set(engine.aborted):
                 return {"seen": True}
             if not engine.abort_seen.wait(10):
                 return {"seen": False}

@@ -14,6 +14,7 @@ from typing import Any
 
 INVOCATIONS = "/invocations"
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 JSON_TYPE = "application/json"
 
 
@@ -50,6 +51,21 @@ def _chat(name: str, body: Any, *mentions: str) -> Malformed:
 def _field(field: str, value: Any, *mentions: str) -> Malformed:
     body = {"messages": [{"role": "user", "content": "Hello"}], field: value}
     return _chat(f"{field}={json.dumps(value)[:40]}", body, field, *mentions)
+
+
+def _completions(name: str, body: Any, *mentions: str) -> Malformed:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Malformed(f"completions {name}", COMPLETIONS, data, mentions, 400)
+
+
+def _prompt(name: str, prompt: Any, *mentions: str) -> Malformed:
+    return _completions(name, {"prompt": prompt}, *mentions)
+
+
+def _completions_field(field: str, value: Any, *mentions: str) -> Malformed:
+    return _completions(
+        f"{field}={json.dumps(value)[:40]}", {"prompt": "Hello", field: value}, field, *mentions
+    )
 
 
 def _messages(name: str, messages: Any, *mentions: str) -> Malformed:
@@ -130,7 +146,9 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("empty inputs", {"inputs": ""}, "inputs", '""', "not empty"),
     _lmi("inputs null", {"inputs": None}, "inputs", "null", "string"),
     _lmi("inputs a number", {"inputs": 5}, "inputs", "5", "string"),
-    _lmi("inputs a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string"),
+    _lmi("inputs a list", {"inputs": ["a", "b"]}, "inputs", '["a", "b"]', "string", "engine=Python"),
+    _lmi("two prompts", {"inputs": "a", "prompt": "b"}, "prompt", "inputs", "one of"),
+    _lmi("prompt a number", {"prompt": 5}, "prompt", "5", "a string"),
     _lmi("inputs too long", {"inputs": "word " * 120_000}, "inputs", "option.max_model_len", "at most"),
     _lmi("inputs absurdly long", {"inputs": "a" * 12_000_000}, "inputs", "option.max_model_len", "12000000"),
     _lmi("field misspelled", {"input": "Hello"}, "input", "'inputs'"),
@@ -229,11 +247,44 @@ BODIES: tuple[Malformed, ...] = (
     _field("model", 7, "7", "256"),
     _field("frequency_penalty", -2.5, "-2.5", "0.0"),
     _field("chat_template", "{{ 1 }}", "{{ 1 }}", "leave it out"),
+    # Completions
+    _completions("not JSON", b"[", "body", "not valid JSON"),
+    _completions("no prompt", {}, "prompt", "null", "a string"),
+    _prompt("prompt empty", "", "prompt", '""', "not empty"),
+    _prompt("prompt an object", {"text": "Hello"}, "prompt", "Hello", "a list"),
+    _prompt("no prompts", [], "prompt", "[]", "token ids"),
+    _prompt("too many prompts", ["Hello"] * 129, "prompt", "129", "128"),
+    _prompt("an empty one among prompts", ["Hello", ""], "prompt[1]", '""', "not empty"),
+    _prompt("kinds of prompts mixed", ["Hello", [1, 2]], "prompt[1]", "[1, 2]", "a string"),
+    _prompt("kinds mixed the other way", [[1, 2], "Hello"], "prompt[1]", "Hello", "token ids"),
+    _prompt("no ids", [[1], []], "prompt[1]", "at least 1 token"),
+    _prompt("id out of the vocabulary", [1, 2**31], "prompt[1]", str(2**31), "a token id", "from 0 to"),
+    _prompt("id below 0", [[1], [-1]], "prompt[1][0]", "-1", "from 0 to"),
+    _prompt("id a fraction", [1, 2.5], "prompt[1]", "2.5", "a whole number"),
+    _prompt("id a flag", [[1, True]], "prompt[0][1]", "true", "a whole number"),
+    _prompt("too many ids", [1] * 200_000, "prompt", "200000", "option.max_model_len"),
+    _prompt("too long", ["Hello", "word " * 120_000], "prompt[1]", "option.max_model_len", "at most"),
+    _completions_field("max_tokens", 0, "0", "at least 1"),
+    _completions_field("max_tokens", 1_000_000_000, "1000000000", "option.max_model_len"),
+    _completions_field("temperature", 2.1, "2.1", "at most 2"),
+    _completions_field("n", 2, "2", "1"),
+    _completions_field("best_of", 3, "3", "1"),
+    _completions_field("suffix", "the end", "the end", '""'),
+    _completions_field("logprobs", 5, "5", "at most 1"),
+    _completions_field("logprobs", True, "true", "a whole number"),
+    _completions_field("echo", "yes", "yes", "true or false"),
+    _completions_field("stop", [""], '""', "1 to 256 bytes"),
+    _completions_field("stream", 1, "1", "true or false"),
+    _completions_field("stream_options", {"include_usage": True}, "stream"),
+    _completions_field("logit_bias", {"5": 100}, "100", "{}"),
+    _completions_field("min_p", 0.5, "0.5", "0.0"),
+    _completions_field("guided_json", {"type": "object"}, "object", "leave it out"),
 )
 
 GOOD: tuple[tuple[str, bytes], ...] = (
     (INVOCATIONS, json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 2}}).encode()),
     (CHAT, json.dumps({"messages": _user("Hello"), "max_tokens": 2}).encode()),
+    (COMPLETIONS, json.dumps({"prompt": ["Hello", "Hi"], "max_tokens": 2}).encode()),
 )
 """Path and body of requests that must still work after each of them."""
 

@@ -100,6 +100,16 @@ def test_a_client_that_leaves_in_mid_stream(path: str, address: tuple[str, int],
     assert wait_abort(url) < NOTICED_SECONDS
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_several_prompts_that_leaves(stream: bool, address: tuple[str, int], url: str) -> None:
+    """Each of them is told to the engine: the one that runs, and the one that waits."""
+    body = {"prompt": ["gated", "hang"], "stream": stream}
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(request_bytes(body, "/v1/completions"))
+        wait_submitted(url)
+    assert wait_abort(url) < NOTICED_SECONDS
+
+
 def test_a_client_that_breaks_the_connection(address: tuple[str, int], url: str) -> None:
     client = socket.create_connection(address, timeout=30)
     client.sendall(request_bytes({"inputs": "hang"}))
@@ -183,3 +193,7 @@ def test_openais_own_client(url: str) -> None:
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == ANSWER
         with pytest.raises(openai.BadRequestError, match="temperature"):
             api.chat.completions.create(model="m", messages=messages, temperature=9)
+        with pytest.raises(openai.RateLimitError, match="the queue is full") as caught:
+            api.completions.create(model="m", prompt=["answer", "refused"])
+        assert caught.value.status_code == 429
+        assert int(caught.value.response.headers["retry-after"]) > 0

@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from tests.lmi_server.fakes import FakeEngine
-from tests.lmi_server.malformed_bodies import BODIES, CHAT, GOOD, INVOCATIONS, Malformed
+from tests.lmi_server.malformed_bodies import BODIES, CHAT, COMPLETIONS, GOOD, INVOCATIONS, Malformed
 
 
 def error_text(reply: TestResponse, path: str) -> str:
@@ -44,7 +44,7 @@ def test_refuses_and_goes_on(case: Malformed, client: FlaskClient, engine: FakeE
 def test_there_are_enough_of_them() -> None:
     assert len(BODIES) >= 60
     assert len({case.name for case in BODIES}) == len(BODIES)
-    assert {case.path for case in BODIES} == {INVOCATIONS, CHAT}
+    assert {case.path for case in BODIES} == {INVOCATIONS, CHAT, COMPLETIONS}
 
 
 def test_openai_param_names_the_field(client: FlaskClient) -> None:

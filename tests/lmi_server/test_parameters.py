@@ -23,7 +23,8 @@ JSON_VALUES = st.recursive(
     max_leaves=5,
 )
 LMI_NAMES = st.sampled_from(sorted(rows(Names.LMI)))
-OPENAI_NAMES = st.sampled_from(sorted(rows(Names.OPENAI)))
+CHAT_NAMES = st.sampled_from(sorted(rows(Names.CHAT)))
+COMPLETIONS_NAMES = st.sampled_from(sorted(rows(Names.COMPLETIONS)))
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,32 @@ def test_any_lmi_parameters(shared_client: FlaskClient, parameters: dict[str, An
         assert any(f"parameters.{name}"[:200] in reply.get_json()["error"] for name in parameters)
 
 
-@given(st.dictionaries(OPENAI_NAMES | st.text(max_size=12), JSON_VALUES, max_size=3))
-def test_any_openai_fields(shared_client: FlaskClient, fields: dict[str, Any]) -> None:
-    body = {**fields, "messages": [{"role": "user", "content": "Hello"}]}
-    reply = shared_client.post("/v1/chat/completions", json=body)
+def check_openai(client: FlaskClient, path: str, fields: dict[str, Any], prompt: dict[str, Any]) -> None:
+    reply = client.post(path, json={**fields, **prompt})
     assert reply.status_code in (200, 400)
     if reply.status_code == 400:
         assert any(name in reply.get_json()["error"]["message"] for name in fields)
+
+
+@given(st.dictionaries(CHAT_NAMES | st.text(max_size=12), JSON_VALUES, max_size=3))
+def test_any_chat_fields(shared_client: FlaskClient, fields: dict[str, Any]) -> None:
+    prompt = {"messages": [{"role": "user", "content": "Hello"}]}
+    check_openai(shared_client, "/v1/chat/completions", fields, prompt)
+
+
+@given(st.dictionaries(COMPLETIONS_NAMES | st.text(max_size=12), JSON_VALUES, max_size=3))
+def test_any_completions_fields(shared_client: FlaskClient, fields: dict[str, Any]) -> None:
+    check_openai(shared_client, "/v1/completions", fields, {"prompt": ["Hello", "Hi"]})
+
+
+@given(
+    JSON_VALUES | st.lists(st.integers() | st.text(max_size=2) | st.lists(st.integers(0, 400), max_size=3))
+)
+def test_any_prompt(shared_client: FlaskClient, prompt: Any) -> None:
+    reply = shared_client.post("/v1/completions", json={"prompt": prompt})
+    assert reply.status_code in (200, 400)
+    if reply.status_code == 400:
+        assert reply.get_json()["error"]["param"].startswith("prompt")
 
 
 @given(JSON_VALUES)
@@ -58,7 +78,7 @@ def test_any_messages(shared_client: FlaskClient, messages: Any) -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_body(shared_client: FlaskClient, data: bytes) -> None:
-    for path, status in (("/invocations", 424), ("/v1/chat/completions", 400)):
+    for path, status in (("/invocations", 424), ("/v1/chat/completions", 400), ("/v1/completions", 400)):
         assert shared_client.post(path, data=data).status_code == status
 
 
@@ -72,7 +92,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("name", "row"), NUMBERS, ids=[f"{name}-{row.maximum}" for name, row in NUMBERS])
 def test_range_ends_where_the_text_says(name: str, row: Any) -> None:
-    names = Names.LMI if name in row.lmi else Names.OPENAI
+    names = next(column for column in Names if name in row.names(column))
     step = 1 if row.kind is Kind.INTEGER else 1e-6
     refusals: list[str] = []
 
@@ -123,5 +143,5 @@ def test_nearest_name(given_name: str, meant: str) -> None:
 
 
 def test_two_names_of_one_parameter_may_agree() -> None:
-    parsed = parse_parameters({"max_tokens": 5, "max_completion_tokens": 5}, Names.OPENAI)
+    parsed = parse_parameters({"max_tokens": 5, "max_completion_tokens": 5}, Names.CHAT)
     assert parsed["max_new_tokens"] == 5

@@ -235,6 +235,8 @@ def read_whole(answer: Answer, outcome: Outcome) -> None:
         outcome.error = f" {answer.body[:300]}"
         return
     reply = answer.json()
+    if isinstance(reply, list):  # engine=Python: an array with one element for each prompt
+        (reply,) = reply
     outcome.ending = Ending.COMPLETE
     outcome.text = reply["generated_text"]
     outcome.finish_reason = reply["details"]["finish_reason"]

@@ -14,7 +14,14 @@ import psutil
 import zmq
 
 from engines.client import ClientStream, EngineClient
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelSettings,
+    MpiEngineConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from engines.core import EngineStats, Request, RequestOutput, SamplingParams
 from engines.health import Health, StatusBoard
 from engines.wire import Drain, encode
@@ -71,11 +78,11 @@ def make_config(
 class EngineProcess:
     """One running engine, its ranks and what they leave. Not yet ready when made; `destroy` it in any case."""
 
-    def __init__(self, config: MpiEngineConfig) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         # A folder of its own with a short name: the path of a UNIX socket holds 107 characters at most.
         self.folder = Path(tempfile.mkdtemp(prefix="lmi-engine-"))
         self._address = f"ipc://{self.folder}/engine.sock"
-        self._board = StatusBoard.create(self.folder / "status", config.parallel.tp_size)
+        self._board = StatusBoard.create(self.folder / "status", self._num_heartbeats(config))
         (self.folder / "engine.json").write_text(config.to_json(), encoding="utf-8")
         self._log = (self.folder / "log").open("wb")
         self._popen = subprocess.Popen(
@@ -88,6 +95,9 @@ class EngineProcess:
             start_new_session=True,
         )
         self.client = EngineClient(self._address, self.folder / "status")
+
+    def _num_heartbeats(self, config: EngineConfig) -> int:
+        return config.parallel.tp_size
 
     def _command(self, ranks: int) -> list[str]:
         command = [sys.executable, "-m", "engines.mpi.worker"]

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.paths import child_environment
 from tests.verify.lab import Lab, Report, run_alone
 
-NUMBER = 14
+NUMBER = 9
 TITLE = (
     "lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4)"
 )

@@ -16,11 +16,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also when called as a file
 
 from tests.verify import (
+    aws_post,
+    clients,
+    differing_parameters,
+    dynamic_equality,
     failures,
     fresh_clone,
     leaving_clients,
     malformed,
     rolling,
+    s3_faults,
+    s3_serve,
     startup,
     token_equality,
 )
@@ -39,7 +45,10 @@ class Line:
 
 LINES = tuple(
     Line(module.NUMBER, module.TITLE, module.verify, module.__name__)
-    for module in (fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed)
+    for module in (
+        *(fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed),
+        *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
+    )
 )
 
 

@@ -25,7 +25,7 @@ def sentencepiece_like() -> TextModel:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens(["<s>"])
-    return TextModel(tokenizer, (), {"<s>": 0}, frozenset({0}), None, 6)
+    return TextModel(tokenizer, (), {"<s>": 0}, frozenset({0}), None, 6, len(tokenizer.get_vocab()))
 
 
 def stream(text: TextModel, ids: list[int], prompt: list[int] | None = None) -> list[str]:

@@ -1,0 +1,121 @@
+"""The copies of remote models in the cache: where each lies, and which of them belongs to which remote.
+
+models/<slug>-<digest>/                  a published copy: exactly the model's files
+models/.remote/<slug>-<digest>.json      its files with their sizes, written before the copy appears
+models/.remote/<slug>-<name's hash>.*    for one remote: `json` its copy published last, `lock`, `<digest>.part`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from container.model_files.remote import RemoteFile, Snapshot
+from container.publish import replace_text
+
+_MAX_JSON_BYTES = 4 << 20
+_MAX_SLUG = 80
+
+
+def _slug(name: str) -> str:
+    """A remote's name as a readable part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name)[:_MAX_SLUG].strip("-.") or "model"
+
+
+def _folders(cache: Path) -> tuple[Path, Path]:
+    models = cache / "models"
+    return models, models / ".remote"
+
+
+def _key(name: str) -> str:
+    return f"{_slug(name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object; empty where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy of one snapshot, there or not."""
+
+    cache: Path
+    snapshot: Snapshot
+
+    @property
+    def _id(self) -> str:
+        return f"{_slug(self.snapshot.name)}-{self.snapshot.digest}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is when it is published."""
+        return _folders(self.cache)[0] / self._id
+
+    @property
+    def lock(self) -> Path:
+        """For all copies of this remote."""
+        return _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.lock"
+
+    @property
+    def part(self) -> Path:
+        """Where it is made."""
+        return _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.{self.snapshot.digest}.part"
+
+    def other_parts(self) -> list[Path]:
+        """What killed fetches of other snapshots of this remote have left."""
+        found = self.part.parent.glob(f"{_key(self.snapshot.name)}.*.part")
+        return [path for path in found if path != self.part]
+
+    def is_complete(self) -> bool:
+        return _is_complete(self.cache, self._id)
+
+    def write_list(self, files: tuple[RemoteFile, ...]) -> None:
+        """Note what is going to be published, so that a file that goes missing later is noticed."""
+        sizes = {file.path: file.size for file in files}
+        replace_text(_folders(self.cache)[1] / f"{self._id}.json", json.dumps({"files": sizes}))
+
+    def remember(self) -> None:
+        """Make it the one that `last_published` finds for its remote. The caller holds the lock."""
+        index = _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.json"
+        replace_text(index, json.dumps({"name": self.snapshot.name, "copy": self._id}))
+
+
+def _is_complete(cache: Path, copy: str) -> bool:
+    """Whether the copy is there with all its files."""
+    models, aside = _folders(cache)
+    files = _read_json(aside / f"{copy}.json").get("files")
+    if not isinstance(files, dict) or not files:
+        return False
+    return all(_size(models / copy / path) == size for path, size in files.items())
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def last_published(name: str, cache: Path) -> Path | None:
+    """The complete copy of the remote `name` that was published last."""
+    models, aside = _folders(cache)
+    index = _read_json(aside / f"{_key(name)}.json")
+    copy = index.get("copy")
+    if (
+        index.get("name") != name
+        or not isinstance(copy, str)
+        or not re.fullmatch(r"\w[\w.-]*", copy, re.ASCII)
+    ):
+        return None
+    return models / copy if _is_complete(cache, copy) else None

@@ -1,0 +1,184 @@
+"""The one way from a remote into the cache: resolve, list, check disk space, fetch, verify, publish.
+
+A copy appears under its name only when it is complete. What a killed or broken fetch left is gone on with by the next
+one, if the model is still the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from container.model_files import choice, safetensors_headers
+from container.model_files.base import ModelNotAvailable, RemoteUnreachable
+from container.model_files.copies import Copy, last_published
+from container.model_files.remote import Remote, RemoteFile, Report, Snapshot
+from container.progress import ProgressView
+from container.publish import flush, lacking_space, locked, publish
+
+_RESERVE_BYTES = 64 << 20
+"""Stays free on the disk, for whatever else writes there."""
+_UNFINISHED = ".unfinished"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def obtain(remote: Remote, cache: Path, view: ProgressView) -> Path:
+    """The model's folder in the cache, fetched if need be.
+
+    Raises: ModelNotAvailable, with one sentence for a person.
+    """
+    try:
+        return _obtain(remote, cache, view)
+    except OSError as error:
+        why = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise ModelNotAvailable(
+                f"the disk of the cache {cache} is full ({why}): {remote.name} could not be fetched; "
+                "make room there, or name another place by LMI_CACHE_DIR"
+            ) from error
+        raise ModelNotAvailable(
+            f"cannot write the cache {cache} ({why}); LMI_CACHE_DIR names another"
+        ) from error
+
+
+def locate(name: str, cache: Path) -> Path | None:
+    """The complete copy that was published last for `Remote.name`; opens no connection."""
+    return last_published(name, cache)
+
+
+def _obtain(remote: Remote, cache: Path, view: ProgressView) -> Path:
+    try:
+        snapshot = choice.choose(remote.snapshot())
+    except RemoteUnreachable as error:
+        copy_folder = locate(remote.name, cache)
+        if copy_folder is None:
+            raise
+        view.say(f"note: {error}; serving the copy of {remote.name} in {copy_folder}")
+        return copy_folder
+    copy = Copy(cache, snapshot)
+    if locate(remote.name, cache) != copy.folder:
+        copy.lock.parent.mkdir(parents=True, exist_ok=True)
+        with locked(copy.lock, f"fetching {remote.name}", view):
+            if not copy.is_complete():
+                _Fetch(remote, copy, view).run()
+            copy.remember()
+    return copy.folder
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """Counts bytes of all files, from any thread, and shows them."""
+
+    view: ProgressView
+    total: int
+    done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            self.view.update(min(self.done, self.total), self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """One fetch of one snapshot. Whoever makes it holds the lock, so every part folder is a dead one's."""
+
+    remote: Remote
+    copy: Copy
+    view: ProgressView
+
+    def run(self) -> None:
+        """Fetch, verify and publish. Raises `ModelNotAvailable` or OSError."""
+        part = self.copy.part
+        for left_over in self.copy.other_parts():
+            shutil.rmtree(left_over)
+        if self.copy.folder.exists():
+            self.view.say(f"note: {self.copy.folder} is not complete any more; fetching it again")
+            shutil.rmtree(self.copy.folder)
+        try:
+            (part / _UNFINISHED).mkdir(parents=True, exist_ok=True)
+            files = self._files()
+            self._require_space(files)
+            self._fetch_all(files)
+            shutil.rmtree(part / _UNFINISHED)
+            self.copy.write_list(files)
+            publish(part, self.copy.folder)
+        except RemoteUnreachable:
+            if not any(path.is_file() for path in part.rglob("*")):
+                shutil.rmtree(part)
+            raise
+        except ModelNotAvailable:
+            self._drop_unfinished()
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+        finally:
+            self.view.finish()
+
+    def _files(self) -> tuple[RemoteFile, ...]:
+        """What is to be fetched, once the index of a model in several files is here and says it."""
+        snapshot: Snapshot = self.copy.snapshot
+        for file in snapshot.files:
+            if file.path == choice.INDEX:
+                self._fetch(file, lambda count: None)
+                snapshot = choice.keep_shards(snapshot, choice.safe_join(self.copy.part, file.path))
+        return snapshot.files
+
+    def _require_space(self, files: tuple[RemoteFile, ...]) -> None:
+        here = sum(path.stat().st_blocks * 512 for path in self.copy.part.rglob("*") if path.is_file())
+        size = sum(file.size for file in files)
+        needed = max(0, size - here) + _RESERVE_BYTES
+        what = f"fetching {self.remote.name} ({size / 1e6:.0f} MB)"
+        if lack := lacking_space(self.copy.folder.parent, needed, what):
+            raise ModelNotAvailable(lack)
+
+    def _fetch_all(self, files: tuple[RemoteFile, ...]) -> None:
+        """Every file into the part folder; small ones first, so that what is wrong with them shows early."""
+        arrived = _Arrived(self.view, sum(file.size for file in files))
+        remarks: dict[str, list[str]] = {}
+        if any((self.copy.part / _UNFINISHED).iterdir()):
+            self.view.say(f"note: going on with an earlier fetch of {self.remote.name} that broke off")
+        self.view.start(f"fetching {self.remote.name}, {len(files)} files, {arrived.total / 1e6:.0f} MB")
+        for file in sorted(files, key=lambda file: (choice.is_weights(file.path), file.path)):
+            if remark := self._fetch(file, arrived.add):
+                remarks.setdefault(remark, []).append(file.path)
+        for remark, paths in remarks.items():
+            self.view.say(f"note: {self.remote.name}: {_some(paths)}: {remark}")
+
+    def _fetch(self, file: RemoteFile, report: Report) -> str | None:
+        """One file, verified, into the part folder, where only whole files are. Returns the remote's remark."""
+        target = choice.safe_join(self.copy.part, file.path)
+        if target.exists():
+            report(file.size)
+            return None
+        unfinished = choice.safe_join(self.copy.part / _UNFINISHED, file.path)
+        remark = self.remote.fetch(file, unfinished, report)
+        where = f"{self.remote.name}{'' if self.remote.name.endswith('/') else ' '}{file.path}"
+        if (size := unfinished.stat().st_size) != file.size:
+            raise ModelNotAvailable(f"{where} came with {size} bytes; {file.size} were listed")
+        if choice.is_weights(file.path):
+            try:
+                safetensors_headers.verify(unfinished)
+            except safetensors_headers.DamagedFile as error:
+                raise ModelNotAvailable(
+                    f"{where} is not a whole safetensors file: {error}; upload it again"
+                ) from error
+        flush(unfinished)
+        unfinished.rename(target)
+        return remark
+
+    def _drop_unfinished(self) -> None:
+        """After a definite error: nothing half-made stays. Whole files do where there are weights among them."""
+        part = self.copy.part
+        worth = any(choice.is_weights(path.name) for path in part.glob("*"))
+        shutil.rmtree(part / _UNFINISHED if worth else part, ignore_errors=True)
+
+
+def _some(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{len(paths)} files ({paths[0]}, ...)"

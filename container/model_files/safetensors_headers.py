@@ -1,0 +1,73 @@
+"""Whether a safetensors file is whole, as far as its header tells. No torch: the engine's own reader needs it.
+
+The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors without gaps. All numbers are
+Python's, so that none overflows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+_DTYPE_BITS = {
+    name: bits
+    for bits, names in {
+        64: "F64 I64 U64 C64",
+        32: "F32 I32 U32",
+        16: "F16 BF16 I16 U16",
+        8: "I8 U8 BOOL F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+        4: "F4",
+    }.items()
+    for name in names.split()
+}
+
+
+class DamagedFile(Exception):
+    """It is not a whole safetensors file. The text goes behind the file's name."""
+
+
+def verify(path: Path) -> None:
+    """Check that the file has exactly the bytes that its header announces. Reads the header only.
+
+    Raises: DamagedFile.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise DamagedFile(f"it has {size} bytes, into which its header does not fit")
+        try:
+            header: Any = json.loads(file.read(length))
+        except (ValueError, RecursionError):
+            raise DamagedFile("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise DamagedFile("its header is not a JSON object")
+    stop = 0
+    spans = sorted(_span(name, entry) for name, entry in header.items() if name != "__metadata__")
+    for begin, end, name in spans:
+        if begin != stop:
+            raise DamagedFile(f"tensor {name!r} does not begin where the one before it ends")
+        stop = end
+    if 8 + length + stop != size:
+        raise DamagedFile(f"it has {size} bytes, its header announces {8 + length + stop}")
+
+
+def _span(name: str, entry: Any) -> tuple[int, int, str]:
+    """(first byte, behind the last byte, name) of one tensor, counted from the header's end."""
+    shown = name if len(name) <= 120 else f"{name[:120]}..."
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, begin, end]
+    except (KeyError, TypeError, ValueError):
+        raise DamagedFile(f"tensor {shown!r} is not described properly") from None
+    if any(type(number) is not int or number < 0 for number in numbers) or end < begin:
+        raise DamagedFile(f"tensor {shown!r} is not described in whole numbers")
+    bits = _DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
+    if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
+        raise DamagedFile(f"tensor {shown!r} has not the bytes that its shape asks for")
+    return begin, end, shown

@@ -1,0 +1,1 @@
+"""engine=Python: requests are collected into batches, each of which is one `generate` of transformers to its end."""

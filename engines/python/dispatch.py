@@ -1,0 +1,289 @@
+"""The dispatcher's loop: receive, collect, hand batches to the generating process, pass its outputs on."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from engines.config import PythonEngineConfig
+from engines.core import EngineInfo, Request, RequestOutput
+from engines.errors import DeadlineExceeded, EngineDied, EngineError, InvalidRequest, Unavailable
+from engines.front import Front
+from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.python.batcher import DynamicBatcher
+from engines.python.dispatch_metrics import DispatchMetrics
+from engines.python.generator import GeneratorEnded
+from engines.python.messages import BatchDone, CannotLoad, FromGenerator, Ready, StepDone
+from engines.python.running import Running
+from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
+
+logger = logging.getLogger(__name__)
+
+DISPATCHER, GENERATOR = 0, 1
+"""Whose heartbeat is whose on the status board."""
+MAX_DEATHS = 3
+"""Ends of the generating process without a batch done in between, after which it is not started again."""
+REACTION_SECONDS = 5.0
+"""How long a batch whose time is over may take to say so; then the generating process is stuck, and killed."""
+_RETRY_SECONDS = 0.02
+
+
+class EngineFailed(Exception):
+    """The engine cannot go on. The text is the cause, one line."""
+
+
+class GeneratingProcess(Protocol):
+    """What the loop needs of it; see `engines.python.generator.Generator`."""
+
+    @property
+    def has_unsent(self) -> bool: ...
+
+    def fileno(self) -> int: ...
+    def run(self, requests: list[Request], deadline: float) -> None: ...
+    def forget(self, request_id: str) -> None: ...
+    def receive(self, timeout: float) -> Iterator[FromGenerator]: ...
+    def kill(self) -> None: ...
+    def restart(self) -> None: ...
+
+
+class Dispatch:
+    """One batch runs at a time. One thread; `clock` is `time.monotonic` but in tests."""
+
+    def __init__(
+        self,
+        config: PythonEngineConfig,
+        info: EngineInfo,
+        batcher: DynamicBatcher,
+        generator: GeneratingProcess,
+        board: StatusBoard,
+        load_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """The generating process is ready. load_seconds: what its start took; another start may take longer, but not
+        without end.
+        """
+        self._config = config
+        self._info = info
+        self._batcher = batcher
+        self._generator = generator
+        self._board = board
+        self._reload_timeout = 60.0 + 5 * load_seconds
+        self._clock = clock
+        self._metrics = DispatchMetrics()
+        self._clients: dict[str, bytes] = {}
+        self._running: dict[str, Running] = {}
+        self._act_at: float | None = None
+        """When the generating process has not reacted in time: to the end of a batch's time, or to its own start."""
+        self._loading = False
+        self._deaths = 0
+        self._drain_deadline: float | None = None
+
+    def serve(self, front: Front) -> None:
+        """Loop until a `Drain` has been carried out.
+
+        Raises:
+            EngineFailed: the generating process ends again and again.
+        """
+        self._board.beat(DISPATCHER)
+        self._batcher.set_free(self._clock())
+        self._set_state(EngineState.READY)
+        front.watch(self._generator.fileno())
+        while not self._drained():
+            for client, message in front.receive(self._patience(front)):
+                self._handle(front, client, message)
+            self._hear(front)
+            self._watch_generator(front)
+            self._dispatch()
+            self._drop_clients(front, front.flush())
+            self._board.beat(DISPATCHER)
+        self._end(front)
+
+    def _drained(self) -> bool:
+        if self._drain_deadline is None:
+            return False
+        return not self._clients or self._clock() >= self._drain_deadline
+
+    def _patience(self, front: Front) -> float:
+        """Seconds until something is to be done even if no message comes."""
+        now = self._clock()
+        due = self._batcher.seconds_until_due(now)
+        moments = (self._act_at, self._drain_deadline)
+        waits = [moment - now for moment in moments if moment is not None]
+        waits += [due] if due is not None else []
+        waits += [_RETRY_SECONDS] if self._generator.has_unsent else []
+        return max(0.0, min([front.wait_seconds(IDLE_BEAT_SECONDS), *waits]))
+
+    # What web processes and the supervisor say
+
+    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                self._submit(front, client, request)
+            case Abort(request_id):
+                if self._clients.get(request_id) == client:
+                    self._abort(request_id)
+            case GetStats(token):
+                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
+            case Drain(seconds):
+                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
+                self._drain_deadline = self._clock() + seconds
+                self._board.set_state(EngineState.DRAINING)
+
+    def _submit(self, front: Front, client: bytes, request: Request) -> None:
+        try:
+            self._check(request)
+            self._batcher.add(request, self._clock())
+        except EngineError as error:
+            front.send_outputs(client, [_failure(request.id, error)])
+            return
+        self._clients[request.id] = client
+
+    def _check(self, request: Request) -> None:
+        """Raises `EngineError`."""
+        if self._drain_deadline is not None:
+            raise Unavailable("the server is shutting down")
+        if self._loading:
+            raise Unavailable("the generating process has ended and is being started again")
+        if request.id in self._clients:
+            raise InvalidRequest(f"request id {request.id!r} is in use")
+        prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
+        if prompt < 1 or new < 1:
+            raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
+        limit = self._config.model.max_model_len
+        if prompt + new > limit:
+            raise InvalidRequest(
+                f"the prompt's {prompt} tokens and max_new_tokens={new} come to {prompt + new}, more than the limit "
+                f"of {limit} tokens"
+            )
+
+    def _abort(self, request_id: str) -> None:
+        """Forget a request, wherever it is."""
+        del self._clients[request_id]
+        if not self._batcher.abort(request_id) and self._running.pop(request_id, None) is not None:
+            self._generator.forget(request_id)
+        self._metrics.aborted += 1
+
+    # What the generating process says and does
+
+    def _hear(self, front: Front) -> None:
+        try:
+            for message in self._generator.receive(0.0):
+                match message:
+                    case StepDone(outputs):
+                        self._metrics.steps += 1
+                        self._send(front, outputs)
+                    case BatchDone(prompt_padding, ended_row_tokens):
+                        self._metrics.prompt_padding += prompt_padding
+                        self._metrics.ended_row_tokens += ended_row_tokens
+                        self._deaths = 0
+                        self._act_at = None
+                        self._batcher.set_free(self._clock())
+                    case Ready():
+                        logger.info("the generating process is ready again")
+                        self._loading = False
+                        self._act_at = None
+                        self._batcher.set_free(self._clock())
+                        self._set_state(EngineState.READY)
+                    case CannotLoad(cause):
+                        raise EngineFailed(f"the generating process could not be started again: {cause}")
+        except GeneratorEnded as end:
+            self._restart(front, str(end))
+
+    def _watch_generator(self, front: Front) -> None:
+        """Kill a generating process that does not react; it comes back."""
+        if self._act_at is None or self._clock() < self._act_at:
+            return
+        self._generator.kill()
+        if self._loading:
+            self._restart(front, f"it was not ready after {self._reload_timeout:.0f} s")
+            return
+        late = list(self._running.values())
+        self._send(front, [_failure(each.request.id, self._deadline_exceeded(each)) for each in late])
+        self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
+
+    def _deadline_exceeded(self, running: Running) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the batch took longer than {self._config.batching.batch_timeout:g} s (option.predict_timeout); "
+            f"{running.num_tokens} tokens were generated"
+        )
+
+    def _restart(self, front: Front, how: str) -> None:
+        """Answer the requests of its batch, and start it again. Raises `EngineFailed` when that has no sense."""
+        logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
+        self._deaths += 1
+        given_up = self._deaths >= MAX_DEATHS
+        outlook = "it is not started again" if given_up else "it is being started again"
+        error = EngineDied(f"the generating process ended, and this request with it; {outlook}")
+        self._send(front, [_failure(request_id, error) for request_id in self._running])
+        if given_up:
+            raise EngineFailed(
+                f"the generating process ended {self._deaths} times without a batch done in between; at last {how}"
+            )
+        self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
+        self._batcher.set_busy()
+        front.unwatch(self._generator.fileno())
+        self._generator.restart()
+        front.watch(self._generator.fileno())
+        self._metrics.restarts += 1
+        self._loading = True
+        self._act_at = self._clock() + self._reload_timeout
+
+    def _set_state(self, state: EngineState, reason: str = "") -> None:
+        if self._drain_deadline is None:  # what drains goes on draining, whatever else happens
+            self._board.set_state(state, reason)
+
+    # Batches and answers
+
+    def _dispatch(self) -> None:
+        now = self._clock()
+        batch = self._batcher.take(now)
+        if batch is None:
+            return
+        deadline = now + self._config.batching.batch_timeout
+        self._act_at = deadline + REACTION_SECONDS
+        self._running = {request.id: Running(request) for request in batch}
+        self._metrics.observe_batch(batch, now)
+        self._generator.run(batch, deadline)
+
+    def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
+        """Pass outputs on, one message a client, and count them. Those of forgotten requests go nowhere."""
+        now = self._clock()
+        by_client: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        for output in outputs:
+            running = self._running.get(output.id)
+            if running is None:
+                continue
+            self._metrics.observe_output(running, output, now)
+            running.take(output, now)
+            by_client[self._clients[output.id]].append(output)
+            if output.finished:
+                del self._running[output.id]
+                del self._clients[output.id]
+        self._drop_clients(front, [c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
+
+    def _drop_clients(self, front: Front, gone: list[bytes]) -> None:
+        for client in gone:
+            orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
+            logger.warning("a web process is gone; %d requests are dropped", len(orphans))
+            for request_id in orphans:
+                self._abort(request_id)
+
+    def _end(self, front: Front) -> None:
+        """Tell those that could not be finished."""
+        error = Unavailable("the server is shutting down and could not finish this request in time")
+        logger.info("drained: %d requests were told that they could not be finished", len(self._clients))
+        for request_id, client in self._clients.items():
+            front.send_outputs(client, [_failure(request_id, error)])
+        front.unwatch(self._generator.fileno())
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "lmi_requests_running": float(len(self._running)),
+            "lmi_requests_waiting": float(self._batcher.num_waiting),
+        }
+
+
+def _failure(request_id: str, error: EngineError) -> RequestOutput:
+    return RequestOutput(request_id, error_kind=error.kind, error_message=str(error))

@@ -1,0 +1,112 @@
+"""`python -m engines.python.dispatcher`: engine=Python's door. Collects requests into batches and passes outputs on.
+
+Started by the supervisor; starts the generating process, and again when it ends. Loads no torch. Ends with 0 after a
+drain, else with the cause on stderr and on the status board.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+from engines.config import PythonEngineConfig
+from engines.core import EngineInfo
+from engines.front import Front
+from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.process import die_with_parent, process_age
+from engines.python.batcher import DynamicBatcher
+from engines.python.dispatch import DISPATCHER, Dispatch, EngineFailed
+from engines.python.generator import Generator, GeneratorEnded
+from engines.python.messages import CannotLoad, Ready
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the dispatcher to its end; the exit code."""
+    arguments = _parser().parse_args(argv)
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
+    board = StatusBoard.open(arguments.status)
+    try:
+        _serve(arguments, board)
+    except EngineFailed as failure:
+        return _fail(board, str(failure))
+    except Exception as error:  # the process edge: the cause must reach the board before we end
+        logger.exception("the dispatcher failed")
+        return _fail(board, f"{type(error).__name__}: {error}")
+    board.set_state(EngineState.STOPPED)
+    return 0
+
+
+def _fail(board: StatusBoard, cause: str) -> int:
+    board.set_state(EngineState.FAILED, cause)
+    sys.stderr.write(f"{cause}\n")
+    return 1
+
+
+def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
+    config = PythonEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+    started = time.monotonic()
+    before = process_age()
+    generator = Generator(arguments.config, arguments.status)
+    try:
+        ready = _first_ready(generator, board)
+        info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
+        batcher = DynamicBatcher(config.batching)
+        load_seconds = time.monotonic() - started
+        dispatch = Dispatch(config, info, batcher, generator, board, load_seconds, time.monotonic)
+        logger.info("ready; seconds by part: %s", {k: round(v, 1) for k, v in info.load_seconds.items()})
+        front = Front(arguments.address)
+        try:
+            dispatch.serve(front)
+        finally:
+            front.close()
+    finally:
+        generator.close()
+
+
+def _first_ready(generator: Generator, board: StatusBoard) -> Ready:
+    """Wait until the model is loaded; the supervisor knows for how long. Raises `EngineFailed`."""
+    while True:
+        board.beat(DISPATCHER)
+        try:
+            for message in generator.receive(IDLE_BEAT_SECONDS):
+                if isinstance(message, Ready):
+                    return message
+                if isinstance(message, CannotLoad):
+                    raise EngineFailed(message.cause)
+        except GeneratorEnded as end:
+            raise EngineFailed(f"the generating process did not load the model: {end}") from None
+
+
+def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, float]) -> EngineInfo:
+    return EngineInfo(
+        model=config.model.name,
+        engine=config.engine,
+        world_size=config.parallel.tp_size if config.parallel.device == "cuda" else 1,
+        device=ready.device,
+        dtype=config.model.dtype,
+        kv_capacity_tokens=0,
+        kv_capacity_bytes=0,
+        block_size=0,
+        max_num_seqs=config.batching.batch_size,
+        max_model_len=config.model.max_model_len,
+        paged_attention=False,
+        load_seconds=load_seconds,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="PythonEngineConfig as JSON")
+    parser.add_argument("--status", type=Path, required=True, help="status board, laid by the supervisor")
+    parser.add_argument("--address", required=True, help="where to listen for web processes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""transformers' own model, loaded as it is: which class, which precision, on which devices."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
+
+from engines.config import PythonEngineConfig
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_MEMORY_SHARE = 0.9
+"""Of a GPU's free memory, for weights; what a batch needs comes beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model, and what one has to know of it to call `generate`."""
+
+    module: Any
+    """A `PreTrainedModel` with `generate`."""
+    device: torch.device
+    """Where its inputs go."""
+    num_embeddings: int
+    """Token ids are below this."""
+    pad_token_id: int
+    takes_mask: bool
+    """Whether `forward` has an attention mask."""
+    is_encoder_decoder: bool
+
+
+def load_model(config: PythonEngineConfig) -> Model:
+    """Load from the local folder; nothing is fetched, and no code of the model's is run unless the config says so.
+
+    On a CPU weights are rounded to the dtype asked for and computed with in fp32: there is no hardware path for less.
+
+    Raises: what transformers raises; `ValueError` when the model does not fit on the GPUs.
+    """
+    path = config.model.path
+    common = {"local_files_only": True, "trust_remote_code": config.trust_remote_code}
+    described = AutoConfig.from_pretrained(path, **common)
+    auto = AutoModelForSeq2SeqLM if described.is_encoder_decoder else AutoModelForCausalLM
+    storage = _DTYPES[config.model.dtype]
+    on_gpu = config.parallel.device == "cuda"
+    module = auto.from_pretrained(
+        path,
+        config=described,
+        use_safetensors=True,
+        dtype=storage if on_gpu else torch.float32,
+        **(placement(config.parallel.tp_size, _free_gpu_bytes()) if on_gpu else {}),
+        **common,
+    )
+    if on_gpu:
+        _require_gpus_only(module)
+    else:
+        _round_weights(module, storage)
+    module.eval()
+    return describe(module)
+
+
+def describe(module: Any) -> Model:
+    """What there is to know of a model. Its own sampling defaults and processors are set aside: they are not asked for.
+
+    module: a `PreTrainedModel`; its `generation_config` is replaced.
+    """
+    embeddings = module.get_input_embeddings().weight.shape[0]
+    own = module.generation_config
+    pad = own.pad_token_id
+    pad_token_id = pad if isinstance(pad, int) and 0 <= pad < embeddings else 0
+    _ = GenerationConfig(
+        bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+        pad_token_id=pad_token_id,
+    )
+    return Model(
+        module=module,
+        device=module.device,
+        num_embeddings=embeddings,
+        pad_token_id=pad_token_id,
+        takes_mask="attention_mask" in inspect.signature(module.forward).parameters,
+        is_encoder_decoder=module.config.is_encoder_decoder,
+    )
+
+
+def placement(degree: int, free_bytes: Sequence[int]) -> dict[str, Any]:
+    """Where layers go, as arguments of `from_pretrained`: on one GPU whole, else spread evenly over the first `degree`.
+
+    free_bytes: of each GPU that there is. The CPU and the disk are no place for a layer.
+    """
+    if degree == 1:
+        return {"device_map": {"": 0}}
+    memory = {gpu: int(free * _MEMORY_SHARE) for gpu, free in enumerate(free_bytes[:degree])}
+    return {"device_map": "balanced", "max_memory": memory}
+
+
+def _free_gpu_bytes() -> list[int]:
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
+
+
+def _require_gpus_only(module: Any) -> None:
+    elsewhere = {str(place) for place in module.hf_device_map.values() if not isinstance(place, int)}
+    if elsewhere:
+        raise ValueError(
+            f"the model does not fit on the GPUs: layers would go to {', '.join(sorted(elsewhere))}; "
+            "raise option.tensor_parallel_degree, or lower option.dtype"
+        )
+
+
+def _round_weights(module: Any, storage: torch.dtype) -> None:
+    """What the weights are in `storage`, kept in fp32."""
+    if storage is torch.float32:
+        return
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(storage).float()

@@ -1,0 +1,102 @@
+"""What happens in each step of one `generate`: rows choose their tokens, and end by their own conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from engines.python.batch import Batch
+from engines.python.pulse import Pulse
+from engines.python.rows import Row
+from engines.sampling.sampler import Sampler
+
+
+class Steps:
+    """One call of `generate`: `choose` comes before its argmax, `advance` after it."""
+
+    def __init__(self, batch: Batch, rows: Sequence[Row], pulse: Pulse, from_decoder: bool) -> None:
+        """from_decoder: what rows go on from is the decoder's start, not their prompts."""
+        self.waste = batch.waste
+        self._batch = batch
+        self._rows = rows
+        self._pulse = pulse
+        self._from_decoder = from_decoder
+        self._sampler: Sampler | None = None
+        self._logits = torch.empty(0)
+        self._finite: dict[int, bool] = {}
+        self._logprobs: dict[int, float | None] = {}
+
+    def choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Leave rows that are not plain one token only.
+
+        input_ids: [num_rows, length], int64; logits: [num_rows, vocab_size], fp32, a copy made for processors
+        -> the same, changed in place.
+        """
+        if self._from_decoder:
+            self._from_decoder = False
+            for row, start in zip(self._rows, input_ids.tolist(), strict=True):
+                row.begin(start)
+        self._logits = logits
+        self._finite, self._logprobs = {}, {}
+        places = [i for i, row in enumerate(self._rows) if not row.ended and not row.plain]
+        if places:
+            self._sample(logits, places)
+        return logits
+
+    def advance(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Take each row's new token.
+
+        input_ids: [num_rows, length], int64, the new tokens in its last column -> [num_rows], bool: which have ended.
+        """
+        tokens = input_ids[:, -1]
+        # The largest logit is NaN or infinite when anything is wrong: NaN counts as larger than every number.
+        finite = self._logits.gather(1, tokens[:, None])[:, 0].isfinite().tolist()
+        outputs = []
+        for i, (row, token) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):
+            if row.ended:
+                self.waste.ended_row_tokens += 1
+                continue
+            output = row.take(token, self._logprobs.get(i), self._finite.get(i, finite[i]))
+            if output is not None:
+                outputs.append(output)
+        self._batch.tell(outputs)
+        self._pulse.beat()
+        return torch.tensor([row.ended for row in self._rows], device=input_ids.device)
+
+    def _sample(self, logits: torch.Tensor, places: list[int]) -> None:
+        """Let these rows choose; what they chose becomes their only token."""
+        if self._sampler is None:
+            self._sampler = Sampler(logits.shape[-1], logits.device)
+        index = torch.tensor(places, device=logits.device)
+        own = logits[index]
+        # Not the sampler's own verdict: a model may rule tokens out by logits of -inf.
+        finite = own.amax(dim=-1).isfinite().tolist()
+        sampled = self._sampler.sample(own, [self._rows[i].sampling_row() for i in places])
+        chosen = torch.tensor([each.token_id for each in sampled], device=logits.device)
+        logits[index] = -torch.inf
+        logits[index, chosen] = 0.0
+        self._finite = dict(zip(places, finite, strict=True))
+        self._logprobs = {i: each.logprob for i, each in zip(places, sampled, strict=True)}
+
+
+class Choose(LogitsProcessor):
+    """`Steps.choose` as `generate` calls it."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self._steps.choose(input_ids, scores)
+
+
+class Advance(StoppingCriteria):
+    """`Steps.advance` as `generate` calls it."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return self._steps.advance(input_ids)

@@ -1,0 +1,61 @@
+"""The fields that OpenAI's bodies have in common, checked: `model`, `stream`, `stream_options`, the parameters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_server.apis.checks import parse_flag, parse_parameters, refuse
+from lmi_server.apis.parameters import Names, Parsed
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "lmi"
+_MAX_MODEL_NAME_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiFields:
+    """What a body says besides its prompt."""
+
+    model: str
+    """Any name is accepted; the answer repeats it."""
+    stream: bool
+    include_usage: bool
+    parameters: Parsed
+
+
+def parse_fields(body: Mapping[str, Any], names: Names, prompt_field: str) -> OpenAiFields:
+    """Check all fields but `prompt_field`. Names that nobody knows are logged and ignored, as OpenAI's clients expect.
+
+    Raises `InvalidField`.
+    """
+    stream = parse_flag("stream", body.get("stream"))
+    own = (prompt_field, "model", "stream", "stream_options")
+    rest = {name: value for name, value in body.items() if name not in own}
+    parsed = parse_parameters(rest, names, refuse_unknown=False)
+    if parsed.unknown:
+        _logger.info("unknown fields are ignored: %s", ", ".join(map(ascii, parsed.unknown))[:400])
+    return OpenAiFields(
+        _model(body.get("model")), stream, _include_usage(body.get("stream_options"), stream), parsed
+    )
+
+
+def _model(value: Any) -> str:
+    if value is None:
+        return DEFAULT_MODEL
+    if not isinstance(value, str) or len(value.encode()) > _MAX_MODEL_NAME_BYTES:
+        raise refuse("model", value, f"any string of at most {_MAX_MODEL_NAME_BYTES} bytes")
+    return value
+
+
+def _include_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise refuse("stream_options", options, "an object")
+    if not stream:
+        raise refuse("stream_options", options, "null, or leave it out, as 'stream' is not true")
+    return parse_flag("stream_options.include_usage", options.get("include_usage"))

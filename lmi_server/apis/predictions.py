@@ -1,0 +1,34 @@
+"""`POST /predictions/{model}` and `/predictions/{model}/{version}`, DJL Serving's own names for `/invocations`.
+
+One model is served, so model and version are labels: any of 1 to 128 letters, digits, `.`, `_` and `-` that begins with
+a letter or a digit is taken. Any other is a 404, in the form of all errors of these paths (`error`, `code`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.invocations import invoke
+from lmi_server.errors import NotFound
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("predictions", __name__)
+
+    @blueprint.post("/predictions/<model>", defaults={"version": None})
+    @blueprint.post("/predictions/<model>/<version>")
+    def predictions(model: str, version: str | None) -> Response:
+        for what, label in (("model", model), ("version", version)):
+            if label is not None and not _LABEL.fullmatch(label):
+                raise NotFound(
+                    f"{what} in the path: given {ascii(label)[:100]}; accepted: 1 to 128 letters, digits, '.', '_' "
+                    "and '-', the first a letter or a digit"
+                )
+        return invoke(context)
+
+    return blueprint

@@ -1,0 +1,100 @@
+"""What the tests of S3 share: a bucket behind a proxy, and ways to obtain a model from it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from container import model_files
+from container.model_files import ModelNotAvailable
+from container.progress import LogLines
+from lmi_server.config import ModelSource
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.seaweed import SECRET_KEY, Seaweed, credentials
+
+BUCKET = "models"
+"""One for all tests: the server takes several files of its own for each."""
+NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Lab:
+    """One test's place in the bucket, its proxy and its cache."""
+
+    seaweed: Seaweed
+    proxy: FaultyProxy
+    root: str
+    """Prefix of all that the test uploads; ends in `/`."""
+    cache: Path
+    bucket: str = BUCKET
+
+    def address(self, prefix: str = "mine") -> str:
+        return f"s3://{self.bucket}/{self.root}{prefix}"
+
+    def upload(self, folder: Path, prefix: str = "mine/") -> None:
+        self.seaweed.upload(folder, self.bucket, f"{self.root}{prefix}")
+
+    def put(self, key: str, body: bytes) -> None:
+        self.seaweed.client().put_object(Bucket=self.bucket, Key=f"{self.root}{key}", Body=body)
+
+    def delete(self, key: str) -> None:
+        self.seaweed.client().delete_object(Bucket=self.bucket, Key=f"{self.root}{key}")
+
+    def obtain(self, prefix: str = "mine", *, with_code: bool = False) -> tuple[Path, str]:
+        """(folder, what was said)."""
+        said = io.StringIO()
+        source = ModelSource(model_id=self.address(prefix), trust_remote_code=with_code)
+        return model_files.obtain(source, LogLines(said), self.cache), said.getvalue()
+
+    def refused(self, prefix: str = "mine") -> str:
+        """The sentence; insists on its form, on the time that it took, and that nothing is published."""
+        began = time.monotonic()
+        try:
+            folder, _ = self.obtain(prefix)
+        except ModelNotAvailable as error:
+            assert time.monotonic() - began < 9.5
+            sentence = str(error)
+            assert "\n" not in sentence
+            assert SECRET_KEY not in sentence
+            assert self.published() == []
+            return sentence
+        raise AssertionError(f"it was obtained: {folder}")
+
+    def published(self) -> list[str]:
+        models = self.cache / "models"
+        return sorted(path.name for path in models.glob("*") if not path.name.startswith("."))
+
+    def left_over(self) -> list[str]:
+        """Everything in the cache that is neither published nor a note of a few bytes."""
+        aside = self.cache / "models" / ".remote"
+        files = [path for path in aside.rglob("*") if path.is_file()] if aside.exists() else []
+        return sorted(
+            path.name for path in files if path.suffix not in (".lock", ".json") or "part" in str(path)
+        )
+
+    def start(
+        self, prefix: str = "mine", environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """`python -m container prepare` as a process of its own."""
+        extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
+        return subprocess.Popen(
+            [sys.executable, "-m", "container", "prepare", self.address(prefix)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPO_ROOT,
+            env=child_environment(extra),
+        )
+
+
+def same(folder: Path, original: Path, names: set[str] = NEEDED) -> bool:
+    """Whether the folder has exactly these files, with the original's bytes."""
+    if {path.name for path in folder.iterdir()} != names:
+        return False
+    return all((folder / name).read_bytes() == (original / name).read_bytes() for name in names)

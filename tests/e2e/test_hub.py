@@ -1,0 +1,64 @@
+"""`lmi serve` with a hub id: the model comes from a local hub, its tokenizer has no tokenizer.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.hub_server import HubServer
+from tests.support.model_files import NO_PROXY
+from tests.support.server import Server, StartServer
+from tests.support.tokenizers import save_gpt2
+
+pytestmark = pytest.mark.e2e
+
+ID = "owner/tiny"
+PROPERTIES = f"engine=MPI\noption.model_id={ID}\noption.revision=v1\noption.tensor_parallel_degree=1\n"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> HubServer:
+    from tests.support.tiny_models import save_llama  # imports torch
+
+    server = HubServer()
+    for seed, tag in ((1, "v1"), (2, "v2")):
+        folder = tmp_path / tag
+        size = save_gpt2(folder)
+        save_llama(folder, seed=seed, vocab_size=size, bos_token_id=0, eos_token_id=0)
+        server.commit(ID, folder, tag=tag)
+    return server
+
+
+def answer(server: Server) -> str:
+    body = {"inputs": "the quick brown fox", "parameters": {"max_new_tokens": 12}}
+    reply = requests.post(f"{server.base_url}/invocations", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["generated_text"]
+    return text
+
+
+def test_a_hub_id_is_served_and_served_again_without_the_hub(
+    hub: HubServer, start_server: StartServer, tmp_path: Path
+) -> None:
+    environment = {
+        **NO_PROXY,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "LMI_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    with hub:
+        first = start_server(PROPERTIES, environment=environment)
+        text = answer(first)
+        first.stop()
+    again = start_server(PROPERTIES, environment=environment)
+    assert answer(again) == text
+    assert "serving the copy" in again.log()
+    assert again.log().count("converting the tokenizer") == 0
+    again.stop()
+    local = start_server(PROPERTIES.replace(ID, str(tmp_path / "v1")), environment=environment)
+    assert answer(local) == text
+    local.stop()
+    assert not (tmp_path / "v1" / "tokenizer.json").exists()
+    assert not (tmp_path / "home").exists()

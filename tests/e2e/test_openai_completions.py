@@ -1,0 +1,171 @@
+"""`/v1/completions` as the real openai package sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.client import Client
+from tests.support.metrics import RUNNING, WAITING, wait_metrics
+from tests.support.oracle import oracle
+from tests.support.prompts import by_name
+from tests.support.server import Server, StartServer, properties_text
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+STORY = "Once upon a time,"
+PROMPTS = [STORY, "The capital of France is", "def main():"]
+
+
+@pytest.fixture
+def api(paged_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model: Path) -> None:
+    (expected,) = oracle(bundled_model, by_name("recipe"))
+    reply = api.completions.create(
+        model="any-name", prompt=expected.text, max_tokens=64, extra_body={"ignore_eos": True}, logprobs=1
+    )
+    assert reply.model == "any-name"
+    assert reply.object == "text_completion"
+    (choice,) = reply.choices
+    assert choice.text == expected.unending_output
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs or [1.0])
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 64
+
+
+def test_sixteen_tokens_when_nothing_is_asked(api: openai.OpenAI) -> None:
+    reply = api.completions.create(model="lmi", prompt=STORY)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 16
+
+
+def test_several_prompts_whole_and_streamed(api: openai.OpenAI) -> None:
+    alone = [
+        api.completions.create(model="lmi", prompt=prompt, max_tokens=12).choices[0].text
+        for prompt in PROMPTS
+    ]
+    whole = api.completions.create(model="lmi", prompt=PROMPTS, max_tokens=12)
+    assert [(choice.index, choice.text) for choice in whole.choices] == list(enumerate(alone))
+    stream = api.completions.create(
+        model="lmi", prompt=PROMPTS, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    texts = dict.fromkeys(range(3), "")
+    order = []
+    *chunks, last = stream
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        order.append(choice.index)
+    assert texts == dict(enumerate(alone))
+    assert order != sorted(order)
+    assert last.choices == []
+    assert last.usage == whole.usage
+
+
+def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
+    expected = oracle(bundled_model, by_name("recipe", "once"))
+    prompts = [list(answer.prompt_ids) for answer in expected]
+    reply = api.completions.create(
+        model="lmi", prompt=prompts, max_tokens=64, extra_body={"ignore_eos": True}
+    )
+    assert [choice.text for choice in reply.choices] == [answer.unending_output for answer in expected]
+    one = api.completions.create(model="lmi", prompt=prompts[0], max_tokens=64)
+    assert expected[0].unending_output.startswith(one.choices[0].text)
+    with pytest.raises(openai.BadRequestError, match="from 0 to 49151") as caught:
+        api.completions.create(model="lmi", prompt=[[1], [5, 49152]])
+    assert caught.value.param == "prompt[1][1]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(api: openai.OpenAI, stream: bool) -> None:
+    plain = api.completions.create(model="lmi", prompt=STORY, max_tokens=4).choices[0].text
+    reply = api.completions.create(model="lmi", prompt=STORY, max_tokens=4, echo=True, stream=stream)
+    if isinstance(reply, openai.Stream):
+        assert "".join(chunk.choices[0].text for chunk in reply) == STORY + plain
+    else:
+        assert reply.choices[0].text == STORY + plain
+
+
+def test_stop_and_seed(api: openai.OpenAI) -> None:
+    whole = api.completions.create(model="lmi", prompt=STORY, max_tokens=40).choices[0].text
+    stop = whole.split()[12]
+    choice = api.completions.create(model="lmi", prompt=STORY, max_tokens=40, stop=[stop]).choices[0]
+    assert choice.text == whole[: whole.index(stop)]
+    assert choice.finish_reason == "stop"
+
+    def sampled(seed: int) -> list[str]:
+        reply = api.completions.create(
+            model="lmi", prompt=[STORY, STORY], temperature=1, seed=seed, max_tokens=12
+        )
+        return [choice.text for choice in reply.choices]
+
+    first = sampled(3)
+    assert first[0] == first[1]  # each prompt of a list has the seed
+    assert first == sampled(3) != sampled(4)
+
+
+def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenAI) -> None:
+    reply = api.completions.create(
+        model="lmi",
+        prompt=STORY,
+        best_of=1,
+        echo=False,
+        frequency_penalty=0,
+        logit_bias={},
+        logprobs=None,
+        max_tokens=2,
+        n=1,
+        presence_penalty=0,
+        seed=1,
+        stop=None,
+        stream=False,
+        stream_options=None,
+        suffix=None,
+        temperature=0.5,
+        top_p=1,
+        user="someone",
+        extra_body={"top_k": 5, "min_p": 0, "skip_special_tokens": True, "my_own": {}},
+    )
+    assert reply.choices[0].text
+
+
+def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="at most 1") as caught:
+        api.completions.create(model="lmi", prompt=STORY, logprobs=5)
+    assert caught.value.param == "logprobs"
+    with pytest.raises(openai.BadRequestError, match="not empty") as caught:
+        api.completions.create(model="lmi", prompt=[STORY, ""])
+    assert caught.value.param == "prompt[1]"
+
+
+def test_a_full_queue_is_a_rate_limit_error(start_server: StartServer, bundled_model: Path) -> None:
+    """One request runs and one place to wait is free: of two prompts the second finds none, and both are refused."""
+    text = properties_text(bundled_model, job_queue_size=1, max_rolling_batch_size=1)
+    server = start_server(text)
+    with (
+        openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as api,
+        ExitStack() as stack,
+    ):
+        long = {"inputs": STORY, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
+        stack.enter_context(server.client.call("POST", "/invocations", long))
+        wait_metrics(server.client, lambda seen: seen[RUNNING] == 1, 20)
+        with pytest.raises(openai.RateLimitError) as caught:
+            api.completions.create(model="lmi", prompt=PROMPTS[:2])
+        assert isinstance(caught.value, openai.APIStatusError)
+        assert caught.value.status_code == 429
+        assert caught.value.message
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        # The prompt that had found a place waits no more.
+        assert wait_metrics(server.client, lambda seen: seen[WAITING] == 0, 20)[WAITING] == 0

@@ -1,0 +1,79 @@
+"""Tiny models, and a generation over them that tells what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from engines.core import Request, RequestOutput, SamplingParams
+from engines.python.batch import Waste
+from engines.python.generation import Generation
+from engines.python.model import describe
+from engines.python.pulse import Pulse, keep_positions_inside
+from tests.support.tiny_architectures import CONTEXT, make_model
+
+FAR = 600.0
+"""Seconds until a deadline that does not matter."""
+
+
+@dataclass
+class Heard:
+    """A listener. `leave` says who has gone after how many of its tokens."""
+
+    leave: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
+    num_steps: int = 0
+    waste: Waste | None = None
+
+    def step(self, outputs: list[RequestOutput]) -> Collection[str]:
+        self.num_steps += 1
+        for output in outputs:
+            assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
+            self.outputs.setdefault(output.id, []).append(output)
+        return [name for name, count in self.leave.items() if len(self.tokens(name)) >= count]
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs.get(name, []) for token in output.token_ids]
+
+    def end(self, name: str) -> RequestOutput:
+        return self.outputs[name][-1]
+
+
+class Runner:
+    """A model as the generating process prepares it."""
+
+    def __init__(self, model: Any, clock: Any = time.monotonic, takes_mask: bool = True) -> None:
+        self.model = model
+        self.num_beats = 0
+        self.clock = clock
+        pulse = Pulse(self._beat, clock)
+        pulse.attach(model)
+        keep_positions_inside(model, CONTEXT)
+        self.generation = Generation(replace(describe(model), takes_mask=takes_mask), pulse, 30.0)
+
+    def _beat(self) -> None:
+        self.num_beats += 1
+
+    def run(self, requests: Sequence[Request], heard: Heard | None = None, seconds: float = FAR) -> Heard:
+        heard = heard or Heard()
+        heard.waste = self.generation.run(requests, self.clock() + seconds, heard)
+        return heard
+
+
+@pytest.fixture(scope="session")
+def llama() -> Any:
+    """A model without hooks, to be asked alone."""
+    return make_model("llama")
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(make_model("llama"))
+
+
+def request(name: str, prompt: Sequence[int], max_new_tokens: int = 8, **sampling: Any) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_new_tokens=max_new_tokens, **sampling), 0.0)

@@ -1,0 +1,149 @@
+"""A front and a generating process without sockets, and a clock that only they move: tests of the dispatcher's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engines.core import FinishReason, Request, RequestOutput
+from engines.python.generator import GeneratorEnded
+from engines.python.messages import BatchDone, FromGenerator, Ready, StepDone
+from engines.wire import Drain, ToEngine
+from tests.engines.mpi.fakes import CLIENT, ScriptedFront, continue_alone
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeGenerator:
+    """Continues requests by `continue_alone`, one token a step for each of the batch; a step takes `step_seconds`.
+
+    `dies_after` has one entry for each batch, of the first ones: the steps after which the process ends, or None.
+    `stuck_after` likewise: it does nothing more. A restarted one is ready when it has been asked `reload_looks` times.
+    """
+
+    clock: Clock
+    step_seconds: float = 0.25
+    dies_after: list[int | None] = field(default_factory=list)
+    stuck_after: list[int | None] = field(default_factory=list)
+    reload_looks: int = 1
+    batches: list[list[str]] = field(default_factory=list)
+    left_at: list[float] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    num_kills: int = 0
+    num_restarts: int = 0
+    has_unsent: bool = False
+    descriptor: int = 100
+    _batch: dict[str, Request] = field(default_factory=dict)
+    _step: int = 0
+    _dies: int | None = None
+    _sticks: int | None = None
+    _loading: int = 0
+    _running: bool = False
+    _dead: bool = False
+    _stuck: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        return self._dead or self._loading == 1 or (self._running and not self._stuck)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def run(self, requests: list[Request], deadline: float) -> None:
+        assert not self._running, "one batch at a time"
+        self.batches.append([request.id for request in requests])
+        self.left_at.append(self.clock.now)
+        self.deadlines.append(deadline)
+        self._batch = {request.id: request for request in requests}
+        self._step, self._running = 0, True
+        self._dies = self.dies_after.pop(0) if self.dies_after else None
+        self._sticks = self.stuck_after.pop(0) if self.stuck_after else None
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+        self._batch.pop(request_id, None)
+
+    def receive(self, timeout: float) -> Iterator[FromGenerator]:
+        assert timeout == 0.0
+        if self._dead or (self._running and self._step == self._dies):
+            self._dead = True
+            raise GeneratorEnded("it was ended by SIGKILL")
+        if self._loading:
+            self._loading -= 1
+            if not self._loading:
+                yield Ready("cpu", {})
+        elif self._running:
+            self._stuck = self._step == self._sticks
+            if not self._stuck:
+                yield from self._compute()
+
+    def _compute(self) -> Iterator[FromGenerator]:
+        self.clock.now += self.step_seconds
+        outputs = [self._output(request) for request in self._batch.values()]
+        for output in outputs:
+            if output.finished:
+                del self._batch[output.id]
+        self._step += 1
+        if outputs:
+            yield StepDone(outputs)
+        if not self._batch:
+            self._running = False
+            yield BatchDone(3, 5)
+
+    def _output(self, request: Request) -> RequestOutput:
+        tokens, reason = continue_alone(request)
+        last: FinishReason | None = reason if self._step + 1 == len(tokens) else None
+        return RequestOutput(request.id, (tokens[self._step],), (), last)
+
+    def kill(self) -> None:
+        self.num_kills += 1
+        self._dead = True
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+        self.descriptor += 1
+        self._dead = self._stuck = self._running = False
+        self._loading = self.reload_looks
+        self._batch = {}
+
+
+@dataclass
+class ClockedFront(ScriptedFront):
+    """Waiting takes time: as long as asked for, unless the generating process has something to say."""
+
+    clock: Clock = field(default_factory=Clock)
+    generator: FakeGenerator | None = None
+    watched: list[int] = field(default_factory=list)
+    drain_sent: bool = False
+    refusals: list[tuple[bytes, RequestOutput]] = field(default_factory=list)
+
+    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+        refused = [output for output in outputs if output.error_kind in ("invalid_request", "overloaded")]
+        self.refusals += [(client, output) for output in refused]
+        return super().send_outputs(client, [output for output in outputs if output not in refused])
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        turn = self.script[0] if self.script else None
+        if turn is None and not self.drain_sent:
+            self.drain_sent = True
+            turn = [(CLIENT, Drain(60.0))]
+        if not (turn or (self.generator is not None and self.generator.has_news)):
+            self.clock.now += timeout
+        self.timeouts.append(timeout)
+        yield from turn or ()
+        if self.script:
+            self.script.pop(0)
+
+    def watch(self, descriptor: int) -> None:
+        self.watched.append(descriptor)
+
+    def unwatch(self, descriptor: int) -> None:
+        self.watched.remove(descriptor)

@@ -1,0 +1,185 @@
+"""When batches leave and who is in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.config import BatchConfig
+from engines.core import Request, SamplingParams
+from engines.errors import Overloaded
+from engines.python.batcher import DynamicBatcher
+
+_DELAY = 0.125
+
+
+def _batcher(batch_size: int = 4, max_waiting: int = 1000, free_at: float | None = 0.0) -> DynamicBatcher:
+    batcher = DynamicBatcher(BatchConfig(batch_size, _DELAY, max_waiting, 60.0))
+    if free_at is not None:
+        batcher.set_free(free_at)
+    return batcher
+
+
+def _request(name: object) -> Request:
+    return Request(str(name), (1,), SamplingParams(max_new_tokens=1), 0.0)
+
+
+def _ids(batch: list[Request] | None) -> list[str]:
+    return [request.id for request in batch or []]
+
+
+def test_a_lone_request_leaves_after_the_delay_and_not_before() -> None:
+    batcher = _batcher(batch_size=32)
+    batcher.add(_request("a"), 10.0)
+    assert batcher.take(10.0) is None
+    assert batcher.seconds_until_due(10.0) == _DELAY
+    assert batcher.take(10.0 + _DELAY * 0.999) is None
+    assert _ids(batcher.take(10.0 + _DELAY)) == ["a"]
+    assert batcher.num_waiting == 0
+
+
+def test_as_many_as_fill_a_batch_leave_at_once() -> None:
+    batcher = _batcher(batch_size=32)
+    for i in range(32):
+        batcher.add(_request(i), 10.0)
+    assert batcher.seconds_until_due(10.0) == 0.0
+    assert _ids(batcher.take(10.0)) == [str(i) for i in range(32)]
+
+
+def test_a_lone_request_leaves_at_once_where_a_batch_is_one() -> None:
+    batcher = _batcher(batch_size=1)
+    batcher.add(_request("a"), 10.0)
+    assert _ids(batcher.take(10.0)) == ["a"]
+
+
+def test_what_came_while_a_batch_ran_waits_for_company_from_its_end_on() -> None:
+    batcher = _batcher()
+    batcher.add(_request("a"), 0.0)
+    assert batcher.take(_DELAY)
+    batcher.add(_request("b"), 1.0)
+    assert batcher.seconds_until_due(1.0 + _DELAY) is None
+    assert batcher.take(1.0 + _DELAY) is None, "one batch at a time"
+    batcher.set_free(5.0)
+    assert batcher.take(5.0) is None
+    assert batcher.seconds_until_due(5.0) == _DELAY
+    assert _ids(batcher.take(5.0 + _DELAY)) == ["b"]
+
+
+def test_a_full_batch_that_gathered_meanwhile_leaves_at_the_end_of_the_one_before() -> None:
+    batcher = _batcher(free_at=None)
+    for i in range(6):
+        batcher.add(_request(i), 0.0)
+    assert batcher.take(100.0) is None
+    batcher.set_free(100.0)
+    assert _ids(batcher.take(100.0)) == ["0", "1", "2", "3"]
+    batcher.set_free(101.0)
+    assert batcher.take(101.0) is None, (
+        "two are no full batch, and have not waited since the generator is free"
+    )
+
+
+def test_too_many_waiting_requests_are_refused() -> None:
+    batcher = _batcher(max_waiting=2, free_at=None)
+    batcher.add(_request("a"), 0.0)
+    batcher.add(_request("b"), 0.0)
+    with pytest.raises(Overloaded, match="2 requests are waiting already"):
+        batcher.add(_request("c"), 0.0)
+    assert batcher.num_waiting == 2
+    assert batcher.abort("a")
+    batcher.add(_request("d"), 0.0)
+
+
+def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
+    batcher = _batcher(batch_size=4, max_waiting=2)
+    for i in range(6):
+        batcher.add(_request(i), 0.0)
+    with pytest.raises(Overloaded):
+        batcher.add(_request("one too many"), 0.0)
+
+
+def test_an_aborted_request_is_in_no_batch() -> None:
+    batcher = _batcher()
+    for name in "abc":
+        batcher.add(_request(name), 0.0)
+    assert batcher.abort("b")
+    assert not batcher.abort("b")
+    assert not batcher.abort("never was")
+    assert _ids(batcher.take(_DELAY)) == ["a", "c"]
+    assert not batcher.abort("a")
+
+
+def test_nothing_leaves_while_the_generator_is_away() -> None:
+    batcher = _batcher(batch_size=1)
+    batcher.add(_request("a"), 0.0)
+    batcher.set_busy()
+    assert batcher.take(100.0) is None
+    batcher.set_free(101.0)
+    assert _ids(batcher.take(101.0)) == ["a"]
+
+
+@dataclass
+class _Model:
+    """What must be true, kept beside the batcher."""
+
+    waiting: dict[str, float] = field(default_factory=dict)
+    free_since: float | None = 0.0
+
+    def due_at(self, batch_size: int) -> float | None:
+        if self.free_since is None or not self.waiting:
+            return None
+        if len(self.waiting) >= batch_size:
+            return 0.0
+        return max(next(iter(self.waiting.values())), self.free_since) + _DELAY
+
+
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "abort", "wait", "free", "busy"]),
+        st.integers(0, 40),
+    ),
+    max_size=60,
+)
+
+
+@given(events=_EVENTS, batch_size=st.integers(1, 5), max_waiting=st.integers(1, 8))
+def test_nothing_is_lost_nothing_comes_twice_and_each_batch_leaves_when_it_should(
+    events: list[tuple[str, int]], batch_size: int, max_waiting: int
+) -> None:
+    batcher, model = _batcher(batch_size, max_waiting), _Model()
+    now, number = 0.0, 0
+    for event, amount in events:
+        if event == "add":
+            number += 1
+            places = batch_size if model.free_since is not None else 0
+            if len(model.waiting) - places >= max_waiting:
+                with pytest.raises(Overloaded):
+                    batcher.add(_request(number), now)
+            else:
+                batcher.add(_request(number), now)
+                model.waiting[str(number)] = now
+        elif event == "abort":
+            assert batcher.abort(str(amount)) == (model.waiting.pop(str(amount), None) is not None)
+        elif event == "wait":
+            now += amount * _DELAY / 16  # exact in binary: due moments are met exactly
+        elif event == "free" and model.free_since is None:
+            batcher.set_free(now)
+            model.free_since = now
+        elif event == "busy":
+            batcher.set_busy()
+            model.free_since = None
+        due = model.due_at(batch_size)
+        told = batcher.seconds_until_due(now)
+        assert (told is None) == (due is None)
+        assert told is None or due is None or told == max(0.0, due - now)
+        batch = batcher.take(now)
+        assert (batch is not None) == (due is not None and due <= now)
+        if batch is not None:
+            expected = list(model.waiting)[:batch_size]
+            assert _ids(batch) == expected, "first come, first served"
+            for name in expected:
+                del model.waiting[name]
+            model.free_since = None
+        assert batcher.num_waiting == len(model.waiting)

@@ -1,0 +1,76 @@
+"""Frames between dispatcher and generating process."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from engines.core import Request, RequestOutput, SamplingParams
+from engines.python.link import Link, LinkClosed, dispatcher_end, generator_end
+from engines.python.messages import BatchDone, Forget, FromGenerator, Run, StepDone, ToGenerator
+
+Ends = tuple[Link[FromGenerator], Link[ToGenerator]]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    both = dispatcher_end(ours), generator_end(theirs)
+    yield both
+    for end in both:
+        end.close()
+
+
+def test_messages_arrive_in_order_and_as_they_were(ends: Ends) -> None:
+    dispatcher, generator = ends
+    sampling = SamplingParams(max_new_tokens=5, temperature=0.5, stop_token_ids=(1, 2), seed=2**64 - 1)
+    run = Run([Request("a", (1, 2, 3), sampling, 12.5)], 99.25)
+    dispatcher.send(run)
+    dispatcher.send(Forget("a"))
+    assert generator.receive(1.0) == run
+    assert generator.receive(0.0) == Forget("a")
+    assert generator.receive(0.0) is None
+    done = StepDone([RequestOutput("a", (7,), (-0.5,))])
+    generator.send(done)
+    generator.send(BatchDone(1, 2))
+    assert [dispatcher.receive(1.0), dispatcher.receive(0.0)] == [done, BatchDone(1, 2)]
+
+
+def test_a_large_message_to_somebody_who_does_not_listen_blocks_nobody(ends: Ends) -> None:
+    dispatcher, generator = ends
+    prompt = tuple(range(300_000))
+    run = Run([Request("a", prompt, SamplingParams(max_new_tokens=1), 0.0)], 0.0)
+    dispatcher.send(run)
+    assert dispatcher.has_unsent
+    received = None
+    while received is None:
+        dispatcher.flush()
+        received = generator.receive(1.0)
+    assert received == run
+    assert not dispatcher.has_unsent
+
+
+def test_what_was_sent_before_an_end_is_received_and_then_the_end(ends: Ends) -> None:
+    dispatcher, generator = ends
+    generator.send(BatchDone(0, 0))
+    generator.send(BatchDone(1, 1))
+    generator.close()
+    assert [dispatcher.receive(1.0), dispatcher.receive(1.0)] == [BatchDone(0, 0), BatchDone(1, 1)]
+    for _ in range(2):
+        with pytest.raises(LinkClosed):
+            dispatcher.receive(1.0)
+    dispatcher.send(Forget("a"))
+    assert not dispatcher.has_unsent, "nobody is there to take it"
+
+
+def test_a_frame_that_claims_to_be_huge_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    link = dispatcher_end(ours)
+    theirs.sendall(struct.pack("<I", 2**31))
+    with pytest.raises(ValueError, match="2147483648 bytes"):
+        link.receive(1.0)
+    theirs.close()
+    link.close()

@@ -1,0 +1,71 @@
+"""Where a model's layers go, and in which precision it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.python.model import load_model, placement
+from tests.support.dynamic_engine import make_dynamic_config
+from tests.support.tiny_architectures import VOCAB_SIZE, make_model
+
+_GIB = 1 << 30
+
+
+def test_one_gpu_takes_the_whole_model() -> None:
+    assert placement(1, [80 * _GIB, 80 * _GIB]) == {"device_map": {"": 0}}
+
+
+def test_several_gpus_share_the_layers_and_the_others_get_none() -> None:
+    placed = placement(2, [80 * _GIB, 40 * _GIB, 80 * _GIB, 80 * _GIB])
+    assert placed["device_map"] == "balanced"
+    assert placed["max_memory"] == {0: 72 * _GIB, 1: 36 * _GIB}
+
+
+@pytest.mark.parametrize(("architecture", "encoder_decoder"), [("gpt2", False), ("t5", True)])
+def test_a_model_is_loaded_by_its_own_class(tmp_path: Path, architecture: str, encoder_decoder: bool) -> None:
+    saved = make_model(architecture)
+    saved.save_pretrained(tmp_path)
+    model = load_model(make_dynamic_config(tmp_path))
+    assert type(model.module) is type(saved)
+    assert (model.is_encoder_decoder, model.num_embeddings, model.pad_token_id) == (
+        encoder_decoder,
+        VOCAB_SIZE,
+        3,
+    )
+    assert model.takes_mask
+    for (name, loaded), (_, original) in zip(
+        model.module.named_parameters(), saved.named_parameters(), strict=True
+    ):
+        assert torch.equal(loaded, original), name
+
+
+def test_on_a_cpu_weights_are_rounded_and_products_are_fp32(tmp_path: Path) -> None:
+    saved = make_model("llama")
+    saved.save_pretrained(tmp_path)
+    loaded = load_model(make_dynamic_config(tmp_path, dtype="bf16")).module
+    for (name, parameter), (_, original) in zip(
+        loaded.named_parameters(), saved.named_parameters(), strict=True
+    ):
+        assert parameter.dtype is torch.float32
+        assert torch.equal(parameter, original.to(torch.bfloat16).float()), name
+    assert torch.equal(loaded.model.rotary_emb.inv_freq, saved.model.rotary_emb.inv_freq)
+
+
+def test_tied_weights_stay_tied_when_they_are_rounded(tmp_path: Path) -> None:
+    saved = make_model("llama")
+    saved.config.tie_word_embeddings = True
+    saved.tie_weights()
+    saved.save_pretrained(tmp_path)
+    loaded = load_model(make_dynamic_config(tmp_path, dtype="fp16")).module
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_weights_of_another_format_are_not_read(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
+    with pytest.raises(OSError, match=r"safetensors"):
+        load_model(make_dynamic_config(tmp_path))

@@ -1,0 +1,316 @@
+"""`POST /v1/completions`, and the same body on `/invocations`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason, Request, RequestOutput
+from engines.errors import Overloaded, RequestFailed
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+
+PROMPT = "What is the capital of France?"
+PROMPTS = ["one two three", "four five", "six"]
+PATHS = ["/v1/completions", "/invocations"]
+
+
+def post(client: FlaskClient, prompt: Any = PROMPT, path: str = PATHS[0], **fields: Any) -> TestResponse:
+    return client.post(path, json={"prompt": prompt, **fields})
+
+
+def chunks(reply: TestResponse) -> list[dict[str, Any]]:
+    """The records of a stream that ended well."""
+    blocks = reply.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def texts(records: list[dict[str, Any]]) -> dict[int, str]:
+    """The text of each choice of a stream."""
+    joined: dict[int, str] = {}
+    for choice in (choice for record in records for choice in record["choices"]):
+        joined[choice["index"]] = joined.get(choice["index"], "") + choice["text"]
+    return joined
+
+
+@pytest.fixture
+def echoing(engine: FakeEngine) -> FakeEngine:
+    """Answers each prompt with its own tokens, so that a mix-up shows."""
+    engine.script = lambda request: tokens(request, request.prompt_token_ids)
+    return engine
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whole_answer(path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    reply = post(client, path=path, model="any-name")
+    body = reply.get_json()
+    assert reply.status_code == 200
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    assert body["model"] == "any-name"
+    choice = {"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "length"}
+    assert body["choices"] == [choice]
+    num_prompt, generated = len(text_model.encode(PROMPT)), len(text_model.encode(ANSWER))
+    assert body["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": generated,
+        "total_tokens": num_prompt + generated,
+    }
+    request = engine.requests[0]
+    assert request.prompt_token_ids == text_model.encode(PROMPT)
+    assert request.sampling.max_new_tokens == 16
+    assert request.sampling.greedy
+    assert not request.sampling.logprobs
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_stream(path: str, include_usage: bool, client: FlaskClient, engine: FakeEngine) -> None:
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    reply = post(client, path=path, stream=True, **options)
+    assert reply.mimetype == "text/event-stream"
+    records = chunks(reply)
+    assert {record["object"] for record in records} == {"text_completion"}
+    assert len({record["id"] for record in records}) == 1
+    if include_usage:
+        usage = records.pop()
+        assert usage["choices"] == []
+        assert usage["usage"]["completion_tokens"] > 0
+        assert all(record["usage"] is None for record in records)
+    else:
+        assert all("usage" not in record for record in records)
+    assert len(records) > 3
+    assert texts(records) == {0: ANSWER}
+    reasons = [record["choices"][0]["finish_reason"] for record in records]
+    assert reasons == [None] * (len(records) - 1) + ["length"]
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_a_choice_for_each_prompt(
+    as_ids: bool, client: FlaskClient, echoing: FakeEngine, text_model: TextModel
+) -> None:
+    ids = [list(text_model.encode(prompt)) for prompt in PROMPTS]
+    body = post(client, ids if as_ids else PROMPTS).get_json()
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(PROMPTS))
+    assert echoing.submissions == [3]
+    assert [list(request.prompt_token_ids) for request in echoing.requests] == ids
+    total = sum(map(len, ids))
+    assert body["usage"] == {
+        "prompt_tokens": total,
+        "completion_tokens": total,
+        "total_tokens": 2 * total,
+    }
+
+
+def test_a_list_of_ids_is_one_prompt(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    ids = list(text_model.encode(PROMPT))
+    assert len(post(client, ids).get_json()["choices"]) == 1
+    assert list(engine.requests[0].prompt_token_ids) == ids
+
+
+def test_streamed_choices_come_in_between_each_other(client: FlaskClient, echoing: FakeEngine) -> None:
+    records = chunks(post(client, PROMPTS, stream=True, stream_options={"include_usage": True}))
+    usage = records.pop()["usage"]
+    assert usage["completion_tokens"] == usage["prompt_tokens"] > 3
+    assert texts(records) == dict(enumerate(PROMPTS))
+    choices = [record["choices"][0] for record in records]
+    assert [choice["index"] for choice in choices[:3]] == [0, 1, 2]
+    assert sorted(c["index"] for c in choices if c["finish_reason"]) == [0, 1, 2]
+
+
+def test_one_prompt_goes_on_while_another_waits(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    gate = threading.Event()
+    slow = text_model.encode(PROMPTS[0])
+
+    def script(request: Request) -> list[RequestOutput | threading.Event]:
+        outputs: list[RequestOutput | threading.Event] = list(tokens(request, text_model.encode("one two")))
+        return [gate, *outputs] if request.prompt_token_ids == slow else outputs
+
+    engine.script = script
+    reply = post(client, PROMPTS[:2], stream=True)
+    seen = ""
+    for chunk in reply.iter_encoded():
+        seen += chunk.decode()
+        if '"finish_reason":"length"' in seen:
+            gate.set()
+    assert seen.index('"index":0') > seen.index('"finish_reason":"length"')
+    assert seen.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_echo(
+    stream: bool, as_ids: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    prompt: Any = [list(text_model.encode(one)) for one in PROMPTS] if as_ids else PROMPTS
+    reply = post(client, prompt, echo=True, stream=stream)
+    if stream:
+        got = texts(chunks(reply))
+    else:
+        got = {choice["index"]: choice["text"] for choice in reply.get_json()["choices"]}
+    assert got == {index: one + ANSWER for index, one in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize("logprobs", [0, 1])
+def test_log_probabilities(
+    logprobs: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    ids = text_model.encode(ANSWER)
+    choice = post(client, logprobs=logprobs).get_json()["choices"][0]
+    lists = choice["logprobs"]
+    assert engine.requests[0].sampling.logprobs
+    assert lists["token_logprobs"] == [-0.5] * len(ids)
+    assert "".join(lists["tokens"]) == choice["text"]
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        assert choice["text"].startswith(token, offset)
+    top = [{token: -0.5} for token in lists["tokens"]]
+    assert lists["top_logprobs"] == (top if logprobs else None)
+    streamed: dict[str, list[Any]] = {name: [] for name in lists}
+    for record in chunks(post(client, logprobs=logprobs, stream=True)):
+        for name, values in record["choices"][0]["logprobs"].items():
+            streamed[name] += values or []
+    assert streamed == {name: values or [] for name, values in lists.items()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "mentions"),
+    [
+        ({"logprobs": 2}, ["logprobs", "2", "at most 1"]),
+        ({"logprobs": 0, "echo": True}, ["logprobs", "echo"]),
+        ({"logprobs": 1, "temperature": 0.5}, ["logprobs", "sampling", "accepted: 0"]),
+        ({"logprobs": 1, "repetition_penalty": 1.5}, ["logprobs", "repetition_penalty"]),
+    ],
+)
+def test_log_probabilities_that_are_not_known(
+    fields: dict[str, Any], mentions: list[str], client: FlaskClient
+) -> None:
+    reply = post(client, **fields)
+    assert reply.status_code == 400
+    error = reply.get_json()["error"]
+    assert error["param"] == "logprobs"
+    for mention in mentions:
+        assert mention in error["message"]
+    assert post(client, logprobs=0, temperature=0.5).status_code == 200
+
+
+def test_stop_strings_end_each_choice_alone(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    def script(request: Request) -> list[RequestOutput]:
+        first = request.prompt_token_ids == text_model.encode(PROMPTS[0])
+        return tokens(request, text_model.encode("one stop two three" if first else "four five six"))
+
+    engine.script = script
+    for stream in (False, True):
+        reply = post(client, PROMPTS[:2], stop=" stop", stream=stream)
+        choices = [r["choices"][0] for r in chunks(reply)] if stream else reply.get_json()["choices"]
+        joined = texts([{"choices": choices}])
+        assert joined == {0: "one", 1: "four five six"}
+        assert {c["index"]: c["finish_reason"] for c in choices if c["finish_reason"]} == {
+            0: "stop",
+            1: "length",
+        }
+        assert engine.requests[-2].id in engine.aborted
+        assert engine.requests[-1].id not in engine.aborted
+
+
+def test_eos_is_a_stop(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    engine.script = lambda request: tokens(request, [*text_model.encode("done."), 2], FinishReason.EOS_TOKEN)
+    choice = post(client).get_json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("done.", "stop")
+
+
+def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngine) -> None:
+    fields: dict[str, Any] = {
+        "n": 1,
+        "best_of": 1,
+        "suffix": "",
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "user": "someone",
+        "logprobs": None,
+        "echo": False,
+        "stream_options": None,
+        "min_p": 0,
+        "min_tokens": 0,
+        "skip_special_tokens": True,
+        "my_extra": 1,
+        "top_k": 3,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "seed": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 7,
+    }
+    assert post(client, **fields).status_code == 200
+    sampling = engine.requests[0].sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (3, 0.9, 0.5)
+    assert (sampling.repetition_penalty, sampling.seed, sampling.max_new_tokens) == (1.1, 5, 7)
+    assert sampling.stop_token_ids == ()
+
+
+def test_default_output_shrinks_to_the_rest_of_the_context(client: FlaskClient, engine: FakeEngine) -> None:
+    assert post(client, [5] * (MAX_MODEL_LEN - 3)).status_code == 200
+    assert engine.requests[0].sampling.max_new_tokens == 3
+
+
+@pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [429, 503], strict=True)))
+def test_a_full_queue(path: str, status: int, client: FlaskClient, engine: FakeEngine) -> None:
+    engine.script = lambda request: tokens(request, [], Overloaded("the queue is full"))
+    reply = post(client, path=path)
+    assert reply.status_code == status
+    assert int(reply.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(("path", "named"), list(zip(PATHS, ['"message":', '"code":424'], strict=True)))
+def test_a_stream_that_fails_has_no_done(
+    path: str, named: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    def script(request: Request) -> list[RequestOutput]:
+        first = request.prompt_token_ids == text_model.encode(PROMPTS[0])
+        error = RequestFailed("the step failed") if first else None
+        return tokens(request, text_model.encode("one two three four"), error or FinishReason.LENGTH)
+
+    engine.script = script
+    reply = post(client, PROMPTS, path=path, stream=True)
+    assert reply.status_code == 200
+    assert "prompt[0]: the step failed" in reply.text.rstrip().rsplit("data: ", 1)[1]
+    assert named in reply.text.rstrip().rsplit("data: ", 1)[1]
+    assert "[DONE]" not in reply.text
+
+
+def test_a_body_with_two_prompts_is_refused(client: FlaskClient) -> None:
+    for body in ({"prompt": "a", "inputs": "b"}, {"messages": [], "prompt": "a"}):
+        reply = client.post("/invocations", json=body)
+        assert reply.status_code == 424
+        assert "accepted: one of messages, prompt, inputs" in reply.get_json()["error"]
+    assert client.post("/invocations", json={"prompt": "a", "inputs": None}).status_code == 200
+
+
+def test_ids_of_a_prompt_go_up_to_the_vocabulary(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    last = text_model.vocabulary_size - 1
+    assert post(client, [0, last]).status_code == 200
+    for bad in (last + 1, -1):
+        error = post(client, [0, bad]).get_json()["error"]
+        assert error["param"] == "prompt[1]"
+        assert f"given {bad}; accepted: a token id, a whole number from 0 to {last}" in error["message"]
+
+
+def test_stop_string_answer_is_not_what_the_model_said_next(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, ANSWER)
+    assert post(client, stop=[" France"]).get_json()["choices"][0]["text"] == "The capital of"

@@ -1,0 +1,64 @@
+"""engine=Python as processes, driven through its socket and its status board."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from engines.client import ClientStream
+from engines.config import BatchConfig, EngineConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.core import Request, SamplingParams
+from tests.support import processes
+from tests.support.engine_process import MAX_MODEL_LEN, EngineProcess
+
+
+def make_dynamic_config(
+    model: Path,
+    *,
+    batch_size: int = 8,
+    max_batch_delay: float = 0.05,
+    max_waiting: int = 100,
+    batch_timeout: float = 60.0,
+    max_model_len: int = MAX_MODEL_LEN,
+    dtype: str = "fp32",
+) -> PythonEngineConfig:
+    """One thread on a CPU; times in seconds."""
+    return PythonEngineConfig(
+        model=ModelSettings(str(model), "tiny", dtype, max_model_len),
+        parallel=ParallelConfig(1, "cpu", 1),
+        batching=BatchConfig(batch_size, max_batch_delay, max_waiting, batch_timeout),
+    )
+
+
+class DynamicEngine(EngineProcess):
+    """A dispatcher and its generating process. Not yet ready when made; `destroy` it in any case."""
+
+    def _num_heartbeats(self, config: EngineConfig) -> int:
+        return 2
+
+    def _command(self, ranks: int) -> list[str]:
+        command = [sys.executable, "-m", "engines.python.dispatcher"]
+        command += ["--config", str(self.folder / "engine.json"), "--status", str(self.folder / "status")]
+        return [*command, "--address", self._address]
+
+    def generating_process(self) -> psutil.Process | None:
+        """The living process that generates, if there is one."""
+        return generating_process(processes.descendants(self._popen.pid))
+
+    def ask(
+        self, name: str, prompt: Sequence[int], sampling: SamplingParams, arrival_time: float = 0.0
+    ) -> ClientStream:
+        return self.client.submit(Request(name, tuple(prompt), sampling, arrival_time))
+
+
+def generating_process(among: set[psutil.Process]) -> psutil.Process | None:
+    """The one of these processes that generates, if it is there."""
+    for process in among:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if "engines.python.worker" in process.cmdline():
+                return process
+    return None

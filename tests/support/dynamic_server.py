@@ -1,0 +1,59 @@
+"""Servers of engine=Python: their properties, and what `/metrics` says of their batches."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.support.client import Client
+from tests.support.dynamic_engine import generating_process
+from tests.support.metrics import Metrics
+from tests.support.server import Server
+
+_WITHOUT_PREFIX = ("batch_size", "max_batch_delay", "job_queue_size")
+RESTARTS = "lmi_generator_restarts_total"
+
+
+def dynamic_properties(model: Path | str, **options: object) -> str:
+    """A serving.properties of engine=Python; `options` are `option.*` keys but for those of batching."""
+    lines = {"engine": "Python", "option.model_id": str(model)}
+    for name, value in options.items():
+        key = name if name in _WITHOUT_PREFIX else f"option.{name}"
+        lines[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How many batches there were, and how many requests in them."""
+
+    count: float
+    requests: float
+
+    def since(self, before: Batches) -> Batches:
+        return Batches(self.count - before.count, self.requests - before.requests)
+
+
+def batches(metrics: Metrics) -> Batches:
+    return Batches(metrics["lmi_batch_size_count"], metrics["lmi_batch_size_sum"])
+
+
+def generator_of(server: Server) -> psutil.Process | None:
+    """The server's generating process, if it lives."""
+    return generating_process(server.processes())
+
+
+def wait_not_ready(client: Client, timeout: float) -> tuple[int, str]:
+    """Status and body of the first `/ping` that is not 200; the last one when the time is over."""
+    deadline = time.monotonic() + timeout
+    status, body = 200, ""
+    while status == 200 and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            answer = client.get("/ping")
+            status, body = answer.status, answer.body
+    return status, body

@@ -1,0 +1,79 @@
+"""Small tokenizers as older models have them: without a tokenizer.json."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+SENTENCES = [
+    "hello world, the quick brown fox jumps over the lazy dog",
+    "pack my box with five dozen liquor jugs: 1234567890",
+    "don't can't I'll you're; naïve café\n\n\tdef f(x): return x",
+]
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _byte_letters() -> dict[int, str]:
+    """GPT-2's letter for each byte: itself where it shows, else one from U+0100 on, in order."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+BYTE_LETTERS = _byte_letters()
+
+
+def save_gpt2(folder: Path, vocab_size: int = 400) -> int:
+    """vocab.json, merges.txt and what names their kind; `<|endoftext|>` is id 0. Returns the number of entries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 5, trainer)
+    tokenizer.model.save(str(folder))
+    named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    config = {"tokenizer_class": "GPT2Tokenizer", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return int(tokenizer.get_vocab_size())
+
+
+def save_sentencepiece(folder: Path, kind: str) -> None:
+    """`bpe`: tokenizer.model as Llama's first models have it; `unigram`: spiece.model as T5 has it."""
+    import sentencepiece
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "bpe":
+        name, token_class = "tokenizer.model", "LlamaTokenizer"
+        settings = {
+            "vocab_size": 340,
+            "byte_fallback": True,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "split_digits": True,
+            "allow_whitespace_only_pieces": True,
+        }
+        named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    else:
+        name, token_class = "spiece.model", "T5Tokenizer"
+        settings = {"vocab_size": 90, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+        named = {"extra_ids": 5}
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 20),
+        model_writer=model,
+        model_type=kind,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    (folder / name).write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": token_class, **named}))

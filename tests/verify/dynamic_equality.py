@@ -1,0 +1,40 @@
+"""engine=Python: greedy tokens of 32 prompts equal transformers' on each prompt alone, at batch sizes 1 and 8."""
+
+from __future__ import annotations
+
+from tests.support.client import Client
+from tests.support.dynamic_server import batches, dynamic_properties
+from tests.support.oracle import oracle
+from tests.support.prompts import ALL
+from tests.support.server import Server
+from tests.verify.lab import Lab, Report, run_alone
+from tests.verify.token_equality import ask_at_random, judge
+
+NUMBER = 8
+TITLE = "engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8"
+
+_BATCH_SIZES = (1, 8)
+_PATIENCE_SECONDS = 900.0
+"""What comes last waits for all others."""
+
+
+def verify(lab: Lab, report: Report) -> None:
+    answers = [answer.ignoring_eos() for answer in oracle(lab.model, ALL)]
+    report.require(len(answers) == 32, f"{len(answers)} prompts")
+    for size in _BATCH_SIZES:
+        text = dynamic_properties(lab.model, dtype="fp32", batch_size=size)
+        with Server(lab.folder / f"dynamic-equality-{size}", text) as server:
+            server.wait_ready()
+            client = Client(server.base_url, _PATIENCE_SECONDS)
+            outcomes = ask_at_random(client, answers, seed=40 + size)
+            judge(report, f"batch_size={size}, random arrivals", answers, outcomes)
+            seen = batches(client.metrics())
+            report.figure(f"{seen.requests:g} requests in {seen.count:g} batches")
+            report.require(
+                seen.requests == 32 and (seen.count == 32 if size == 1 else seen.count < 16),
+                f"batch_size={size}: requests {'go alone' if size == 1 else 'share batches'}",
+            )
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

@@ -1,0 +1,256 @@
+"""Models from S3 when the network, the store or the disk fails: whole in the end, or one sentence and nothing left.
+
+    python -m tests.verify.s3_faults
+
+A real S3 server (SeaweedFS) stands behind a proxy that cuts, corrupts, truncates and refuses. What is started is
+`python -m container serve` or `prepare`, in an empty cache each time.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.faulty_proxy import (
+    FaultyProxy,
+    answer,
+    corrupt,
+    every_object,
+    everything,
+    faulty_proxy,
+    listing,
+    object_named,
+    truncate,
+)
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.seaweed import SECRET_KEY, Seaweed, credentials, running
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 10
+TITLE = "269 MB from S3 with 20 cuts equal the originals; every failure is one sentence within 10 s"
+
+_BUCKET = "models"
+_CUTS = 20
+_SEED = 20261121
+_IN_FLIGHT = 256 << 10
+"""What a cut may throw away: the block that was being read."""
+_SENTENCE_SECONDS = 10.0
+WEIGHTS = object_named("model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The real server with the model in it, the proxy, and where caches go."""
+
+    lab: Lab
+    server: Seaweed
+    proxy: FaultyProxy
+
+    def files(self) -> list[Path]:
+        return sorted(self.lab.model.iterdir())
+
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files())
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """One thing that goes wrong."""
+
+    name: str
+    words: str
+    """Part of the sentence."""
+    prepare: Callable[[_Place], None]
+    address: str = f"s3://{_BUCKET}/smollm2/"
+
+
+def _fault(matches: Callable[..., bool], change: Callable[..., object]) -> Callable[[_Place], None]:
+    return lambda place: place.proxy.fault(matches, change)  # type: ignore[arg-type]
+
+
+def _change_midway(place: _Place) -> None:
+    """The weights get another content when 30 MB of them are out: reads that begin after it notice."""
+
+    def upload() -> None:
+        place.server.client().put_object(
+            Bucket=_BUCKET, Key="changing/model.safetensors", Body=b"another model"
+        )
+
+    for path in place.files():
+        with path.open("rb") as body:
+            place.server.client().put_object(Bucket=_BUCKET, Key=f"changing/{path.name}", Body=body)
+    place.proxy.when_sent(30_000_000, upload)
+
+
+def _delayed(place: _Place) -> None:
+    place.proxy.fault(everything, delay=60)
+
+
+FAILURES = (
+    _Failure("a corrupted byte", "differs): it was damaged", _fault(WEIGHTS, corrupt(123_456_789))),
+    _Failure("a truncated object", "shorter than listed", _fault(WEIGHTS, truncate(200_000_000))),
+    _Failure(
+        "an object that changes", "changed while it was read", _change_midway, f"s3://{_BUCKET}/changing"
+    ),
+    _Failure("no permission to list", "no permission (403", _fault(listing, answer(403, "AccessDenied"))),
+    _Failure(
+        "no permission to read", "no permission (403", _fault(every_object, answer(403, "AccessDenied"))
+    ),
+    _Failure("a missing bucket", "no such bucket", lambda place: None, "s3://nobodys-bucket/smollm2/"),
+    _Failure("a missing prefix", "no object under it", lambda place: None, f"s3://{_BUCKET}/smollm"),
+    _Failure("a missing object", "is not there", _fault(WEIGHTS, answer(404, "NoSuchKey"))),
+    _Failure("500 without end", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))),
+    _Failure("503 without end", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
+    _Failure("no answer", "does not answer in time", _delayed),
+)
+
+
+def verify(lab: Lab, report: Report) -> None:
+    with running(lab.folder / "seaweed") as server, faulty_proxy(server.url) as proxy:
+        server.upload(lab.model, _BUCKET, "smollm2/")
+        place = _Place(lab, server, proxy)
+        _cuts(place, report)
+        for failure in FAILURES:
+            proxy.heal()
+            failure.prepare(place)
+            with _cache(place) as cache:
+                _fails(place, failure, cache, report)
+        proxy.heal()
+        _small_disk(place, report)
+
+
+@contextmanager
+def _cache(place: _Place) -> Iterator[Path]:
+    folder = place.lab.folder / "s3-cache"
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: str, place: _Place, cache: Path, address: str) -> tuple[int, str, float]:
+    """(exit code, what it said on both streams, seconds)."""
+    extra = {**credentials(place.proxy.url), "LMI_CACHE_DIR": str(cache)}
+    argument = address
+    if command == "serve":
+        folder = place.lab.folder / "s3-serve"
+        folder.mkdir(exist_ok=True)
+        (folder / "serving.properties").write_text(f"engine=MPI\noption.model_id={address}\n")
+        argument = str(folder)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "container", command, argument],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        cwd=REPO_ROOT,
+        env=child_environment(extra),
+        timeout=300,
+    )
+    return done.returncode, done.stdout, time.monotonic() - began
+
+
+def _cuts(place: _Place, report: Report) -> None:
+    size = place.size()
+    generator = random.Random(_SEED)
+    place.proxy.cut_at([generator.randrange(size) for _ in range(_CUTS)])
+    with _cache(place) as cache:
+        code, said, seconds = _run("prepare", place, cache, f"s3://{_BUCKET}/smollm2")
+        fetched, cuts = place.proxy.object_bytes, _CUTS - place.proxy.cuts_left
+        report.figure(f"{size} bytes, {cuts} cuts, {fetched} bytes fetched, {seconds:.1f} s")
+        report.require(code == 0, f"exit code {code}; {_last_line(said)}")
+        report.require(cuts == _CUTS, f"{cuts} of {_CUTS} cuts took place")
+        folder = Path(_last_line(said))
+        equal = [path.name for path in place.files() if _same(path, folder / path.name)]
+        report.require(len(equal) == len(place.files()), f"equal to the originals: {', '.join(equal)}")
+        limit = 1.1 * size + _CUTS * _IN_FLIGHT
+        report.require(
+            fetched <= limit,
+            f"bytes fetched are {fetched / size:.4f} times the size; at most {limit / size:.4f}",
+        )
+
+
+def _fails(place: _Place, failure: _Failure, cache: Path, report: Report) -> None:
+    """One failure under `serve`: its sentence, in time, a bad exit code, a clean cache."""
+    code, said, seconds = _run("serve", place, cache, failure.address)
+    sentence = _last_line(said)
+    report.figure(f"{failure.name}: {sentence}")
+    report.require(
+        failure.words in sentence
+        and "s3://" in sentence
+        and "Traceback" not in said
+        and SECRET_KEY not in said,
+        f"{failure.name}: one sentence that says '{failure.words}'",
+    )
+    report.require(seconds <= _SENTENCE_SECONDS, f"{failure.name}: {seconds:.1f} s after the start")
+    report.require(code != 0, f"{failure.name}: exit code {code}")
+    left = _half_made(cache)
+    report.require(not left, f"{failure.name}: nothing half-made in the cache{_listed(left)}")
+
+
+def _small_disk(place: _Place, report: Report) -> None:
+    """A disk that is too small from the start, then one that fills up while the model comes."""
+    disk = place.lab.folder / "small-disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        report.require(False, "a small disk could not be mounted: this line needs root")
+        return
+    other = disk / "other"
+    try:
+        other.write_bytes(bytes(150 << 20))
+        too_small = _Failure("a disk that is too small", "MiB free", lambda place: None)
+        _fails_on_disk(place, too_small, disk, report)
+        report.require(place.proxy.object_bytes == 0, "a disk that is too small: nothing was fetched")
+        other.unlink()
+        place.proxy.when_sent(50_000_000, lambda: _fill(other))
+        _fails_on_disk(place, _Failure("a disk that fills up", "is full", lambda place: None), disk, report)
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+def _fails_on_disk(place: _Place, failure: _Failure, disk: Path, report: Report) -> None:
+    _fails(place, failure, disk / "cache", report)
+
+
+def _fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 20)):
+                pass
+        except OSError:
+            return
+
+
+def _half_made(cache: Path) -> list[str]:
+    """Everything but the lock and notes of a few bytes: published copies too, for none of these may be."""
+    notes = (".lock", ".json")
+    files = [path for path in cache.rglob("*") if path.is_file()] if cache.exists() else []
+    kept = [path for path in files if not (path.parent.name == ".remote" and path.suffix in notes)]
+    return sorted(str(path.relative_to(cache)) for path in kept)
+
+
+def _listed(names: list[str]) -> str:
+    return f": {', '.join(names)}" if names else ""
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
