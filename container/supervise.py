@@ -60,6 +60,7 @@ class Supervisor:
         self._signals = signals
         self._say = say
         self._patience = patience
+        self._was_ready = False
 
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
         """Wait until the engine is ready, call `when_ready`, serve until the end. Returns the exit code.
@@ -77,6 +78,7 @@ class Supervisor:
                         f"the engine was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
                     )
             self._raise_if_broken(wait=0.0)
+            self._was_ready = True
             when_ready()
             while not self._stop_requested():
                 self._raise_if_broken()
@@ -105,10 +107,9 @@ class Supervisor:
 
     def _stop(self) -> int:
         """SIGTERM: let running requests end, then go. A second signal, or an engine too slow, ends it at once."""
-        loading = self._board.read().state is EngineState.STARTING
         self._board.set_state(EngineState.DRAINING)
         code = 0
-        if not loading:
+        if self._was_ready:
             self._say(f"stopping: running requests have {self._patience.drain:g} s to end")
             code = self._drain()
         self._engine.kill_all()

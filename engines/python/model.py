@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,9 +39,12 @@ def load_model(config: PythonEngineConfig) -> Model:
 
     On a CPU weights are rounded to the dtype asked for and computed with in fp32: there is no hardware path for less.
 
-    Raises: what transformers raises; `ValueError` when the model does not fit on the GPUs.
+    Raises: what transformers raises; `FileNotFoundError` where there is no model; `ValueError` when it does not fit on
+        the GPUs.
     """
     path = config.model.path
+    if not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError("there is no config.json")
     common = {"local_files_only": True, "trust_remote_code": config.trust_remote_code}
     described = AutoConfig.from_pretrained(path, **common)
     auto = AutoModelForSeq2SeqLM if described.is_encoder_decoder else AutoModelForCausalLM
@@ -71,7 +75,7 @@ def describe(module: Any) -> Model:
     own = module.generation_config
     pad = own.pad_token_id
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < embeddings else 0
-    _ = GenerationConfig(
+    module.generation_config = GenerationConfig(
         bos_token_id=own.bos_token_id,
         decoder_start_token_id=own.decoder_start_token_id,
         pad_token_id=pad_token_id,
