@@ -12,6 +12,8 @@ EXTRAS ?= [dev]
 # A Python that has torch and pytest, for `make gpu-check`; nothing is installed for it.
 GPU_PYTHON ?= python3
 IMAGE ?= lmi-server:$(TORCH)
+# Tests that run at once.
+TEST_JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,9 +57,9 @@ install-torch-cuda:
 serve: install
 	exec $(BIN)/lmi serve $(PROPERTIES) --port $(PORT)
 
-# One compute thread a process: tests run many small operations, and many processes at once.
+# One compute thread a process: tests run many small operations, and many processes at once. A file's tests share servers.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile
 
 verify: install
 	$(BIN)/python -m tests.verify.run

@@ -31,7 +31,7 @@ def small_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) 
         job_queue_size=2,
         max_rolling_batch_size=1,
         paged_attention=False,
-        predict_timeout=6,
+        predict_timeout=10,
     )
     text += "max_request_size=100000\n"
     folder = tmp_path_factory.mktemp("small")

@@ -106,6 +106,8 @@ def running(folder: Path) -> Iterator[Seaweed]:
                 *(str(program), "server", f"-dir={data}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
                 *(f"-s3.port={s3}", f"-s3.config={identities}", "-master.volumeSizeLimitMB=1024"),
+                # Two servers at once would want the same ports for what is not used here.
+                *("-s3.port.iceberg=0", "-s3.port.lance=0"),
                 *("-volume.max=64", "-volume.minFreeSpace=0", "-master.volumePreallocate=false"),
             ],
             stdin=subprocess.DEVNULL,
