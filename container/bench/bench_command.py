@@ -16,15 +16,14 @@ from container.bench.dialects import DIALECTS, Dialect
 from container.bench.errors import BenchError
 from container.bench.figures import figures
 from container.bench.load import LoadRun, run_load
+from container.bench.options import load_options
 from container.bench.preflight import server_url, wait_ready
 from container.bench.report import BenchReport
 from container.bench.workload import BenchRequest, Workload, load_tokenizer, make_requests
 from container.prepare import BUNDLED_MODEL, bundled_folder
 from container.progress import ProgressView, view_for
 
-_MAX_USERS = 1000
 _MAX_REQUESTS = 100_000
-_MAX_TOKENS = 1_000_000
 _TABLE_WIDTH = 100
 
 
@@ -44,39 +43,15 @@ class _Target:
     "keeps what it has computed."
 )
 @click.argument("url")
-@click.option(
-    "--users", type=click.IntRange(1, _MAX_USERS), default=32, show_default=True, help="At the same time."
-)
+@load_options
 @click.option(
     "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=64, show_default=True, help="In all."
 )
-@click.option(
-    "--input-tokens",
-    type=click.IntRange(1, _MAX_TOKENS),
-    default=32,
-    show_default=True,
-    help="Of each prompt.",
-)
-@click.option(
-    "--output-tokens",
-    type=click.IntRange(1, _MAX_TOKENS),
-    default=128,
-    show_default=True,
-    help="Of each answer.",
-)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
-@click.option("--dialect", type=click.Choice(sorted(DIALECTS)), default="lmi", show_default=True)
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
     help="The served model's folder, or its tokenizer.json; else that of the bundled model.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="Seconds for one request.",
 )
 @click.option(
     "--wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for the server to be ready."

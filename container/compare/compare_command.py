@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from container import launch, model_files
-from container.bench.dialects import DIALECTS
 from container.bench.errors import BenchError
+from container.bench.options import load_options
 from container.compare import aws_post, report
 from container.compare.arm_server import ArmFailed, ArmServer, RunningArm, StartArm
 from container.compare.arms import Arm, BadArm, Named, names_for, read_arms, warnings
@@ -34,8 +34,6 @@ from container.stop_signals import StopRequested, StopSignals
 
 _MAX_ROUNDS = 100
 _MAX_REQUESTS = 100_000
-_MAX_USERS = 1000
-_MAX_TOKENS = 1_000_000
 _TABLE_WIDTH = 140
 _STOPPED = 130
 """Exit code after a request to stop, as shells have it."""
@@ -77,38 +75,14 @@ class Asked:
 @click.option(
     "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=32, show_default=True, help="In a round."
 )
-@click.option(
-    "--users", type=click.IntRange(1, _MAX_USERS), default=32, show_default=True, help="At the same time."
-)
-@click.option(
-    "--input-tokens",
-    type=click.IntRange(1, _MAX_TOKENS),
-    default=32,
-    show_default=True,
-    help="Of each prompt.",
-)
-@click.option(
-    "--output-tokens",
-    type=click.IntRange(1, _MAX_TOKENS),
-    default=128,
-    show_default=True,
-    help="Of each answer.",
-)
+@load_options
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Of the prompts; each round adds its number."
 )
-@click.option("--dialect", type=click.Choice(sorted(DIALECTS)), default="lmi", show_default=True)
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
     help="A model folder, or a tokenizer.json, for the prompts of all arms; else each arm's own model's.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="Seconds for one request.",
 )
 @click.option(
     "--output",

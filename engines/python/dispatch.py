@@ -216,12 +216,14 @@ class Dispatch:
         given_up = self._deaths >= MAX_DEATHS
         outlook = "it is not started again" if given_up else "it is being started again"
         error = EngineDied(f"the generating process ended, and this request with it; {outlook}")
+        if not given_up:
+            # Before anybody is told: who asks again at once must not find it ready.
+            self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         self._send(front, [_failure(request_id, error) for request_id in self._running])
         if given_up:
             raise EngineFailed(
                 f"the generating process ended {self._deaths} times without a batch done in between; at last {how}"
             )
-        self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         self._batcher.set_busy()
         front.unwatch(self._generator.fileno())
         self._generator.restart()
