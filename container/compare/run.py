@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from container.compare.plan import Plan, Scenario, Stay, stays
 from container.compare.results import Comparison, RoundResult, StayResult
 from container.compare.scrape import Sampler, Snapshot, kv_use, scrape
 
+_SIGNAL_SECONDS = 0.5
 _SETTLE_SECONDS = 5.0
 _SETTLE_POLL_SECONDS = 0.05
 
@@ -147,16 +148,19 @@ class Runner:
     def _load(self, server: RunningArm, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
         """In a thread of its own, so that a signal to stop is heard here at once."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-            future = pool.submit(
-                run_load,
-                server.url,
-                DIALECTS[self.plan.dialect],
-                requests,
-                num_users,
-                self.plan.timeout_seconds,
-                self.watcher.request_done,
-            )
             try:
+                future = pool.submit(
+                    run_load,
+                    server.url,
+                    DIALECTS[self.plan.dialect],
+                    requests,
+                    num_users,
+                    self.plan.timeout_seconds,
+                    self.watcher.request_done,
+                )
+                # A signal that another thread takes is heard only when this one wakes.
+                while not wait([future], _SIGNAL_SECONDS).done:
+                    pass
                 return future.result()
             except BaseException:
                 server.kill()  # what is still in flight ends with its server
