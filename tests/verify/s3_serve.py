@@ -20,9 +20,9 @@ _QUESTION = "What is the capital of France?"
 
 
 def verify(lab: Lab, report: Report) -> None:
-    with running(lab.folder / "seaweed") as seaweed, faulty_proxy(seaweed.url) as proxy:
+    with running(lab.folder / "seaweed-serve") as seaweed, faulty_proxy(seaweed.url) as proxy:
         seaweed.upload(lab.model, "models", "smollm2/")
-        cache = lab.folder / "s3-cache"
+        cache = lab.folder / "s3-serve-cache"
         size = sum(path.stat().st_size for path in lab.model.iterdir())
         first = _serve(lab, proxy, cache, "first", report)
         report.require(first == size, f"the first start fetched {first} bytes; the model has {size}")
