@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -207,7 +208,7 @@ def _serve(hub: HubServer, handler: type[BaseHTTPRequestHandler]) -> _Server:
     return server
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(ABC, BaseHTTPRequestHandler):
     """What both hosts have in common."""
 
     protocol_version = "HTTP/1.1"
@@ -234,8 +235,9 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
+    @abstractmethod
     def answer(self, url: Any, fault: Fault) -> None:
-        raise NotImplementedError
+        """What this host says to a request for `url` that no fault stops."""
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
