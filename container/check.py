@@ -180,7 +180,6 @@ def _explanation(entry: Entry, option: Option | None, found: Examination) -> str
         return f"{alias}not used: {chosen.place} comes first"
     effect = {
         Status.WORKS: "",
-        Status.NOT_YET: f" It belongs to engine={option.engine}, which this version does not serve yet.",
         Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",
         Status.REFUSED: " Accepted, for this value is what the server does anyway.",
     }

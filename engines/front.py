@@ -1,4 +1,4 @@
-"""Rank 0's door: a ZeroMQ ROUTER on a UNIX socket, to which web processes and the supervisor connect."""
+"""An engine's door: a ZeroMQ ROUTER on a UNIX socket, to which web processes and the supervisor connect."""
 
 from __future__ import annotations
 

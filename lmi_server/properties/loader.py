@@ -264,7 +264,7 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
             values.append(EffectiveValue(option.name, text, item.place, _note(option)))
         elif option.name == "engine":
             values.append(EffectiveValue("engine", config.engine, verdict.engine_source or "default"))
-        elif option.status in (Status.WORKS, Status.NOT_YET) and option.engine in ("any", config.engine):
+        elif option.status is Status.WORKS and option.engine in ("any", config.engine):
             values.append(EffectiveValue(option.name, show(option.default), "default"))
     return tuple(values)
 

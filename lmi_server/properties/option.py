@@ -14,8 +14,6 @@ class Status(StrEnum):
     """How far an option is done."""
 
     WORKS = "works"
-    NOT_YET = "not yet"
-    """Valid in a file; the engine it concerns cannot be served by this version."""
     NO_EFFECT = "no effect"
     """Every valid value is accepted with a note: ignoring it changes nothing."""
     REFUSED = "refused"

@@ -59,12 +59,8 @@ def rows() -> tuple[Row, ...]:
 def markdown() -> str:
     """The whole reference page."""
     working = [option for option in OPTIONS if option.status is Status.WORKS]
-    later = [option for option in OPTIONS if option.status is Status.NOT_YET]
     other = [option for option in OPTIONS if option.status in (Status.REFUSED, Status.NO_EFFECT)]
     parts = [_HEAD, "## Options that work\n", *map(_section, working)]
-    parts += ["## Options of engine=Python\n"]
-    parts += ["Valid in a file and checked; the engine itself is not served by this version yet.\n"]
-    parts += [*map(_section, later)]
     parts += ["## Known to LMI, not done here\n"]
     parts += [
         "Refused with the reason, except for values of which ignoring changes nothing: these are accepted with a"
