@@ -134,7 +134,7 @@ HANDLER_KNOWN: tuple[Option, ...] = (
     refused(
         "option.device_map",
         _TEXT,
-        "engine=MPI places layers by option.tensor_parallel_degree",
+        "layers are placed by option.tensor_parallel_degree",
         "auto",
         help="Placement by accelerate.",
     ),
