@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-from engines.core import EngineStats, Request, RequestOutput
+from engines.core import EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.health import Health
+
+SettingValue = int | float | bool | str | None
+"""Of a field of `engines.core.SchedulerSettings`."""
+
+
+class SchedulerAnswer(NamedTuple):
+    """What an engine says to a change of its scheduler's settings."""
+
+    settings: SchedulerSettings | None
+    """Those in force; None: this engine has no such scheduler."""
+    refused: Mapping[str, str]
+    """By field: why its value is not accepted. With any, nothing was changed."""
 
 
 class RequestStream(Protocol):
@@ -33,6 +46,13 @@ class Engine(Protocol):
 
     def stats(self, timeout: float) -> EngineStats | None:
         """Ask the engine for its counters; None when it does not answer within `timeout` seconds."""
+
+    def configure_scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float
+    ) -> SchedulerAnswer | None:
+        """Change fields of `SchedulerSettings` at the next step boundary, all or none; no change only asks for those in
+        force. None when there is no answer within `timeout` seconds; what was sent may take effect still.
+        """
 
     def close(self) -> None:
         """Let go of sockets and files."""

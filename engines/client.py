@@ -6,6 +6,7 @@ Built on gevent: one greenlet receives, any number wait for their request's outp
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import gevent
@@ -13,10 +14,22 @@ import gevent.event
 import gevent.queue
 import zmq.green as zmq
 
+from engines.base import SchedulerAnswer, SettingValue
 from engines.core import EngineStats, Request, RequestOutput
 from engines.errors import EngineDied
 from engines.health import EngineState, Health, StatusBoard
-from engines.wire import Abort, GetStats, Outputs, Stats, Submit, ToEngine, decode_to_client, encode
+from engines.wire import (
+    Abort,
+    ConfigureScheduler,
+    GetStats,
+    Outputs,
+    SchedulerState,
+    Stats,
+    Submit,
+    ToEngine,
+    decode_to_client,
+    encode,
+)
 
 _BOARD_INTERVAL_SECONDS = 0.2
 
@@ -50,7 +63,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)
         self._streams: dict[str, ClientStream] = {}
-        self._answers: dict[int, gevent.event.AsyncResult[EngineStats]] = {}
+        self._answers: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
         self._tokens = itertools.count()
         self._greenlets = [gevent.spawn(self._receive), gevent.spawn(self._watch_board)]
 
@@ -73,19 +86,18 @@ class EngineClient:
         return self._board.read()
 
     def stats(self, timeout: float) -> EngineStats | None:
-        if self._dead():
-            return None
         token = next(self._tokens)
-        answer: gevent.event.AsyncResult[EngineStats] = gevent.event.AsyncResult()
-        self._answers[token] = answer
-        try:
-            self._send(GetStats(token))
-            stats: EngineStats = answer.get(timeout=timeout)
-            return stats
-        except gevent.Timeout:
+        answer = self._ask(token, GetStats(token), timeout)
+        return answer.stats if isinstance(answer, Stats) else None
+
+    def configure_scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float
+    ) -> SchedulerAnswer | None:
+        token = next(self._tokens)
+        answer = self._ask(token, ConfigureScheduler(token, dict(changes)), timeout)
+        if not isinstance(answer, SchedulerState):
             return None
-        finally:
-            del self._answers[token]
+        return SchedulerAnswer(answer.settings, answer.refused)
 
     def close(self) -> None:
         gevent.killall(self._greenlets)
@@ -93,19 +105,32 @@ class EngineClient:
         self._context.term()
         self._board.close()
 
+    def _ask(self, token: int, question: ToEngine, timeout: float) -> Stats | SchedulerState | None:
+        """The answer with the same token; None when there is none within `timeout` seconds."""
+        if self._dead():
+            return None
+        answer: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
+        self._answers[token] = answer
+        try:
+            self._send(question)
+            found: Stats | SchedulerState = answer.get(timeout=timeout)
+            return found
+        except gevent.Timeout:
+            return None
+        finally:
+            del self._answers[token]
+
     def _send(self, message: ToEngine) -> None:
         self._socket.send(encode(message))
 
     def _receive(self) -> None:
         while True:
             message = decode_to_client(self._socket.recv())
-            if isinstance(message, Stats):
-                answer = self._answers.get(message.token)
-                if answer is not None:
-                    answer.set(message.stats)
-            elif isinstance(message, Outputs):
+            if isinstance(message, Outputs):
                 for output in message.outputs:
                     self._deliver(output)
+            elif (answer := self._answers.get(message.token)) is not None:
+                answer.set(message)
 
     def _deliver(self, output: RequestOutput) -> None:
         # An aborted request may still have an output under way: nobody waits for it.

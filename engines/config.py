@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from engines.core import SchedulerSettings
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
@@ -32,6 +34,8 @@ class ParallelConfig:
     """`cpu` or `cuda`; rank r uses the r-th visible GPU."""
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
+    batch_invariant: bool = False
+    """A row's result has the same bits whoever shares its step and however its prompt was cut, on a CPU in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +50,23 @@ class CacheConfig:
     """Size over all ranks together; None on GPUs: what `gpu_memory_utilization` leaves after loading."""
     gpu_memory_utilization: float = 0.9
     """Share of each GPU's memory that weights, activations and KV cache may take."""
+    prefix_caching: bool = False
+    """Keep full pages of ended sequences for prompts that begin alike. Needs `paged`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What a step may hold."""
+    """Who runs when."""
 
-    max_num_seqs: int
-    """Sequences running at once."""
-    max_prefill_tokens: int
-    """Prompt tokens in one step, over all sequences."""
-    max_waiting: int
-    """Requests waiting for a place; more are refused."""
+    settings: SchedulerSettings
+    """In force from the start; the running engine may be given others."""
     batch_scheduler_policy: str = "guaranteed_no_evict"
-    """`guaranteed_no_evict`: a request is admitted to the next step once what it may need at worst is free.
+    """`max_utilization`: a request is admitted while blocks are free; when they run out, somebody gives way and is
+    computed again later. Needs a paged cache.
+    `guaranteed_no_evict`: a request is admitted to the next step once what it may need at worst is free.
     `static_batch`: what waits is taken as one batch, and nothing is admitted until all of it has ended."""
+    step_trace: str = ""
+    """Path of a JSON-lines file to which rank 0 writes every step; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,9 @@ class MpiEngineConfig:
             model=ModelSettings(**data["model"]),
             parallel=ParallelConfig(**data["parallel"]),
             cache=CacheConfig(**data["cache"]),
-            scheduler=SchedulerConfig(**data["scheduler"]),
+            scheduler=SchedulerConfig(
+                **{**data["scheduler"], "settings": SchedulerSettings(**data["scheduler"]["settings"])}
+            ),
             engine=data["engine"],
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -32,18 +33,59 @@ class SamplingParams:
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probability reaches p (Holtzman et al. 2020, arXiv:1904.09751)."""
+    min_p: float = 0.0
+    """Keep tokens whose probability is at least min_p times that of the likeliest (Nguyen et al. 2024)."""
+    typical_p: float = 1.0
+    """Keep the most typical tokens, up to probability p (Meister et al. 2022); 1 keeps all."""
     repetition_penalty: float = 1.0
     """Divides (multiplies, when negative) the logits of tokens already in the sequence (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that stand in the output."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit once for each time that it stands in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), each id once."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences, none empty, that the output must not contain: after the others the last one is ruled out."""
+    min_new_tokens: int = 0
+    """Until there are so many, no stop token can be drawn."""
     seed: int = 0
     """Seed of this request's own random stream, 0 <= seed < 2**64; unused when greedy."""
     stop_token_ids: tuple[int, ...] = ()
     """Generation ends with any of these: the model's EOS ids, or none under `ignore_eos_token`."""
     logprobs: bool = False
     """Report the log-probability of each token, under the model's distribution before any processing."""
+    top_logprobs: int = 0
+    """With each token, report so many of the likeliest and their log-probabilities."""
+    prompt_logprobs: int | None = None
+    """Report those of the prompt's tokens, each under what stands before it, and with each so many of the likeliest."""
+    num_beams: int = 1
+    """Above 1: beam search with so many hypotheses, no sampling; the best is the output, all of it at the end."""
+    length_penalty: float = 1.0
+    """A finished hypothesis scores the sum of its log-probabilities over its output length to this power."""
+    early_stopping: bool = False
+    """Beam search ends as soon as `num_beams` hypotheses are finished, though a better one might come."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def plain(self) -> bool:
+        """The next token is the one with the largest logit of the model, and nothing else is asked for."""
+        return (
+            self.temperature == 0.0
+            and self.repetition_penalty == 1.0
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+            and not self.logit_bias
+            and not self.bad_words
+            and self.min_new_tokens == 0
+            and not self.logprobs
+            and self.top_logprobs == 0
+            and self.prompt_logprobs is None
+            and self.num_beams == 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +97,69 @@ class Request:
     sampling: SamplingParams
     arrival_time: float
     """`time.monotonic()` when the HTTP request arrived; one clock for all processes of a host."""
+    deadline: float | None = None
+    """`time.monotonic()` at which the engine gives up on the request, waiting or running."""
+    priority: int = 0
+    """Smaller comes first, under the `priority` policy."""
+    tenant: str = ""
+    """Whose request it is: the `fair` policy shares out among tenants, and no page is shared across them."""
+    same_prompt_as: str = ""
+    """Id of a request with the same prompt and tenant, submitted just before: its pages may be shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step, or an error, gave one request. The last one has a `finish_reason` or an `error_kind`."""
+TokenLogprobs = tuple[tuple[int, float], ...]
+"""(token id, log-probability), the likeliest first."""
+
+
+class SampledToken(NamedTuple):
+    """What sampling gave one sequence."""
+
+    token_id: int
+    logprob: float | None = None
+    """Under the model's distribution before any processing; None where not asked for."""
+    finite: bool = True
+    """False when the sequence's logits were not; the token means nothing then."""
+    top: TokenLogprobs = ()
+    """The `top_logprobs` likeliest under the same distribution. In beam search the 2 * num_beams likeliest
+    continuations after penalties and bans."""
+
+
+class PromptLogprob(NamedTuple):
+    """Of one prompt token, under what stands before it."""
+
+    logprob: float
+    top: TokenLogprobs = ()
+
+
+class RequestOutput(NamedTuple):
+    """What one step, or an error, gave one request. The last one has a `finish_reason` or an `error_kind`.
+
+    A tuple: hundreds are made in every step.
+    """
 
     id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """As many as `token_ids`, or none where the request did not ask."""
+    top_logprobs: tuple[TokenLogprobs, ...] = ()
+    """As many as `token_ids`, or none where the request did not ask."""
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    """With the first token, where the request asked: of each prompt token from the second on."""
     finish_reason: FinishReason | None = None
     error_kind: str = ""
     """A `kind` of `engines.errors`, empty when all is well."""
     error_message: str = ""
+    num_cached_tokens: int = 0
+    """With the first token: how many of the prompt's came from the prefix cache."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or bool(self.error_kind)
+
+
+def token_output(request_id: str, token_id: int) -> RequestOutput:
+    """`RequestOutput(request_id, (token_id,))` in half the time; most outputs are just that."""
+    return tuple.__new__(RequestOutput, (request_id, (token_id,), (), (), (), None, "", "", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +204,29 @@ class EngineStats:
     gauges: dict[str, float]
     counters: dict[str, float]
     histograms: tuple[HistogramData, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What can be changed while engine=MPI runs: order, limits of a step, bounds of the queue. Swapped as a whole."""
+
+    max_num_seqs: int
+    """Sequences running at once."""
+    max_prefill_tokens: int
+    """Prompt tokens in one step, over all sequences."""
+    max_num_batched_tokens: int
+    """All tokens in one step."""
+    max_waiting: int
+    """Requests waiting for a place; more are refused."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of all waiting requests together; a request that goes beyond is refused. None: no bound."""
+    scheduling_policy: str = "fcfs"
+    """Who is next: `fcfs`, `priority` or `fair`."""
+    chunked_prefill: bool = True
+    """True: chunks of prompts ride with decodes. False: decodes wait while whole prompts run."""
+    waiting_served_ratio: float = 0.3
+    """Without chunks: decodes pause only for so many waiting requests, as a share of the running ones."""
+    max_waiting_tokens: int = 20
+    """Without chunks: after so many steps of decodes they pause for any waiting request."""
+    waiting_steps: int = 0
+    """Without chunks: decodes run at least so many steps between two pauses."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 
 from lmi_kernels import Workspace
 from lmi_kernels.attention_plan import AttentionGroup
+
+_MOST_COPIES = 256
+"""Blocks that are copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class AttentionMetadata:
 
 class KvCache:
     """One pool a layer, [2, num_kv_heads, num_blocks, block_size, head_dim], keys first: one head's page is a
-    contiguous box and a run of pages is a view. Only `store_kv` writes it.
+    contiguous box and a run of pages is a view. Only `store_kv` and the methods here write it.
     """
 
     def __init__(
@@ -56,7 +60,37 @@ class KvCache:
         self.block_size = block_size
         self.workspace = Workspace()
 
-    def scrub(self, blocks: list[int]) -> None:
+    @property
+    def num_bytes(self) -> int:
+        return self._pools.numel() * self._pools.element_size()
+
+    def scrub(self, blocks: Sequence[int]) -> None:
         """Zero blocks whose content is not finite, before anyone else gets them."""
         if blocks:
-            self._pools[:, :, :, blocks] = 0
+            self._pools[:, :, :, list(blocks)] = 0
+
+    def copy_blocks(self, pairs: Sequence[int]) -> None:
+        """Copy keys and values of all layers from block to block.
+
+        Args:
+            pairs: source, destination, source, destination, ...; as if one after the other, so what an earlier pair
+                has written a later one reads.
+        """
+        for sources, destinations in _independent(pairs):
+            # Layer by layer, because what is read at once takes memory beside the cache.
+            for pool in self.layers:
+                pool[:, :, destinations] = pool[:, :, sources]
+
+
+def _independent(pairs: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut copies into runs in which nothing is read or written again that the run has written."""
+    sources: list[int] = []
+    written: dict[int, None] = {}
+    for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
+        if source in written or destination in written or len(written) == _MOST_COPIES:
+            yield sources, list(written)
+            sources, written = [], {}
+        sources.append(source)
+        written[destination] = None
+    if sources:
+        yield sources, list(written)

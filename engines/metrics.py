@@ -12,6 +12,10 @@ from engines.core import EngineInfo, EngineStats, HistogramData
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_TOKENS = (*_BATCH, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+_SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+_MODEL_PARTS = ("attention", "model", "sample")
+"""Of a step: all else is overhead."""
 
 
 class Histogram:
@@ -46,12 +50,18 @@ class EngineMetrics:
         self.time_to_first_token = Histogram("lmi_time_to_first_token_seconds", _SECONDS)
         self.time_per_output_token = Histogram("lmi_time_per_output_token_seconds", _SECONDS)
         self.queue_time = Histogram("lmi_queue_seconds", _SECONDS)
+        self.step_tokens = Histogram("lmi_step_tokens", _TOKENS)
+        self.step_overhead = Histogram("lmi_step_overhead_seconds", _SHORT)
         self._step_parts: dict[str, Histogram] = {}
 
-    def observe_step(self, num_sequences: int, seconds_by_part: Mapping[str, float]) -> None:
-        """One step: how many sequences it held, and where its time went."""
+    def observe_step(self, num_sequences: int, num_tokens: int, seconds_by_part: Mapping[str, float]) -> None:
+        """One step: how many sequences and tokens it held, and where its time went."""
         self.steps += 1
         self.batch_size.observe(num_sequences)
+        self.step_tokens.observe(num_tokens)
+        self.step_overhead.observe(
+            sum(seconds for part, seconds in seconds_by_part.items() if part not in _MODEL_PARTS)
+        )
         for part, seconds in seconds_by_part.items():
             histogram = self._step_parts.get(part)
             if histogram is None:
@@ -72,6 +82,8 @@ class EngineMetrics:
             self.time_to_first_token,
             self.time_per_output_token,
             self.queue_time,
+            self.step_tokens,
+            self.step_overhead,
             *self._step_parts.values(),
         )
         return EngineStats(info, gauges, counters, tuple(histogram.snapshot() for histogram in histograms))

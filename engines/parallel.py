@@ -11,7 +11,11 @@ import socket
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+
+_PLAN_BYTES = 16384
+"""What the first message of a plan carries, its length included: nearly all plans are one message."""
 
 
 class Communicator(Protocol):
@@ -84,6 +88,9 @@ class MpiCommunicator:
             self._wake.bind(self._addresses[self.rank])
         comm.Barrier()
         self._gathered = torch.empty(0)
+        self._plan = np.zeros(_PLAN_BYTES, dtype=np.uint8)
+        self._plan_length = self._plan[:8].view(np.int64)
+        self._plan_start = self._plan[8:]
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         from mpi4py import MPI
@@ -107,20 +114,23 @@ class MpiCommunicator:
         return torch.cat([part.view(rows, -1) for part in parts], dim=1)
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
-        import numpy as np
-
         if plan is not None:
             for address in self._addresses[1:]:
                 self._wake.sendto(b"p", address)
+            self._plan_length[0] = len(plan)
+            first = plan[: len(self._plan_start)]
+            self._plan_start[: len(first)] = np.frombuffer(first, dtype=np.uint8)
         else:
             self._wake.recv(1)
-        length = np.array([len(plan or b"")], dtype=np.int64)
-        self._comm.Bcast(length)
-        data = (
-            np.frombuffer(plan, dtype=np.uint8).copy() if plan else np.empty(int(length[0]), dtype=np.uint8)
-        )
-        self._comm.Bcast(data)
-        return data.tobytes()
+        self._comm.Bcast(self._plan)
+        length = int(self._plan_length[0])
+        if length <= len(self._plan_start):
+            return plan if plan is not None else self._plan_start[:length].tobytes()
+        rest = np.empty(length - len(self._plan_start), dtype=np.uint8)
+        if plan is not None:
+            rest[:] = np.frombuffer(plan, dtype=np.uint8)[len(self._plan_start) :]
+        self._comm.Bcast(rest)
+        return plan if plan is not None else self._plan_start.tobytes() + rest.tobytes()
 
     def agree(self, status: int) -> int:
         return self._reduce(status, largest=True)
@@ -132,7 +142,6 @@ class MpiCommunicator:
         self._comm.Abort(1)
 
     def _reduce(self, value: int, largest: bool) -> int:
-        import numpy as np
         from mpi4py import MPI
 
         buffer = np.array([value], dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.core import EngineStats, Request, RequestOutput
+from engines.core import EngineStats, Request, RequestOutput, SchedulerSettings
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -25,13 +25,23 @@ class GetStats(msgspec.Struct, frozen=True, tag=True):
     token: int
 
 
+class ConfigureScheduler(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: change these limits at the next step boundary, all or none, and answer with `SchedulerState`.
+
+    `changes` by field of `SchedulerSettings`; empty only asks.
+    """
+
+    token: int
+    changes: dict[str, int | float | bool | str | None]
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """To the engine: take no new request, finish the running ones, end after `seconds` at the latest."""
 
     seconds: float
 
 
-ToEngine = Submit | Abort | GetStats | Drain
+ToEngine = Submit | Abort | GetStats | ConfigureScheduler | Drain
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +57,17 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-ToClient = Outputs | Stats
+class SchedulerState(msgspec.Struct, frozen=True, tag=True):
+    """To whoever sent `ConfigureScheduler`: the settings in force, changed or not."""
+
+    token: int
+    settings: SchedulerSettings | None
+    """None: this engine has no such scheduler."""
+    refused: dict[str, str]
+    """By field: why its value is not accepted. With any, nothing was changed."""
+
+
+ToClient = Outputs | Stats | SchedulerState
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

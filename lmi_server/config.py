@@ -51,8 +51,19 @@ class EngineOptions:
     """`auto` or `lmi-dist`: the rolling-batch engine."""
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
-    batch_scheduler_policy: str = "guaranteed_no_evict"
+    max_num_batched_tokens: int | None = None
+    """All tokens of a step. Of it and the former, the one that is not given is the other."""
+    batch_scheduler_policy: str | None = None
+    scheduling_policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    waiting_steps: int = 0
+    max_queued_tokens: int | None = None
+    step_trace: str | None = None
+    batch_invariant: bool | None = None
     paged_attention: bool = True
+    enable_prefix_caching: bool | None = None
     block_size: int | None = None
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9

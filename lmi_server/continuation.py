@@ -5,12 +5,31 @@ Here text meets tokens: the engine knows no stop strings, so they are looked for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from engines.core import FinishReason, RequestOutput, SamplingParams
+from engines.core import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprobs
 from lmi_server.text.detokenizer import IncrementalDetokenizer
 from lmi_server.text.stop_strings import StopMatcher
 from lmi_server.text.tokenizer import TextModel
+
+_LOWEST_LOGPROB = -9999.0
+"""What OpenAI answers for a token that could not come; JSON has no minus infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How tokens become the text of an answer."""
+
+    continues_prompt: bool
+    """True: the output goes on where the prompt ends. False: it is a text of its own, as in a chat."""
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Those that the client named: they end the text as a stop string does. The model's EOS ids are none of them."""
+    include_stop: bool = False
+    """What ends the text, stop string or token, is part of it."""
+    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +40,26 @@ class GenerationRequest:
     """The prompt as the client wrote it; for `return_full_text`, `echo` and `details.inputs`."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    stop_strings: tuple[str, ...]
-    continues_prompt: bool
-    """True: the output goes on where the prompt ends. False: it is a text of its own, as in a chat."""
+    rules: TextRules
     field: str
     """Where the body has the prompt: `inputs`, `prompt[3]`."""
+    n: int = 1
+    """Answers that are asked for."""
+    best_of: int = 1
+    """Answers that are generated, at least n; the n likeliest are given."""
+
+
+class TopToken(NamedTuple):
+    """One that could have stood in a token's place."""
+
+    id: int
+    text: str
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """One generated token."""
+    """One token, generated or of the prompt."""
 
     id: int
     text: str
@@ -39,6 +68,12 @@ class TokenText:
     """The text that can be shown from this token on: never part of a stop string, perhaps an earlier token's."""
     logprob: float | None
     special: bool
+    top: tuple[TopToken, ...] = ()
+    """The likeliest, as many as were asked for."""
+
+    def top_told(self, own: str) -> tuple[TopToken, ...]:
+        """`top`, this token among them, if it is, under the text that an answer tells it by."""
+        return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +82,21 @@ class Completion:
 
     text: str
     tokens: tuple[TokenText, ...]
+    num_released: int
+    """So many of the tokens, from the first, are wholly part of the text: what a stop string took away is not."""
     finish_reason: FinishReason
+    prompt_tokens: tuple[TokenText, ...] = ()
+    """The prompt's, with their log-probabilities, where these were asked for; the first has none."""
+
+    @property
+    def released(self) -> tuple[TokenText, ...]:
+        return self.tokens[: self.num_released]
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token; what the best of several are chosen by."""
+        known = [token.logprob for token in self.tokens if token.logprob is not None]
+        return sum(known) / len(known) if known else _LOWEST_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +104,16 @@ class Step:
     """What one output of the engine comes to."""
 
     index: int
-    """Which prompt of the call."""
+    """Which answer of the call."""
     tokens: tuple[TokenText, ...]
+    released: tuple[TokenText, ...]
+    """Tokens that from this step on are known to be part of the text: no stop string begins in them."""
     rest: str
     """Text held back so far that comes out at the end."""
     completion: Completion | None
-    """Set on the prompt's last step."""
+    """Set on the answer's last step."""
+    prompt_tokens: tuple[TokenText, ...] = ()
+    """On the first step, where the prompt's log-probabilities were asked for."""
 
     @property
     def shown(self) -> str:
@@ -72,48 +125,137 @@ class Continuation:
     """What follows one prompt. Mutable; belongs to the `Generation` that feeds it."""
 
     def __init__(self, index: int, request: GenerationRequest, text: TextModel) -> None:
+        """`index`: which answer of the call it is."""
         self.request = request
         self.num_generated = 0
+        self.num_cached_tokens = 0
+        """Of the prompt, as the engine tells with the first token."""
         self._index = index
         self._text = text
+        self._rules = request.rules
         self._detokenizer = IncrementalDetokenizer(
-            text, request.prompt_token_ids if request.continues_prompt else ()
+            text,
+            request.prompt_token_ids if request.rules.continues_prompt else (),
+            request.rules.skip_special_tokens,
         )
-        self._stops = StopMatcher(request.stop_strings)
-        # A stop string may be the name of a special token, which no decoded text contains.
-        self._stop_ids = {text.special_tokens[s] for s in request.stop_strings if s in text.special_tokens}
+        self._stops = StopMatcher(request.rules.stop_strings, request.rules.include_stop)
+        self._stop_names = _special_stops(request.rules, text)
         self._tokens: list[TokenText] = []
+        self._prompt_tokens: tuple[TokenText, ...] = ()
         self._shown: list[str] = []
+        self._num_shown_chars = 0
+        self._num_released = 0
+        self._num_released_chars = 0
 
     def take(self, output: RequestOutput) -> Step:
         """Turn an output without an error into text; at a stop string the rest of it is dropped."""
         first = len(self._tokens)
-        stopped = False
+        prompt_tokens = self._take_prompt(output) if first == 0 else ()
+        stop_name: str | None = None
+        last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
+            ends = index == last and output.finish_reason is FinishReason.EOS_TOKEN
             logprob = output.logprobs[index] if index < len(output.logprobs) else None
-            self._take_token(token_id, logprob)
-            stopped = self._stops.matched is not None or token_id in self._stop_ids
-            if stopped:
+            top = output.top_logprobs[index] if index < len(output.top_logprobs) else ()
+            self._take_token(token_id, logprob, top, ends)
+            stop_name = self._stop_names.get(token_id)
+            if stop_name is not None or self._stops.matched is not None:
                 break
         self.num_generated = len(self._tokens)
-        finish_reason = FinishReason.STOP_SEQUENCE if stopped else output.finish_reason
-        rest = self._end() if finish_reason is not None else ""
-        if self._stops.matched is not None:
+        finish_reason = self._finish_reason(output, stop_name)
+        rest = self._end(stop_name) if finish_reason is not None else ""
+        if self._stops.matched is not None:  # perhaps in what was held back
             finish_reason = FinishReason.STOP_SEQUENCE
+        released = self._release()
         completion = None
         if finish_reason is not None:
-            completion = Completion("".join(self._shown), tuple(self._tokens), finish_reason)
-        return Step(self._index, tuple(self._tokens[first:]), rest, completion)
+            completion = Completion(
+                "".join(self._shown),
+                tuple(self._tokens),
+                self._num_released,
+                finish_reason,
+                self._prompt_tokens,
+            )
+        return Step(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
 
-    def _take_token(self, token_id: int, logprob: float | None) -> None:
-        piece = self._detokenizer.push(token_id)
+    def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
+        """What comes with the first token."""
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.token_ids and self.request.sampling.prompt_logprobs is not None:
+            self._prompt_tokens = _prompt_tokens(self.request, output.prompt_logprobs, self._text)
+        return self._prompt_tokens
+
+    def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
+        """`ends`: the engine ended with this token; it is no part of the text, unless that is asked for."""
+        special = token_id in self._text.special_ids
+        if ends and not self._rules.include_stop:
+            shown = ""
+            hidden = special and self._rules.skip_special_tokens
+            piece = "" if hidden else self._text.token_text(token_id)
+        else:
+            piece = self._detokenizer.push(token_id)
+            shown = self._show(piece)
+        lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
+        self._tokens.append(TokenText(token_id, piece, shown, lowest, special, _top_tokens(top, self._text)))
+
+    def _show(self, piece: str) -> str:
         shown = self._stops.push(piece)
         self._shown.append(shown)
-        special = token_id in self._text.special_ids
-        self._tokens.append(TokenText(token_id, piece, shown, logprob, special))
+        self._num_shown_chars += len(shown)
+        return shown
 
-    def _end(self) -> str:
+    def _finish_reason(self, output: RequestOutput, stop_name: str | None) -> FinishReason | None:
+        if stop_name is not None or self._stops.matched is not None:
+            return FinishReason.STOP_SEQUENCE
+        ended_by_token = output.finish_reason is FinishReason.EOS_TOKEN and self._tokens
+        if ended_by_token and self._tokens[-1].id in self._rules.stop_token_ids:
+            return FinishReason.STOP_SEQUENCE
+        return output.finish_reason
+
+    def _end(self, stop_name: str | None) -> str:
         """The text held back by the detokenizer, then by the stop strings."""
-        rest = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
-        self._shown.append(rest)
-        return rest
+        rest = self._show(self._detokenizer.flush())
+        held = self._stops.flush()
+        if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
+            held += stop_name
+        self._shown.append(held)
+        self._num_shown_chars += len(held)
+        return rest + held
+
+    def _release(self) -> tuple[TokenText, ...]:
+        """Tokens all of whose text is shown."""
+        start = self._num_released
+        while self._num_released < len(self._tokens):
+            num_chars = self._num_released_chars + len(self._tokens[self._num_released].text)
+            if num_chars > self._num_shown_chars:
+                break
+            self._num_released_chars = num_chars
+            self._num_released += 1
+        return tuple(self._tokens[start : self._num_released])
+
+
+def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
+    """A stop string may be the name of a special token, which no decoded text contains."""
+    if not rules.skip_special_tokens:
+        return {}
+    return {text.special_tokens[stop]: stop for stop in rules.stop_strings if stop in text.special_tokens}
+
+
+def _prompt_tokens(
+    request: GenerationRequest, logprobs: Sequence[PromptLogprob], text: TextModel
+) -> tuple[TokenText, ...]:
+    """The prompt's tokens with what the engine said of them; of the first it says nothing."""
+    detokenizer = IncrementalDetokenizer(text, (), request.rules.skip_special_tokens)
+    pieces = [detokenizer.push(token_id) for token_id in request.prompt_token_ids]
+    pieces[-1] += detokenizer.flush()
+    tokens = []
+    for place, (token_id, piece) in enumerate(zip(request.prompt_token_ids, pieces, strict=True)):
+        known = logprobs[place - 1] if 0 < place <= len(logprobs) else None
+        logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
+        top = () if known is None else _top_tokens(known.top, text)
+        tokens.append(TokenText(token_id, piece, piece, logprob, token_id in text.special_ids, top))
+    return tuple(tokens)
+
+
+def _top_tokens(top: TokenLogprobs, text: TextModel) -> tuple[TopToken, ...]:
+    return tuple(TopToken(number, text.token_text(number), max(one, _LOWEST_LOGPROB)) for number, one in top)

@@ -39,6 +39,12 @@ class NotFound(EngineError):
     kind = "not_found"
 
 
+class Forbidden(EngineError):
+    """Whoever asks may not."""
+
+    kind = "forbidden"
+
+
 class UnsupportedMediaType(EngineError):
     """The body is not JSON by its own headers."""
 
@@ -50,9 +56,13 @@ class ErrorForm(Enum):
 
     LMI = "lmi"
     OPENAI = "openai"
+    ADMIN = "admin"
+    """LMI's words with the usual statuses."""
 
     @classmethod
     def of_path(cls, path: str) -> ErrorForm:
+        if path.startswith("/admin/"):
+            return cls.ADMIN
         return cls.OPENAI if path.startswith("/v1/") else cls.LMI
 
 
@@ -74,6 +84,7 @@ _TABLE: dict[str, _Row] = {
     "request_failed": _Row(424, 500, "server_error"),
     "engine_died": _Row(503, 503, "server_error", retry_after=10),
     "bad_http": _Row(400, 400, "invalid_request_error"),
+    "forbidden": _Row(403, 403, "permission_error"),
     "not_found": _Row(404, 404, "invalid_request_error"),
     "method_not_allowed": _Row(405, 405, "invalid_request_error"),
     "too_large": _Row(413, 413, "invalid_request_error"),
@@ -106,7 +117,7 @@ class Problem:
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
         """HTTP status. `throttle_status`: what a full queue answers on `/invocations`."""
         row = _TABLE[self.kind]
-        if form is ErrorForm.OPENAI:
+        if form is not ErrorForm.LMI:
             return row.openai_status
         return throttle_status if self.kind == "overloaded" else row.lmi_status
 
@@ -123,7 +134,7 @@ class Problem:
 
     def body(self, form: ErrorForm, code: int = STREAM_ERROR_CODE) -> dict[str, Any]:
         """The JSON object; without `code` that of a stream's last record."""
-        if form is ErrorForm.LMI:
+        if form is not ErrorForm.OPENAI:
             return {"error": self.message, "code": code}
         error = {
             "message": self.message,

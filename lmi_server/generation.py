@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from engines.base import Engine, RequestStream
-from engines.core import Request, RequestOutput
+from engines.core import RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
+from lmi_server.candidates import Terms, candidates, chosen
 from lmi_server.client_gone import ClientWatch
 from lmi_server.continuation import Completion, Continuation, GenerationRequest, Step
 from lmi_server.text.tokenizer import TextModel
@@ -23,57 +25,72 @@ class ClientGone(Exception):
     """Nobody is there to answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of all prompts of one HTTP request."""
+
+    completions: tuple[Completion, ...]
+    """`n` for each prompt, one prompt after the other."""
+    num_generated: int
+    """Tokens, those of answers that `best_of` dropped too."""
+    num_cached_tokens: int
+    """Of the prompts, each counted once: what the engine had computed before."""
+
+
 class Generation:
     """All prompts of one HTTP request. Iterate once; `close` when done, however it went."""
 
     def __init__(
         self,
-        request_id: str,
+        terms: Terms,
         requests: Sequence[GenerationRequest],
         *,
         engine: Engine,
         text: TextModel,
         client: ClientWatch,
-        arrival_time: float,
-        timeout: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`arrival_time` and `clock` in seconds of one clock; `timeout` bounds the whole request, in seconds (None:
-        the engine itself does). Each prompt is a request of its own to the engine, with an id made of `request_id`.
-        """
-        ids = [request_id] if len(requests) == 1 else [f"{request_id}-{i}" for i in range(len(requests))]
-        self._requests = [
-            Request(one_id, request.prompt_token_ids, request.sampling, arrival_time)
-            for one_id, request in zip(ids, requests, strict=True)
+        """`clock`: the one that `terms.arrival_time` is of."""
+        self._terms = terms
+        self._prompts = tuple(requests)
+        self._candidates = candidates(terms, requests)
+        self._continuations = [
+            Continuation(index, requests[candidate.prompt], text)
+            for index, candidate in enumerate(self._candidates)
         ]
-        self._continuations = [Continuation(i, request, text) for i, request in enumerate(requests)]
-        self._open = dict(zip(ids, self._continuations, strict=True))
+        self._open = {
+            candidate.request.id: continuation
+            for candidate, continuation in zip(self._candidates, self._continuations, strict=True)
+        }
         """Those that the engine still works for, by request id."""
-        self._completions: list[Completion | None] = [None] * len(requests)
+        self._completions: list[Completion | None] = [None] * len(self._candidates)
         self._engine = engine
         self._client = client
         self._clock = clock
-        self._timeout = timeout
-        self._deadline = None if timeout is None else arrival_time + timeout
         self.first_token_time: float | None = None
 
     @property
     def num_prompts(self) -> int:
-        return len(self._requests)
+        return len(self._prompts)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(request.prompt_token_ids) for request in self._requests)
+        return sum(len(request.prompt_token_ids) for request in self._prompts)
 
     @property
     def num_generated(self) -> int:
-        """Tokens, over all prompts."""
+        """Tokens, over all answers."""
         return sum(continuation.num_generated for continuation in self._continuations)
 
     @property
-    def completions(self) -> tuple[Completion, ...]:
-        """What has ended well, in the order of the prompts; all of them after the last step."""
-        return tuple(completion for completion in self._completions if completion is not None)
+    def outcome(self) -> Outcome:
+        """Complete after the last step."""
+        done = tuple(completion for completion in self._completions if completion is not None)
+        cached: dict[int, int] = {}
+        for candidate, continuation in zip(self._candidates, self._continuations, strict=True):
+            # The later answers to a prompt share the pages of the first; that saves nothing that was asked for.
+            cached.setdefault(candidate.prompt, continuation.num_cached_tokens)
+        return Outcome(chosen(self._prompts, done), self.num_generated, sum(cached.values()))
 
     @property
     def finished(self) -> bool:
@@ -81,14 +98,14 @@ class Generation:
         return None not in self._completions
 
     def __iter__(self) -> Iterator[Step]:
-        """One step for each output of the engine, of all prompts in between each other.
+        """One step for each output of the engine, of all answers in between each other.
 
         Raises:
             EngineError: the engine refused or failed one of the requests, or the time is over.
             ClientGone: the client left.
         """
         # All before the first is waited for, so that they can share a batch.
-        stream = self._engine.submit(*self._requests)
+        stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
         while not self.finished:
             output = self._next(stream)
@@ -112,15 +129,16 @@ class Generation:
             self._engine.abort(request_id)
 
     def _next(self, stream: RequestStream) -> RequestOutput:
+        deadline = self._terms.deadline
         while True:
             if self._client.left:
                 raise ClientGone
             wait = POLL_SECONDS
-            if self._deadline is not None:
-                wait = min(wait, self._deadline - self._clock())
+            if deadline is not None:
+                wait = min(wait, deadline - self._clock())
                 if wait <= 0:
                     raise DeadlineExceeded(
-                        f"the request took longer than {self._timeout:g} s (option.predict_timeout); "
+                        f"the request took longer than {self._terms.timeout:g} s ({self._terms.timeout_name}); "
                         f"{self.num_generated} tokens were generated"
                     )
             output = stream.next(wait)
@@ -142,5 +160,5 @@ class Generation:
 
     def _failure(self, continuation: Continuation, output: RequestOutput) -> EngineError:
         """One that fails is the failure of all: they came as one request. Of several, the text names it."""
-        where = f"{continuation.request.field}: " if len(self._requests) > 1 else ""
+        where = f"{continuation.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)

@@ -8,6 +8,7 @@ from container.machine import Machine
 from container.resolve import weights
 from container.resolve.decisions import CannotServe, Decisions
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
 from engines.models import MODELS
 from engines.models.config import ModelConfig, UnsupportedModel
 from lmi_server.config import EngineOptions, LmiConfig
@@ -128,8 +129,8 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
     block_size = options.block_size
     if block_size is None:
-        block_size = 32 if device == "cpu" else 64
-        made.computed("option.block_size", block_size, f"on {weights.a(device)}")
+        block_size = 16
+        made.computed("option.block_size", block_size, "the default")
     if options.kv_cache_gb is not None:
         kv_bytes: int | None = int(options.kv_cache_gb * _GIB)
     elif device == "cpu":
@@ -145,9 +146,18 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
         made.computed(
             "option.kv_cache_gb", "", "what option.gpu_memory_utilization leaves once the weights are loaded"
         )
+    prefix_caching = options.enable_prefix_caching
+    if prefix_caching is None:
+        prefix_caching = options.paged_attention
+        made.computed(
+            "option.enable_prefix_caching",
+            str(prefix_caching).lower(),
+            "attention is paged" if prefix_caching else "attention is not paged",
+        )
     return CacheConfig(
         block_size=block_size,
         paged=options.paged_attention,
+        prefix_caching=prefix_caching,
         kv_cache_bytes=kv_bytes,
         gpu_memory_utilization=options.gpu_memory_utilization,
     )
@@ -192,13 +202,59 @@ def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | N
 
 
 def _scheduler(options: EngineOptions, device: str, made: Decisions) -> SchedulerConfig:
-    prefill = options.max_rolling_batch_prefill_tokens
-    if prefill is None:
-        prefill = 256 if device == "cpu" else 2048
-        made.computed("option.max_rolling_batch_prefill_tokens", prefill, f"on {weights.a(device)}")
+    prefill, total = _budgets(options, device, made)
+    policy = options.batch_scheduler_policy
+    if policy is None:
+        policy = "max_utilization" if options.paged_attention else "guaranteed_no_evict"
+        why = "attention is paged" if options.paged_attention else "attention is not paged"
+        made.computed("option.batch_scheduler_policy", policy, why)
     return SchedulerConfig(
-        max_num_seqs=options.max_rolling_batch_size,
-        max_prefill_tokens=prefill,
-        max_waiting=options.job_queue_size,
-        batch_scheduler_policy=options.batch_scheduler_policy,
+        settings=SchedulerSettings(
+            max_num_seqs=options.max_rolling_batch_size,
+            max_prefill_tokens=prefill,
+            max_num_batched_tokens=total,
+            max_waiting=options.job_queue_size,
+            max_queued_tokens=options.max_queued_tokens,
+            scheduling_policy=options.scheduling_policy,
+            chunked_prefill=options.enable_chunked_prefill,
+            waiting_served_ratio=options.waiting_served_ratio,
+            max_waiting_tokens=options.max_waiting_tokens,
+            waiting_steps=options.waiting_steps,
+        ),
+        batch_scheduler_policy=policy,
+        step_trace=_step_trace(options),
     )
+
+
+def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int, int]:
+    """Prompt tokens and all tokens of a step."""
+    prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
+    prefill, total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
+    if prefill is None and total is None:
+        prefill = total = 256 if device == "cpu" else 2048
+        for name in (prefill_name, total_name):
+            made.computed(name, total, f"on {weights.a(device)}")
+    elif total is None:
+        total = prefill or 0
+        made.computed(total_name, total, f"as {prefill_name}")
+    elif prefill is None:
+        prefill = total
+        made.computed(prefill_name, prefill, f"as {total_name}")
+    if total < options.max_rolling_batch_size:
+        made.notes.append(
+            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: of so"
+            " many sequences only some gain a token in each step"
+        )
+    return prefill or 0, total
+
+
+def _step_trace(options: EngineOptions) -> str:
+    """The path, made absolute. Raises `CannotServe`: it would not be a trace that is overwritten, or has no place."""
+    if options.step_trace is None:
+        return ""
+    path = Path(options.step_trace).absolute()
+    if path.suffix != ".jsonl" or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise CannotServe(
+            f"option.step_trace={options.step_trace}: accepted is a file that ends in .jsonl, in a folder that exists"
+        )
+    return str(path)

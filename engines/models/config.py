@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_PACKED = 512
+"""Packing for a CPU rounds the inputs of a matrix up to whole blocks of so many."""
+
 
 class UnsupportedModel(ValueError):
     """The folder holds no model that we can describe; the text says what is missing or unknown."""
@@ -54,6 +57,27 @@ class ModelConfig:
     def kv_elements_per_token(self) -> int:
         """Numbers that the KV cache holds for one token, over all layers and heads."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def weight_bytes(self, element: int | None, ranks: int = 1) -> int:
+        """What one rank's parameters should take in memory, norms and biases left out.
+
+        element: bytes of each number; None: as on a CPU, where embeddings are looked up in fp32 and the matrices of
+        a checkpoint of 16 bits are kept as packed fp16.
+        """
+        hidden, middle = self.hidden_size, self.intermediate_size // ranks
+        heads = self.num_heads * self.head_dim // ranks
+        keys_values = 2 * self.num_kv_heads * self.head_dim // ranks
+        vocabulary = self.vocab_size // ranks
+        # (outputs, inputs)
+        matrices = [(heads + keys_values, hidden), (hidden, heads), (2 * middle, hidden), (hidden, middle)]
+        matrices = [*matrices * self.num_layers, (vocabulary, hidden)]
+        if element is not None:
+            lookup = 0 if self.tie_word_embeddings else vocabulary * hidden
+            return element * (sum(outputs * inputs for outputs, inputs in matrices) + lookup)
+        lookup = 4 * vocabulary * hidden
+        if self.dtype == "float32":
+            return 4 * sum(outputs * inputs for outputs, inputs in matrices) + lookup
+        return 2 * sum(outputs * -(-inputs // _PACKED) * _PACKED for outputs, inputs in matrices) + lookup
 
     @classmethod
     def from_folder(cls, path: Path) -> ModelConfig:

@@ -48,10 +48,19 @@ class Llama:
         """KV heads of one rank: whole groups, dealt out as evenly as possible."""
         return split_evenly(config.num_kv_heads, world_size, rank).size
 
-    def forward(self, input_ids: torch.Tensor, cache: KvCache, metadata: AttentionMetadata) -> torch.Tensor:
-        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        cache: KvCache,
+        metadata: AttentionMetadata,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
+        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm.
+
+        num_layers: only the first so many, to see what does not depend on how many there are.
+        """
         x = self._embedding(input_ids)
-        for layer in self._layers:
+        for layer in self._layers[:num_layers]:
             x = layer(x, cache, metadata)
         return x
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engines.kv_cache import AttentionMetadata
 from engines.layers.rotary import RotaryTable
-from engines.mpi.step_plan import ScheduledSequence, StepPlan
+from engines.mpi.block_tables import BlockTables
+from engines.mpi.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from lmi_kernels import batch_invariant_rows
 from lmi_kernels.attention_plan import AttentionGroup, GroupLimits, decode_order, plan_chunk, plan_decodes
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,59 +27,118 @@ class Batch:
     metadata: AttentionMetadata
     sample_rows: torch.Tensor
     """[num_sampled], int64: the row of each sampling sequence's last token, in the plan's order."""
+    prompt_rows: torch.Tensor | None
+    """[sum of prompt_lens], int64: the rows of all tokens whose next token's log-probability is wanted, in the plan's
+    order; None where nobody asks."""
+    prompt_lens: tuple[int, ...]
+    """[sequences with WANT_PROMPT_LOGPROBS]: how many of these rows are whose."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The plan's sequences by number, and where their rows begin."""
+
+    rows: Numbers
+    """[num_seqs], as all here: of the block tables."""
+    starts: Numbers
+    query_lens: Numbers
+    wants: Numbers
+    order: Numbers
+    """The sequences as their rows of the batch follow each other."""
+    first_rows: Numbers
+    """By place in the plan."""
 
 
 def make_batch(
-    plan: StepPlan, rotary: RotaryTable, limits: GroupLimits, contiguous: bool, device: torch.device
+    plan: StepPlan,
+    tables: BlockTables,
+    rotary: RotaryTable,
+    limits: GroupLimits,
+    contiguous: bool,
+    device: torch.device,
 ) -> Batch:
-    """Lay a plan's sequences out as rows, and group them for attention."""
-    singles = [i for i, s in enumerate(plan.sequences) if s.query_len == 1]
-    lens = [plan.sequences[i].seq_len for i in singles]
-    tables = [plan.sequences[i].block_table for i in singles]
-    order = decode_order(lens, tables, contiguous)
-    ordered = [singles[i] for i in order]
-    chunks = [i for i, s in enumerate(plan.sequences) if s.query_len > 1]
-    sequences = [plan.sequences[i] for i in (*ordered, *chunks)]
+    """Lay a plan's sequences out as rows, and group them for attention. `tables` have the plan's updates already.
 
+    Raises:
+        ValueError: the plan does not hold as many tokens as it says.
+    """
+    layout, groups = _lay_out(plan, tables, limits, contiguous, device)
+    token_ids, positions, slots = _tokens(plan, tables, layout, limits.block_size)
+    num_tokens = len(token_ids)
+    padding = np.zeros(batch_invariant_rows(num_tokens) - num_tokens, dtype=np.int64)
+    cos, signed_sin = rotary.lookup(_tensor(np.concatenate((positions, padding)), device))
+    sampled = np.flatnonzero(layout.wants & WANT_LOGITS)
+    scored = np.flatnonzero(layout.wants & WANT_PROMPT_LOGPROBS)
+    prompt_rows = None
+    if len(scored):
+        lens = layout.query_lens[scored]
+        prompt_rows = _tensor(_ranges(layout.first_rows[scored], lens), device)
+    return Batch(
+        input_ids=_tensor(np.concatenate((token_ids, padding)), device),
+        metadata=AttentionMetadata(num_tokens, _tensor(slots, device), cos, signed_sin, groups),
+        sample_rows=_tensor((layout.first_rows + layout.query_lens - 1)[sampled], device),
+        prompt_rows=prompt_rows,
+        prompt_lens=tuple(layout.query_lens[scored].tolist()),
+    )
+
+
+def _lay_out(
+    plan: StepPlan, tables: BlockTables, limits: GroupLimits, contiguous: bool, device: torch.device
+) -> tuple[_Layout, tuple[AttentionGroup, ...]]:
+    rows, starts, query_lens, wants = (
+        np.asarray(numbers, dtype=np.int64)
+        for numbers in (plan.rows, plan.starts, plan.query_lens, plan.wants)
+    )
+    seq_lens = starts + query_lens
+    num_blocks = -(-seq_lens // limits.block_size)
+    lens = seq_lens.tolist()
+    # Only what counts is read: what stands behind it in a row is somebody else's.
+    used = [
+        tables.entries[row, :count].tolist()
+        for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)
+    ]
+    singles = np.flatnonzero(query_lens == 1).tolist()
+    chunks = np.flatnonzero(query_lens > 1).tolist()
+    if singles:
+        order = decode_order([lens[i] for i in singles], [used[i] for i in singles], contiguous)
+        singles = [singles[i] for i in order]
+    places = np.array([*singles, *chunks], dtype=np.int64)
+    first_rows = np.empty_like(places)
+    first_rows[places] = _starts(query_lens[places])
     groups: list[AttentionGroup] = []
     if singles:
         groups += plan_decodes(
-            [lens[i] for i in order], [tables[i] for i in order], limits, contiguous, device
+            [lens[i] for i in singles], [used[i] for i in singles], limits, contiguous, device
         )
-    row = len(singles)
-    for chunk in sequences[len(singles) :]:
-        groups.append(plan_chunk(row, chunk.query_len, chunk.seq_len, chunk.block_table, limits, device))
-        row += chunk.query_len
-    return _to_tensors(plan, sequences, [*ordered, *chunks], tuple(groups), rotary, limits.block_size, device)
+    for i in chunks:
+        groups.append(plan_chunk(int(first_rows[i]), int(query_lens[i]), lens[i], used[i], limits, device))
+    return _Layout(rows, starts, query_lens, wants, places, first_rows), tuple(groups)
 
 
-def _to_tensors(
-    plan: StepPlan,
-    sequences: Sequence[ScheduledSequence],
-    places: Sequence[int],
-    groups: tuple[AttentionGroup, ...],
-    rotary: RotaryTable,
-    block_size: int,
-    device: torch.device,
-) -> Batch:
-    """`sequences` in the order of rows; `places[i]` is where sequence i stands in the plan."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    last_row: dict[int, int] = {}
-    for place, s in zip(places, sequences, strict=True):
-        token_ids.extend(s.token_ids)
-        positions.extend(range(s.start, s.seq_len))
-        slots.extend(
-            s.block_table[p // block_size] * block_size + p % block_size for p in range(s.start, s.seq_len)
-        )
-        last_row[place] = len(token_ids) - 1
-    num_tokens = len(token_ids)
-    padding = [0] * (batch_invariant_rows(num_tokens) - num_tokens)
-    cos, signed_sin = rotary.lookup(torch.tensor(positions + padding, device=device))
-    sample_rows = [last_row[i] for i, s in enumerate(plan.sequences) if s.sample]
-    return Batch(
-        input_ids=torch.tensor(token_ids + padding, device=device),
-        metadata=AttentionMetadata(num_tokens, torch.tensor(slots, device=device), cos, signed_sin, groups),
-        sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
-    )
+def _tokens(
+    plan: StepPlan, tables: BlockTables, layout: _Layout, block_size: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Ids, positions and slots, each [num_tokens], by row of the batch."""
+    query_lens = layout.query_lens
+    if len(plan.token_ids) != query_lens.sum():
+        raise ValueError(f"the plan holds {len(plan.token_ids)} tokens and says {query_lens.sum()}")
+    owners = np.repeat(layout.order, query_lens[layout.order])
+    offsets = np.arange(len(owners)) - layout.first_rows[owners]
+    token_ids = np.asarray(plan.token_ids, dtype=np.int64)[_starts(query_lens)[owners] + offsets]
+    positions = layout.starts[owners] + offsets
+    blocks = tables.entries[layout.rows[owners], positions // block_size].astype(np.int64)
+    return token_ids, positions, blocks * block_size + positions % block_size
+
+
+def _starts(lens: Numbers) -> Numbers:
+    """Where each of consecutive ranges of these lengths begins."""
+    return lens.cumsum() - lens
+
+
+def _ranges(firsts: Numbers, lens: Numbers) -> Numbers:
+    """The numbers [firsts[i], firsts[i] + lens[i]) of all i, one range behind the other."""
+    return np.repeat(firsts - _starts(lens), lens) + np.arange(lens.sum())
+
+
+def _tensor(numbers: Numbers, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(numbers).to(device)

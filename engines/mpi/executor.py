@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import traceback
-
-import torch
+from collections.abc import Sequence
 
 from engines.health import EngineState, StatusBoard
 from engines.mpi.batch import Batch
-from engines.mpi.model_runner import ModelRunner
+from engines.mpi.model_runner import ModelRunner, StepResult
+from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -19,6 +19,11 @@ logger = logging.getLogger(__name__)
 
 class StepFailed(Exception):
     """A step could not be computed; all ranks know it and are ready for the next one."""
+
+
+class RankBroken(Exception):
+    """A rank's cache or block tables are not what the plans made of them: no later step can be right. Ends the
+    engine."""
 
 
 class StepExecutor:
@@ -34,38 +39,52 @@ class StepExecutor:
         self._board = board
         self._stopwatch = stopwatch
 
-    def lead(self, plan: StepPlan) -> torch.Tensor | None:
-        """Rank 0: have all ranks run a plan. Returns the logits of the sampling rows, if any.
+    def lead(self, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
+        """Rank 0: have all ranks run a plan.
+
+        targets: one for each sequence of the plan with WANT_PROMPT_LOGPROBS, in its order.
 
         Raises:
             StepFailed: the step, not the engine, is at fault.
+            RankBroken: the engine cannot go on.
         """
+        self._stopwatch.start()
         self._comm.broadcast_plan(plan.encode())
-        return self._run(plan)
+        self._stopwatch.stop("broadcast")
+        return self._run(plan, targets)
 
     def follow(self) -> bool:
-        """Other ranks: run the next plan; False when it says stop."""
+        """Other ranks: run the next plan; False when it says stop. Raises RankBroken: this rank cannot go on."""
         plan = StepPlan.decode(self._comm.broadcast_plan(None))
         if plan.kind is PlanKind.STOP:
             return False
         try:
-            self._run(plan)
+            self._run(plan, ())
         except StepFailed:
             logger.warning("rank %d: step failed", self._comm.rank)
         return True
 
-    def _run(self, plan: StepPlan) -> torch.Tensor | None:
-        logits = None
+    def _run(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> StepResult:
+        result = StepResult()
         if plan.kind is PlanKind.STEP:
-            logits = self._compute(self._prepare(plan))
+            result = self._compute(self._prepare(plan, targets), targets)
         self._board.beat(self._comm.rank)
-        return logits
+        return result
 
-    def _prepare(self, plan: StepPlan) -> Batch:
+    def _prepare(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> Batch:
         self._stopwatch.start()
+        try:
+            self._runner.update(plan)
+        except Exception as error:
+            logger.exception("rank %d: cannot carry out what the plan changes", self._comm.rank)
+            self._end_all(error)
+            raise RankBroken(f"rank {self._comm.rank} has lost track of its blocks: {error}") from error
         batch = None
         try:
-            batch = self._runner.prepare(plan)
+            prepared = self._runner.prepare(plan)
+            if self._comm.rank == 0:
+                _check_targets(prepared, targets)
+            batch = prepared
         except Exception:
             logger.exception("rank %d: cannot prepare the step", self._comm.rank)
         if self._comm.agree(0 if batch is not None else 1) or batch is None:
@@ -73,18 +92,33 @@ class StepExecutor:
         self._stopwatch.stop("prepare")
         return batch
 
-    def _compute(self, batch: Batch) -> torch.Tensor | None:
+    def _compute(self, batch: Batch, targets: Sequence[PromptTargets]) -> StepResult:
         before = self._stopwatch.seconds.get("attention", 0.0)
         started = self._stopwatch.now()
         try:
-            logits = self._runner.compute(batch)
+            result = self._runner.compute(batch, targets)
         except Exception as error:
             logger.exception("rank %d: the model failed", self._comm.rank)
-            if self._comm.world_size > 1:
-                cause = "".join(traceback.format_exception_only(error)).strip()
-                self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")
-                self._comm.abort()
+            self._end_all(error)
             raise StepFailed("the model failed") from error
         attention = self._stopwatch.seconds.get("attention", 0.0) - before
         self._stopwatch.add("model", self._stopwatch.now() - started - attention)
-        return logits
+        return result
+
+    def _end_all(self, error: Exception) -> None:
+        """Among several ranks: tell why, and end them. They wait for this one, which will not come."""
+        if self._comm.world_size > 1:
+            cause = "".join(traceback.format_exception_only(error)).strip()
+            self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")
+            self._comm.abort()
+
+
+def _check_targets(batch: Batch, targets: Sequence[PromptTargets]) -> None:
+    """Here and not in the model, where an error ends all ranks."""
+    if len(batch.prompt_lens) != len(targets):
+        raise ValueError(
+            f"{len(targets)} prompt targets for {len(batch.prompt_lens)} sequences that want them"
+        )
+    for count, target in zip(batch.prompt_lens, targets, strict=True):
+        if not count - 1 <= len(target.next_token_ids) <= count:
+            raise ValueError(f"{len(target.next_token_ids)} prompt targets for a chunk of {count} tokens")

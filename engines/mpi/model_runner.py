@@ -1,20 +1,27 @@
-"""One rank's model and cache: a step plan in, on rank 0 the logits of the sampling rows out."""
+"""One rank's model and cache: a step plan in, on rank 0 what it gave out."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from engines.config import MpiEngineConfig
+from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
+from engines.mpi import memory
 from engines.mpi.batch import Batch, make_batch
+from engines.mpi.block_tables import BlockTables
+from engines.mpi.largest_step import NUM_BLOCKS, LargestStep, run_largest
+from engines.mpi.memory import MemoryUse
+from engines.mpi.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.step_plan import StepPlan
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -25,6 +32,12 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GROUP_KEYS = 2048
 """Keys of an attention group: enough that calls are few, and few enough that what a gather wrote is still in the
 processor's cache when attention reads it (measured with 3 heads of dimension 64: 1,000 to 2,500 are alike)."""
+_FIRST_USE_BYTES = 64 * 1024**2
+"""On a CPU the first step brings in code and scratch memory of the libraries, about so much."""
+_SPARE = 1.1
+"""The largest step may take so much more than what was measured: memory is never filled without gaps."""
+_PROFILED_LAYERS = 2
+"""On a CPU the largest step's memory is measured with so many layers: each takes what the one before gave back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +47,22 @@ class LoadReport:
     seconds: dict[str, float]
     owned_bytes: int
     """Bytes of this rank's parameters as stored."""
+    predicted: MemoryUse
+    actual: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave, on rank 0; other ranks' are empty."""
+
+    logits: torch.Tensor | None = None
+    """[num_sampled, vocab_size], in the plan's order; None when no sequence samples."""
+    prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
+    """One list for each sequence that asked, in the plan's order."""
 
 
 class ModelRunner:
-    """Loads this rank's part at construction; `prepare` and `compute` run one step."""
+    """Loads this rank's part at construction; `update`, `prepare` and `compute` run one step."""
 
     def __init__(
         self, config: MpiEngineConfig, comm: Communicator, device: torch.device, stopwatch: Stopwatch
@@ -45,59 +70,129 @@ class ModelRunner:
         """
         Raises:
             BadCheckpoint, UnsupportedModel: the model's files are not what they should be.
-            ValueError: the KV cache does not fit what was asked for.
+            ValueError: the KV cache does not fit what was asked for, or what is free.
         """
         self._comm = comm
         self._device = device
         self.config = ModelConfig.from_folder(Path(config.model.path))
         storage = DTYPES[config.model.dtype]
         # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
-        compute = torch.float32 if device.type == "cpu" else storage
-        started = time.perf_counter()
-        weights = WeightReader(Path(config.model.path), storage, compute, device)
+        self._dtype = torch.float32 if device.type == "cpu" else storage
+        before, started = memory.in_use(device), time.perf_counter()
+        weights = WeightReader(Path(config.model.path), storage, self._dtype, device)
         self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
         weights.close()
         loaded = time.perf_counter()
+        weight_bytes = memory.in_use(device) - before
         self._rotary = RotaryTable(self.config, config.model.max_model_len, device)
-        self.cache = self._make_cache(config, compute)
         self._contiguous = not config.cache.paged
-        kv_heads = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
-        self._limits = GroupLimits(config.cache.block_size, self.cache.num_blocks, kv_heads, _GROUP_KEYS)
-        seconds = {"weights": loaded - started, "cache": time.perf_counter() - loaded}
-        self.load_report = LoadReport(seconds, weights.owned_bytes)
+        self._kv_heads = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
+        self._tables = BlockTables()
+        step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
+        on_gpu = device.type == "cuda"
+        self.max_step_tokens = step.num_tokens if on_gpu else None
+        """What memory was made sure of: no later setting may go beyond. None: it may."""
+        self.max_step_seqs = step.num_seqs if on_gpu else None
+        """Likewise, of sequences."""
+        predicted = self._predict(config, step)
+        activations = self._profile(config, step)
+        profiled = time.perf_counter()
+        stopwatch.reset()
+        self.cache = self._make_cache(config, step, weight_bytes, int(activations * _SPARE))
+        self._limits = self._group_limits(config, self.cache)
+        seconds = {
+            "weights": loaded - started,
+            "profile": profiled - loaded,
+            "cache": time.perf_counter() - profiled,
+        }
+        actual = MemoryUse(weight_bytes, activations, self.cache.num_bytes)
+        self.load_report = LoadReport(seconds, weights.owned_bytes, predicted, actual)
+
+    @torch.inference_mode()
+    def update(self, plan: StepPlan) -> None:
+        """Carry out what a plan changes for good: blocks zeroed, then copied, then block tables. Once a plan; when it
+        fails, this rank's state is not that of the others any more."""
+        self.cache.scrub(plan.scrub_blocks)
+        self.cache.copy_blocks(plan.copies)
+        self._tables.apply(plan.table_updates)
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Batch:
-        """Lay a step out as tensors. No communication: what goes wrong here can be agreed on before `compute`."""
-        self.cache.scrub(list(plan.scrub_blocks))
-        return make_batch(plan, self._rotary, self._limits, self._contiguous, self._device)
+        """Lay a step, whose updates are done, out as tensors. Changes nothing and says nothing to other ranks: what
+        goes wrong here can be agreed on before `compute`."""
+        return make_batch(plan, self._tables, self._rotary, self._limits, self._contiguous, self._device)
 
     @torch.inference_mode()
-    def compute(self, batch: Batch) -> torch.Tensor | None:
-        """Run the model. Returns [num_sampled, vocab_size] on rank 0 when any sequence samples, else None.
+    def compute(self, batch: Batch, targets: Sequence[PromptTargets] = ()) -> StepResult:
+        """Run the model. Computing a step again is harmless: the same keys and values go to the same slots.
 
-        Computing a step again is harmless: the same keys and values go to the same slots.
+        targets: on rank 0, one for each sequence whose prompt's log-probabilities are wanted.
         """
-        hidden = self._model.forward(batch.input_ids, self.cache, batch.metadata)
+        return self._run(batch, self.cache, targets)
+
+    def _run(
+        self, batch: Batch, cache: KvCache, targets: Sequence[PromptTargets], num_layers: int | None = None
+    ) -> StepResult:
+        hidden = self._model.forward(batch.input_ids, cache, batch.metadata, num_layers)
+        scores: list[list[PromptLogprob]] = []
+        if batch.prompt_rows is not None:
+            mine = targets if self._comm.rank == 0 else None
+            scores = score_prompts(hidden, batch.prompt_rows, batch.prompt_lens, mine, self._model.logits)
         num_sampled = len(batch.sample_rows)
         if num_sampled == 0:
-            return None
+            return StepResult(None, scores)
         rows = batch.sample_rows
         padding = batch_invariant_rows(num_sampled) - num_sampled
         if padding:
             rows = torch.cat((rows, rows[:1].expand(padding)))
         logits: torch.Tensor | None = self._model.logits(hidden[rows])
-        return None if logits is None else logits[:num_sampled]
+        return StepResult(None if logits is None else logits[:num_sampled], scores)
 
-    def _make_cache(self, config: MpiEngineConfig, dtype: torch.dtype) -> KvCache:
-        block_size = config.cache.block_size
-        token_bytes = self.config.kv_elements_per_token * dtype.itemsize
-        local_heads = self._model.num_kv_heads(self.config, self._comm.world_size, self._comm.rank)
+    def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
+        """From the configuration alone, before anything is measured."""
+        ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
+        weights = self.config.weight_bytes(self._dtype.itemsize if on_gpu else None, ranks)
+        first_use = 0 if on_gpu else _FIRST_USE_BYTES
+        activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)
         if config.cache.kv_cache_bytes is not None:
-            num_blocks = config.cache.kv_cache_bytes // (token_bytes * block_size)
+            return MemoryUse(weights, activations, config.cache.kv_cache_bytes // ranks)
+        total = torch.cuda.mem_get_info(self._device)[1]
+        cache = int(total * config.cache.gpu_memory_utilization) - weights - activations
+        return MemoryUse(weights, activations, max(0, cache))
+
+    @torch.inference_mode()
+    def _profile(self, config: MpiEngineConfig, step: LargestStep) -> int:
+        """Bytes that the largest step takes on this rank while it runs."""
+        num_layers = self.config.num_layers
+        if self._device.type == "cpu":
+            num_layers = min(num_layers, _PROFILED_LAYERS)
+
+        def work() -> None:
+            cache = self._new_cache(NUM_BLOCKS, config.cache.block_size, num_layers)
+            limits = self._group_limits(config, cache)
+            run_largest(
+                step,
+                cache,
+                limits,
+                self._rotary,
+                self._device,
+                lambda batch, targets: self._run(batch, cache, targets, num_layers).logits,
+            )
+
+        return memory.measure_peak(self._device, work)
+
+    def _make_cache(
+        self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int
+    ) -> KvCache:
+        block_size, asked = config.cache.block_size, config.cache.kv_cache_bytes
+        block_bytes = block_size * self.config.kv_elements_per_token * self._dtype.itemsize
+        local_block_bytes = block_bytes // self.config.num_kv_heads * self._kv_heads
+        if asked is not None:
+            num_blocks = asked // block_bytes
         else:
-            local_token_bytes = token_bytes * local_heads // self.config.num_kv_heads
-            num_blocks = self._free_gpu_bytes(config) // (local_token_bytes * block_size)
+            utilization = config.cache.gpu_memory_utilization
+            left = memory.gpu_cache_bytes(self._device, utilization, activations)
+            num_blocks = max(0, left) // local_block_bytes
         num_blocks = self._comm.smallest(num_blocks)
         capacity = num_blocks * block_size
         if capacity < config.model.max_model_len:
@@ -105,20 +200,27 @@ class ModelRunner:
                 f"the KV cache holds {capacity} tokens, option.max_model_len is {config.model.max_model_len}: "
                 "lower it, or raise option.kv_cache_gb (option.gpu_memory_utilization on a GPU)"
             )
+        if asked is not None:
+            self._require_fit(num_blocks * block_bytes, activations, weights, step)
+        return self._new_cache(num_blocks, block_size, self.config.num_layers)
+
+    def _require_fit(self, cache: int, activations: int, weights: int, step: LargestStep) -> None:
+        """cache: over all ranks. Ranks on CPUs share one memory, those on GPUs have each their own."""
+        # Asking for the largest of all also waits for all: then everybody's weights are where they stay. And all
+        # come to the same end.
+        activations, weights = -self._comm.smallest(-activations), -self._comm.smallest(-weights)
+        free = self._comm.smallest(memory.free_bytes(self._device))
+        ranks = self._comm.world_size
+        if self._device.type == "cuda":
+            cache, ranks = cache // self.config.num_kv_heads * self._kv_heads, 1
+            cache = -self._comm.smallest(-cache)
+        memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
+
+    def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache:
+        head_dim = self.config.head_dim
         return KvCache(
-            self.config.num_layers,
-            local_heads,
-            num_blocks,
-            block_size,
-            self.config.head_dim,
-            dtype,
-            self._device,
+            num_layers, self._kv_heads, num_blocks, block_size, head_dim, self._dtype, self._device
         )
 
-    def _free_gpu_bytes(self, config: MpiEngineConfig) -> int:
-        free, total = torch.cuda.mem_get_info(self._device)
-        # The logits and activations of the largest step, in fp32, twice: they come and go beside the cache.
-        tokens = config.scheduler.max_prefill_tokens + config.scheduler.max_num_seqs
-        widest = max(4 * self.config.intermediate_size, 8 * self.config.hidden_size)
-        step = 8 * (tokens * widest + config.scheduler.max_num_seqs * self.config.vocab_size)
-        return max(0, int(free - total * (1 - config.cache.gpu_memory_utilization)) - step)
+    def _group_limits(self, config: MpiEngineConfig, cache: KvCache) -> GroupLimits:
+        return GroupLimits(cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS)

@@ -1,79 +1,101 @@
 """Who computes what in the next step: rolling (continuous) batching after Orca (Yu et al., OSDI 2022).
 
-One rule: `num_computed_tokens` catches up with `num_tokens`. There is no prefill and no decode phase; a chunk of a
-prompt rides with the other sequences' single tokens (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310).
-Knows neither tensors nor a clock: the time is an argument.
+One rule: `num_computed_tokens` catches up with `num_tokens`. There is no prefill and no decode phase; whether prompts
+ride with decodes or make them wait is the prefill mode's, who is next the policy's, when there is room the admission
+mode's. Knows neither tensors nor a clock: the time is an argument.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engines.config import SchedulerConfig
-from engines.core import FinishReason, Request, RequestOutput
-from engines.errors import EngineError, InvalidRequest, Overloaded, RequestFailed
+from engines.core import (
+    FinishReason,
+    PromptLogprob,
+    Request,
+    RequestOutput,
+    SampledToken,
+    SchedulerSettings,
+    token_output,
+)
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, RequestFailed
+from engines.mpi.beam_group import BeamGroup
 from engines.mpi.block_manager import BlockManager
+from engines.mpi.policies import POLICIES
+from engines.mpi.prefill import make_prefill_mode
+from engines.mpi.request_check import check_request
+from engines.mpi.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.sequence import Sequence
-from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What sampling gave one sequence. `finite` is False when its logits were not, and then the token means nothing."""
-
-    token_id: int
-    logprob: float | None = None
-    finite: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A plan, and whose it is: `sequences[i]` is the owner of `plan.sequences[i]`."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """The sequences that gain a token, in the plan's order."""
-        return [s for s, planned in zip(self.sequences, self.plan.sequences, strict=True) if planned.sample]
-
-    def halves(self) -> tuple[Step, Step]:
-        """The same work as two steps; the first one scrubs."""
-        middle = len(self.sequences) // 2
-        first = StepPlan(PlanKind.STEP, self.plan.sequences[:middle], self.plan.scrub_blocks)
-        second = StepPlan(PlanKind.STEP, self.plan.sequences[middle:])
-        return Step(first, self.sequences[:middle]), Step(second, self.sequences[middle:])
+from engines.mpi.step import Step, StepDraft
+from engines.mpi.waiting_line import WaitingLine
 
 
 class Scheduler:
-    """Waiting and running sequences. First come, first served; admitted sequences run to their end."""
+    """Waiting and running sequences."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
-        self._config = config
-        self._static = config.batch_scheduler_policy == "static_batch"
+        self._settings = config.settings
         self._blocks = blocks
         self._max_model_len = max_model_len
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._waiting = WaitingLine(POLICIES[config.settings.scheduling_policy]())
+        self._running = RunningSet(
+            ADMISSION_MODES[config.batch_scheduler_policy],
+            blocks,
+            self._waiting,
+            config.settings.max_num_seqs,
+        )
+        self._prefill = make_prefill_mode(config.settings.chunked_prefill)
         self._by_id: dict[str, Sequence] = {}
-        self._scrub: list[int] = []
-        self._may_join = 0
-        """So many at the head of the queue may join: as there are places, or those of a static batch being filled."""
+        self._beams: dict[str, BeamGroup] = {}
+        """By id, of the requests with beam search."""
+        self._num_added = 0
+        self._deadlines: list[tuple[float, int, str]] = []
+        """A heap of (deadline, number, id); may hold requests that have ended."""
+        self.num_recomputed_tokens = 0
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        return self._settings
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of all waiting sequences."""
+        return self._waiting.num_tokens
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
     @property
+    def num_preemptions(self) -> int:
+        return self._running.num_preemptions
+
+    @property
+    def num_prefix_hit_tokens(self) -> int:
+        return self._running.num_prefix_hit_tokens
+
+    @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._by_id)
+
+    def request_ids(self) -> list[str]:
+        """All requests, waiting or running, in the order of arrival."""
+        return list(self._by_id)
+
+    def reconfigure(self, settings: SchedulerSettings) -> None:
+        """From the next step on. Nobody is sent away: a smaller limit only lets nobody in until it holds."""
+        if settings.scheduling_policy != self._settings.scheduling_policy:
+            self._waiting.change_policy(POLICIES[settings.scheduling_policy]())
+        if settings.chunked_prefill != self._settings.chunked_prefill:
+            self._prefill = make_prefill_mode(settings.chunked_prefill)
+        self._running.max_num_seqs = settings.max_num_seqs
+        self._settings = settings
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -82,136 +104,192 @@ class Scheduler:
             InvalidRequest: it can never fit, or its id is in use.
             Overloaded: the queue is full.
         """
-        sequence = Sequence(request)
-        self._check(sequence)
-        # Those that the next step admits do not wait: a burst on an idle server is no full queue.
-        places = self._config.max_num_seqs - len(self._running)
-        if len(self._waiting) - places >= self._config.max_waiting:
-            raise Overloaded(
-                f"the queue is full: {self._config.max_waiting} requests are waiting already (job_queue_size)"
-            )
-        self._waiting.append(sequence)
+        sequence = Sequence(request, self._num_added)
+        if sequence.id in self._by_id:
+            raise InvalidRequest(f"request id {sequence.id!r} is in use")
+        check_request(sequence, self._settings, self._blocks, self._max_model_len)
+        self._check_queue(sequence)
+        self._num_added += 1
+        sibling = self._by_id.get(request.same_prompt_as)
+        if sibling is not None and _shares_prompt(sequence, sibling):
+            sequence.sibling = sibling
+        if request.sampling.num_beams > 1:
+            self._beams[request.id] = BeamGroup(sequence)
         self._by_id[sequence.id] = sequence
+        self._waiting.add(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its blocks; False when it is not known (any more)."""
         sequence = self._by_id.get(request_id)
         if sequence is None:
             return False
-        if sequence.num_output_tokens == 0:
-            # Nobody has looked yet whether what it computed is finite.
-            computed = -(-sequence.num_computed_tokens // self._blocks.block_size)
-            self._scrub.extend(sequence.block_table[:computed])
         self._remove(sequence)
         return True
 
-    def request_ids(self) -> list[str]:
-        """All requests, waiting or running, in the order of arrival."""
-        return list(self._by_id)
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose deadline has passed."""
+        outputs: list[RequestOutput] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number, request_id = heapq.heappop(self._deadlines)
+            sequence = self._by_id.get(request_id)
+            if sequence is not None and sequence.number == number:
+                error = DeadlineExceeded(
+                    f"the request's time is over; {sequence.num_output_tokens} tokens were generated"
+                )
+                outputs += self.fail([sequence], error)
+        return outputs
 
     def schedule(self, now: float) -> Step | None:
         """Plan the next step, or None when there is nothing to compute."""
-        budget = self._config.max_prefill_tokens
-        chosen: list[tuple[Sequence, int]] = []
-        for sequence in self._running:
-            count = sequence.num_tokens - sequence.num_computed_tokens
-            if sequence.num_output_tokens == 0:
-                count = min(count, budget)
-                budget -= count
-            if count:
-                chosen.append((sequence, count))
-        if not (self._static and self._running):
-            self._may_join = min(len(self._waiting), self._config.max_num_seqs - len(self._running))
-        while self._may_join and budget > 0:
-            sequence = self._waiting[0]
-            if not self._blocks.admit(sequence):
-                self._may_join = 0
-                break
-            self._waiting.popleft()
-            self._may_join -= 1
-            self._running.append(sequence)
-            sequence.scheduled_time = now
-            count = min(sequence.num_tokens, budget)
-            budget -= count
-            chosen.append((sequence, count))
-        if not chosen:
+        if not self._by_id:
             return None
-        return self._make_step(chosen)
+        draft = StepDraft()
+        self._prefill.plan(self._running, self._settings, draft, now)
+        if not draft.decodes and not draft.prefills:
+            return None
+        if draft.prefills:
+            self._count_recomputed(draft)
+            self._waiting.policy.computed(draft.prefills)
+        self._waiting.policy.computed(draft.decodes)
+        draft.copies[:0] = self._running.take_copies()
+        return draft.finish(self._running.take_scrub())
 
-    def update(self, step: Step, tokens: Iterable[SampledToken], now: float) -> list[RequestOutput]:
-        """Take in what a step computed; returns the outputs of all sequences that gained a token or ended."""
-        for sequence, planned in zip(step.sequences, step.plan.sequences, strict=True):
-            sequence.num_computed_tokens = planned.seq_len
-        return [
-            self._take(sequence, token, now) for sequence, token in zip(step.sampled, tokens, strict=True)
-        ]
+    def take_started(self) -> list[Sequence]:
+        """Those admitted for the first time since the last call."""
+        return self._running.take_started()
 
-    def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
-        """End sequences with an error; their blocks are scrubbed before anybody else reads them."""
+    def update(
+        self,
+        step: Step,
+        tokens: Iterable[SampledToken],
+        now: float,
+        prompt_logprobs: Iterable[list[PromptLogprob]] = (),
+    ) -> list[RequestOutput]:
+        """Take in what a step computed; returns the outputs of all sequences that gained a token or ended.
+
+        tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
+        """
+        plan = step.plan
+        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
+            sequence.num_computed_tokens = start + count
+        for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
+            sequence.prompt_logprobs.extend(scores)
         outputs = []
-        for sequence in sequences:
-            if sequence.id in self._by_id:
-                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
-                self._scrub.extend(sequence.block_table)
-                self._remove(sequence)
+        block_size = self._blocks.block_size
+        for sequence, token in zip(step.sampled, tokens, strict=True):
+            token_ids, token_id = sequence.token_ids, token.token_id
+            if (
+                sequence.first_token_time is None
+                or token.logprob is not None
+                or not token.finite
+                or token_id in sequence.stop_token_ids
+                or len(token_ids) + 1 >= sequence.max_num_tokens
+            ):
+                if sequence.may_give_way:
+                    outputs.append(self._take(sequence, token, now))
+                else:
+                    outputs.extend(self._take_beam(sequence, token))
+                continue
+            # The common case, in few words: hundreds in every step.
+            token_ids.append(token_id)
+            computed = sequence.num_verified_tokens = sequence.num_computed_tokens
+            if not computed % block_size:
+                self._blocks.keep(sequence)
+            outputs.append(token_output(sequence.id, token_id))
         return outputs
 
-    def _check(self, sequence: Sequence) -> None:
-        if sequence.id in self._by_id:
-            raise InvalidRequest(f"request id {sequence.id!r} is in use")
-        if not sequence.token_ids or sequence.request.sampling.max_new_tokens < 1:
-            raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
-        worst = sequence.max_num_tokens
-        limit = min(self._max_model_len, self._blocks.num_blocks * self._blocks.block_size + 1)
-        if worst > limit:
-            raise InvalidRequest(
-                f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens="
-                f"{sequence.request.sampling.max_new_tokens} come to {worst}, more than the limit of {limit} tokens"
+    def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
+        """End sequences with an error."""
+        outputs = []
+        for one in sequences:
+            sequence = self._by_id.get(one.request.id)
+            if sequence is not None:
+                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
+                self._remove(sequence, failed=True)
+        return outputs
+
+    def _check_queue(self, sequence: Sequence) -> None:
+        settings = self._settings
+        # Those that the next step admits do not wait: a burst on an idle server is no full queue.
+        places = max(0, settings.max_num_seqs - len(self._running))
+        if self.num_waiting - places >= settings.max_waiting:
+            raise Overloaded(
+                f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
+            )
+        limit = settings.max_queued_tokens
+        queued = self._waiting.num_tokens
+        if limit is not None and queued and queued + sequence.num_tokens > limit:
+            raise Overloaded(
+                f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
+                f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
             )
 
-    def _make_step(self, chosen: list[tuple[Sequence, int]]) -> Step:
-        planned = []
-        for sequence, count in chosen:
+    def _count_recomputed(self, draft: StepDraft) -> None:
+        for sequence, count in draft.prefills.items():
             start = sequence.num_computed_tokens
-            stop = start + count
-            self._blocks.extend(sequence, stop)
-            used = -(-stop // self._blocks.block_size)
-            planned.append(
-                ScheduledSequence(
-                    token_ids=tuple(sequence.token_ids[start:stop]),
-                    start=start,
-                    block_table=tuple(sequence.block_table[:used]),
-                    sample=stop == sequence.num_tokens,
-                )
-            )
-        scrub, self._scrub = tuple(self._scrub), []
-        return Step(StepPlan(PlanKind.STEP, tuple(planned), scrub), tuple(sequence for sequence, _ in chosen))
+            if start < sequence.num_ever_computed:
+                self.num_recomputed_tokens += min(start + count, sequence.num_ever_computed) - start
+
+    def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
+        """What can follow in one sequence of a beam search; it may have ended in this very step."""
+        group = self._beams.get(sequence.request.id)
+        if group is None:
+            return []
+        if not token.finite:
+            return self.fail([sequence], _not_finite())
+        sequence.num_verified_tokens = sequence.num_computed_tokens
+        self._blocks.keep(sequence)
+        output = group.take(sequence, token.top, self._running)
+        if output is None:
+            return []
+        self._remove(self._by_id[output.id])
+        return [output]
 
     def _take(self, sequence: Sequence, token: SampledToken, now: float) -> RequestOutput:
+        """A token that is a first or a last one, or comes with something to tell."""
         if not token.finite:
-            return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))[
-                0
-            ]
-        if sequence.first_token_time is None:
-            sequence.first_token_time = now
+            return self.fail([sequence], _not_finite())[0]
+        sequence.num_verified_tokens = sequence.num_computed_tokens
+        self._blocks.keep(sequence)
         sequence.token_ids.append(token.token_id)
-        sampling = sequence.request.sampling
         reason = None
-        if token.token_id in sampling.stop_token_ids:
+        if token.token_id in sequence.stop_token_ids:
             reason = FinishReason.EOS_TOKEN
-        elif sequence.num_output_tokens >= sampling.max_new_tokens:
+        elif len(sequence.token_ids) >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._remove(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
-        return RequestOutput(sequence.id, (token.token_id,), logprobs, reason)
+        top = (token.top,) if sequence.request.sampling.top_logprobs else ()
+        if sequence.first_token_time is not None:
+            return RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
+        sequence.first_token_time = now
+        return RequestOutput(
+            sequence.id,
+            (token.token_id,),
+            logprobs,
+            top,
+            tuple(sequence.prompt_logprobs),
+            reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence, failed: bool = False) -> None:
         del self._by_id[sequence.id]
-        if sequence in self._running:
-            self._running.remove(sequence)
-        else:
-            place = self._waiting.index(sequence)
-            del self._waiting[place]
-            self._may_join -= place < self._may_join
-        self._blocks.release(sequence)
+        self._beams.pop(sequence.id, None)
+        self._running.remove(sequence, failed)
+
+
+def _not_finite() -> RequestFailed:
+    return RequestFailed("the model's output for this request is not finite")
+
+
+def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:
+    return (
+        other.request.prompt_token_ids == sequence.request.prompt_token_ids
+        and other.request.tenant == sequence.request.tenant
+        # What is taken over is not computed, and gives no log-probabilities.
+        and sequence.request.sampling.prompt_logprobs is None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.core import Request
+from engines.core import PromptLogprob, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -16,36 +16,68 @@ class Sequence:
     """
 
     request: Request
+    number: int = 0
+    """Order of arrival."""
+    id: str = field(init=False)
+    stop_token_ids: tuple[int, ...] = field(init=False)
     token_ids: list[int] = field(init=False)
     """Prompt, then output."""
+    num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache."""
+    num_verified_tokens: int = 0
+    """Of the computed ones, those that are known to be finite: a later token was sampled from them."""
+    max_num_tokens: int = field(init=False)
+    """What the sequence may come to at worst."""
+
+    row: int = -1
+    """Its place among the running ones; -1 while it waits."""
     block_table: list[int] = field(default_factory=list)
-    num_reserved_blocks: int = 0
-    """Blocks promised at admission, those of the block table included."""
+    num_told_blocks: int = 0
+    """Entries of the block table that the ranks know."""
+    num_promised_blocks: int = 0
+    """Blocks that it may still ask for and will get."""
+    page_keys: list[bytes] = field(default_factory=list)
+    """Keys of its first full pages in the prefix cache, as far as they were needed; they only depend on its tokens."""
+    num_kept_pages: int = 0
+    """So many of its first pages stand in the prefix cache, or were found there."""
+    sibling: Sequence | None = None
+    """One with the same prompt: once that is computed, its pages are taken over."""
+    companions: list[Sequence] = field(default_factory=list)
+    """Beam search: those that are admitted and removed with it (`beam_group.py`)."""
+
+    num_cached_tokens: int = 0
+    """Tokens that the prefix cache or a sibling gave when it was first admitted."""
+    num_ever_computed: int = 0
+    """The largest `num_computed_tokens` that it ever had: what lies below is computed again after a preemption."""
+    num_preemptions: int = 0
     scheduled_time: float | None = None
     first_token_time: float | None = None
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
+    """Those computed so far, where the request asked."""
 
     def __post_init__(self) -> None:
+        # Copies of what is looked at in every step.
+        self.id = self.request.id
+        self.stop_token_ids = self.request.sampling.stop_token_ids
         self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.request.sampling.max_new_tokens
 
     @property
-    def id(self) -> str:
-        return self.request.id
+    def waits(self) -> bool:
+        """Not running: it holds nothing."""
+        return self.row < 0
+
+    @property
+    def may_give_way(self) -> bool:
+        """Beams go on in lockstep and share pages, so they reserve what they need in every mode."""
+        return self.request.sampling.num_beams == 1
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
-
-    @property
-    def max_num_tokens(self) -> int:
-        """What the sequence may come to at worst."""
-        return self.num_prompt_tokens + self.request.sampling.max_new_tokens
+        return len(self.token_ids) - self.num_prompt_tokens

@@ -1,14 +1,22 @@
-"""What rank 0 tells all ranks to compute: plain numbers, complete in themselves.
+"""What rank 0 tells all ranks to compute: plain numbers, and of what the ranks know already only what is new.
 
-A plan says everything about its step, so ranks keep no sequences and cannot disagree about them. Encoded as
-64-bit integers: no pickle, no schema to negotiate between ranks of one program.
+Each running sequence has a *row*. Ranks keep one thing for it, its block table (`block_tables.py`); a plan brings the
+entries that were added since the last one, and names the tokens to be computed by row and position. So a step of
+decodes costs a handful of numbers a sequence, however long it is, and computing a part of a step again is harmless.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+WANT_NOTHING = 0
+WANT_LOGITS = 1
+"""These tokens reach the sequence's last, whose logits give the next."""
+WANT_PROMPT_LOGPROBS = 2
+"""How likely each token made the prompt's next; may be added to `WANT_LOGITS`."""
 
 
 class PlanKind(IntEnum):
@@ -19,59 +27,76 @@ class PlanKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """One sequence's part in a step: compute `token_ids` at positions from `start` on."""
-
-    token_ids: tuple[int, ...]
-    start: int
-    block_table: tuple[int, ...]
-    """At least up to the last of these tokens."""
-    sample: bool
-    """Whether these reach the sequence's last token, whose logits give the next."""
-
-    @property
-    def query_len(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens in the cache after the step."""
-        return self.start + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of all ranks."""
+    """One step of all ranks. All numbers fit 32 bits."""
 
     kind: PlanKind
-    sequences: tuple[ScheduledSequence, ...] = ()
-    scrub_blocks: tuple[int, ...] = ()
-    """Blocks to be zeroed before the step."""
+    rows: Sequence[int] = ()
+    """[num_seqs]: which sequences, each once."""
+    starts: Sequence[int] = ()
+    """[num_seqs]: position of the first token to be computed."""
+    query_lens: Sequence[int] = ()
+    """[num_seqs]: how many tokens, at least 1."""
+    wants: Sequence[int] = ()
+    """[num_seqs]: a sum of `WANT_*`."""
+    token_ids: Sequence[int] = ()
+    """[sum of query_lens]: the tokens, sequence by sequence."""
+    table_updates: Sequence[int] = ()
+    """Groups of: row, index of the first entry, number of entries, then these entries (blocks)."""
+    copies: Sequence[int] = ()
+    """Pairs of blocks: source, destination; copied before the step, in order."""
+    scrub_blocks: Sequence[int] = ()
+    """Blocks to be zeroed before the copies."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.rows)
 
     @property
     def num_tokens(self) -> int:
-        return sum(sequence.query_len for sequence in self.sequences)
+        return len(self.token_ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """Sequences whose next token is wanted."""
+        return sum(want & WANT_LOGITS for want in self.wants)
 
     def encode(self) -> bytes:
-        numbers = array("q", [self.kind, len(self.sequences), len(self.scrub_blocks)])
-        for s in self.sequences:
-            numbers.extend((len(s.token_ids), s.start, len(s.block_table), s.sample))
-            numbers.extend(s.token_ids)
-            numbers.extend(s.block_table)
-        numbers.extend(self.scrub_blocks)
+        lists = (
+            self.rows,
+            self.starts,
+            self.query_lens,
+            self.wants,
+            self.token_ids,
+            self.table_updates,
+            self.copies,
+            self.scrub_blocks,
+        )
+        numbers = array("i", (self.kind, *map(len, lists)))
+        for values in lists:
+            numbers.extend(values)
         return numbers.tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> StepPlan:
-        numbers = array("q")
+        numbers = array("i")
         numbers.frombytes(data)
-        kind, num_sequences, num_scrub = numbers[:3]
-        at = 3
-        sequences = []
-        for _ in range(num_sequences):
-            num_tokens, start, num_blocks, sample = numbers[at : at + 4]
-            blocks_at = at + 4 + num_tokens
-            tokens = tuple(numbers[at + 4 : blocks_at])
-            at = blocks_at + num_blocks
-            sequences.append(ScheduledSequence(tokens, start, tuple(numbers[blocks_at:at]), bool(sample)))
-        return cls(PlanKind(kind), tuple(sequences), tuple(numbers[at : at + num_scrub]))
+        lists = []
+        at = 9
+        for length in numbers[1:at]:
+            lists.append(numbers[at : at + length])
+            at += length
+        return cls(PlanKind(numbers[0]), *lists)
+
+    def part(self, first: int, last: int) -> StepPlan:
+        """Sequences [first, last) alone, without what changes the ranks' state: that was done by the whole plan."""
+        token_first = sum(self.query_lens[:first])
+        token_last = token_first + sum(self.query_lens[first:last])
+        return StepPlan(
+            self.kind,
+            self.rows[first:last],
+            self.starts[first:last],
+            self.query_lens[first:last],
+            self.wants[first:last],
+            self.token_ids[token_first:token_last],
+        )

@@ -21,10 +21,14 @@ from engines.core import EngineInfo, Request, SamplingParams
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import make_block_manager
+from engines.mpi.engine_core import EngineCore
 from engines.mpi.executor import StepExecutor
 from engines.mpi.leader import Leader
+from engines.mpi.memory import describe
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.scheduler import Scheduler
+from engines.mpi.settings import Ceilings
+from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
@@ -91,6 +95,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
         runner.load_report.owned_bytes,
         _bytes_read() - read_before,
     )
+    logger.info("rank %d: %s", comm.rank, describe(runner.load_report.predicted, runner.load_report.actual))
     executor = StepExecutor(runner, comm, board, stopwatch)
     seconds = {"imports": imported, "ranks": ready - imported, **runner.load_report.seconds}
     return _Rank(config, device, comm, runner, executor, stopwatch, seconds)
@@ -98,10 +103,15 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
 
 def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     config, cache = rank.config, rank.runner.cache
-    blocks = make_block_manager(cache.num_blocks, cache.block_size, config.cache.paged)
+    blocks = make_block_manager(
+        cache.num_blocks, cache.block_size, config.cache.paged, config.cache.prefix_caching
+    )
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
     sampler = Sampler(rank.runner.config.vocab_size, rank.device)
-    leader = Leader(scheduler, blocks, rank.executor, sampler, board, rank.stopwatch)
+    trace = StepTrace(config.scheduler.step_trace)
+    ceilings = Ceilings(rank.runner.max_step_seqs, rank.runner.max_step_tokens)
+    core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, ceilings)
+    leader = Leader(core, board, rank.stopwatch)
     before = process_age()
     prompt = tuple(range(min(8, config.model.max_model_len - 2)))
     leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
@@ -127,7 +137,7 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
         kv_capacity_tokens=capacity,
         kv_capacity_bytes=capacity * rank.runner.config.kv_elements_per_token * element,
         block_size=cache.block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=config.scheduler.settings.max_num_seqs,
         max_model_len=config.model.max_model_len,
         paged_attention=config.cache.paged,
         load_seconds=seconds,

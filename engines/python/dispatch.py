@@ -17,7 +17,16 @@ from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generator import GeneratorEnded
 from engines.python.messages import BatchDone, CannotLoad, FromGenerator, Ready, StepDone
 from engines.python.running import Running
-from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
+from engines.wire import (
+    Abort,
+    ConfigureScheduler,
+    Drain,
+    GetStats,
+    SchedulerState,
+    Stats,
+    Submit,
+    ToEngine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +135,8 @@ class Dispatch:
                     self._abort(request_id)
             case GetStats(token):
                 front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
+            case ConfigureScheduler(token):
+                front.send(client, SchedulerState(token, None, {}))
             case Drain(seconds):
                 logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
                 self._drain_deadline = self._clock() + seconds

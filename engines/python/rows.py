@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.core import FinishReason, Request, RequestOutput
+from engines.core import FinishReason, Request, RequestOutput, SampledToken
 from engines.errors import EngineError, RequestFailed
 from engines.sampling.batch import SamplingRow
 
@@ -19,12 +19,11 @@ class Row:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ended = False
-        sampling = request.sampling
-        self.plain = sampling.greedy and sampling.repetition_penalty == 1.0 and not sampling.logprobs
+        self.plain = request.sampling.plain
         """Its next token is the one with the largest logit, and nothing else is asked for."""
         self._delivered: list[int] = []
         self._context: list[int] = []
-        self._position = 0
+        self._num_given = 0
 
     @property
     def id(self) -> str:
@@ -37,30 +36,36 @@ class Row:
     def begin(self, context: Sequence[int]) -> None:
         """A new try. context: what stands before the first new token; the prompt, or what a decoder starts with."""
         self._context = list(context)
-        self._position = 0
+        self._num_given = len(self._context)
 
     def sampling_row(self) -> SamplingRow:
-        return SamplingRow(self.id, self.request.sampling, self._context)
+        return SamplingRow(self.id, self.request.sampling, self._context, self._num_given)
 
-    def take(self, token_id: int, logprob: float | None, finite: bool) -> RequestOutput | None:
-        """The next token; `finite` is False when its logits were not. Returns the output, None for a repeated one."""
-        if not finite:
+    def take(self, token: SampledToken) -> RequestOutput | None:
+        """The next token. Returns the output, None for a repeated one."""
+        if not token.finite:
             return self.fail(RequestFailed("the model's output for this request is not finite"))
-        self._context.append(token_id)
-        place, self._position = self._position, self._position + 1
+        place = len(self._context) - self._num_given
+        self._context.append(token.token_id)
         if place < len(self._delivered):
-            if self._delivered[place] != token_id:
+            if self._delivered[place] != token.token_id:
                 return self.fail(RequestFailed("this request's batch failed, and it could not be repeated"))
             return None
-        self._delivered.append(token_id)
+        self._delivered.append(token.token_id)
         reason = None
         sampling = self.request.sampling
-        if token_id in sampling.stop_token_ids:
+        if token.token_id in sampling.stop_token_ids:
             reason = FinishReason.EOS_TOKEN
         elif len(self._delivered) >= sampling.max_new_tokens:
             reason = FinishReason.LENGTH
         self.ended = reason is not None
-        return RequestOutput(self.id, (token_id,), () if logprob is None else (logprob,), reason)
+        return RequestOutput(
+            self.id,
+            (token.token_id,),
+            () if token.logprob is None else (token.logprob,),
+            (token.top,) if sampling.top_logprobs else (),
+            finish_reason=reason,
+        )
 
     def fail(self, error: EngineError) -> RequestOutput:
         """The row ends with an error."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
+from engines.core import SampledToken
 from engines.python.batch import Batch
 from engines.python.pulse import Pulse
 from engines.python.rows import Row
@@ -26,8 +27,7 @@ class Steps:
         self._from_decoder = from_decoder
         self._sampler: Sampler | None = None
         self._logits = torch.empty(0)
-        self._finite: dict[int, bool] = {}
-        self._logprobs: dict[int, float | None] = {}
+        self._sampled: dict[int, SampledToken] = {}
 
     def choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Leave rows that are not plain one token only.
@@ -40,7 +40,7 @@ class Steps:
             for row, start in zip(self._rows, input_ids.tolist(), strict=True):
                 row.begin(start)
         self._logits = logits
-        self._finite, self._logprobs = {}, {}
+        self._sampled = {}
         places = [i for i, row in enumerate(self._rows) if not row.ended and not row.plain]
         if places:
             self._sample(logits, places)
@@ -59,7 +59,7 @@ class Steps:
             if row.ended:
                 self.waste.ended_row_tokens += 1
                 continue
-            output = row.take(token, self._logprobs.get(i), self._finite.get(i, finite[i]))
+            output = row.take(self._sampled.get(i) or SampledToken(token, finite=finite[i]))
             if output is not None:
                 outputs.append(output)
         self._batch.tell(outputs)
@@ -71,15 +71,11 @@ class Steps:
         if self._sampler is None:
             self._sampler = Sampler(logits.shape[-1], logits.device)
         index = torch.tensor(places, device=logits.device)
-        own = logits[index]
-        # Not the sampler's own verdict: a model may rule tokens out by logits of -inf.
-        finite = own.amax(dim=-1).isfinite().tolist()
-        sampled = self._sampler.sample(own, [self._rows[i].sampling_row() for i in places])
+        sampled = self._sampler.sample(logits[index], [self._rows[i].sampling_row() for i in places])
         chosen = torch.tensor([each.token_id for each in sampled], device=logits.device)
         logits[index] = -torch.inf
         logits[index, chosen] = 0.0
-        self._finite = dict(zip(places, finite, strict=True))
-        self._logprobs = {i: each.logprob for i, each in zip(places, sampled, strict=True)}
+        self._sampled = dict(zip(places, sampled, strict=True))
 
 
 class Choose(LogitsProcessor):

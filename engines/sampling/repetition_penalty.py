@@ -5,15 +5,25 @@ from __future__ import annotations
 import torch
 
 from engines.sampling.batch import SamplingBatch
+from engines.sampling.places import places_of, spread
 
 
-def repetition_penalty(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """logit / p where positive, logit * p where negative, for seen tokens; p = 1 changes nothing.
+def repetition_penalty(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """logit / p where positive, logit * p where negative, for tokens of prompt and output.
 
-    logits: [num_rows, vocab_size], fp32 -> the same.
+    logits: [num_rows, vocab_size], fp32, contiguous, changed in place.
     """
-    if batch.seen is None:
-        return logits
-    penalty = batch.column("repetition_penalty", logits.device)
-    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(batch.seen, penalised, logits)
+    asking = [
+        (i, row.params.repetition_penalty, state.seen)
+        for i, (row, state) in enumerate(zip(batch.rows, batch.states, strict=True))
+        if state is not None and state.seen
+    ]
+    if not asking:
+        return
+    rows, penalties, token_ids = zip(*asking, strict=True)
+    places = places_of(logits, rows, token_ids)
+    penalty = spread(penalties, token_ids, logits)
+    flat = logits.view(-1)
+    values = flat[places]
+    # A token that stands there more than once has the same value each time.
+    flat[places] = torch.where(values < 0, values * penalty, values / penalty)

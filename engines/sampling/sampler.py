@@ -1,111 +1,174 @@
-"""Draw the next token of each row, vectorised over the batch, each by its own parameters and random stream."""
+"""Choose the next token of each row, vectorised over the batch, each by its own parameters and random stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from engines.core import SampledToken, SamplingParams, TokenLogprobs
+from engines.sampling.bad_words import bad_words
 from engines.sampling.batch import SamplingBatch, SamplingRow
+from engines.sampling.draw import draw
+from engines.sampling.frequency_penalty import frequency_penalty
+from engines.sampling.likeliest import likeliest
+from engines.sampling.logit_bias import logit_bias
+from engines.sampling.min_new_tokens import min_new_tokens
+from engines.sampling.min_p import min_p
+from engines.sampling.presence_penalty import presence_penalty
 from engines.sampling.random_stream import uniform
 from engines.sampling.repetition_penalty import repetition_penalty
+from engines.sampling.report import report
+from engines.sampling.state import SequenceState
 from engines.sampling.temperature import temperature
 from engines.sampling.top_k import top_k
 from engines.sampling.top_p import top_p
+from engines.sampling.typical_p import typical_p
 
-LogitsStep = Callable[[torch.Tensor, SamplingBatch], torch.Tensor]
+LogitsStep = Callable[[torch.Tensor, SamplingBatch], None]
 
-STEPS: tuple[LogitsStep, ...] = (repetition_penalty, temperature, top_k, top_p)
-"""In the order of transformers' `generate`."""
+STEPS: tuple[LogitsStep, ...] = (
+    repetition_penalty,
+    presence_penalty,
+    frequency_penalty,
+    logit_bias,
+    bad_words,
+    min_new_tokens,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    typical_p,
+)
+"""In the order of transformers' `generate`, which has no presence and frequency penalty, and adds biases first of all.
 
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One row's token."""
-
-    token_id: int
-    logprob: float | None
-    """Under the model's distribution before any step; None where not asked for."""
-    finite: bool
-    """False when the row's logits hold NaN or +-inf; the token means nothing then."""
+Repetition comes first because it multiplies: it goes by the sign of the logit, which means something in the model's own
+only, and a bias or another penalty is then worth what the client wrote. Those only add, so among themselves their order
+does not matter. What rules tokens out comes after what changes them, and all of it before temperature: the later steps
+look at the distribution that is drawn from. Greedy rows and beams end with `min_new_tokens`.
+"""
 
 
 class Sampler:
-    """Holds, for sequences that penalise repetition, which tokens they have seen."""
+    """Holds, for sequences that ask for it, what their penalties depend on."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._seen: dict[str, tuple[torch.Tensor, int]] = {}
+        self._states: dict[str, SequenceState] = {}
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
-        """logits: [num_rows, vocab_size], any float dtype, row i for `rows[i]` -> one token each, in order."""
-        logits = logits.float()
-        # A sum is not finite as soon as one term is not; overflow of finite logits is out of reach in fp32.
-        finite = logits.sum(dim=-1).isfinite().tolist()
-        seen = self._seen_mask(rows)
-        if seen is None and all(row.params.greedy for row in rows):
-            chosen = logits.argmax(dim=-1)
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        """Choose a token for each row; a row with beams gets the likeliest, and what can go on from it in `top`.
+
+        logits: [num_rows, vocab_size], any float dtype, row i for `rows[i]`, not changed. -inf rules a token out.
+        """
+        changed = [i for i, row in enumerate(rows) if _changes_logits(row.params)]
+        if not changed:
+            chosen, best = _greedy(logits)
+            # NaN counts as larger than every number, so the largest shows whatever is wrong.
+            finite = best.isfinite()
+            beams: dict[int, TokenLogprobs] = {}
         else:
-            chosen = self._choose(logits, SamplingBatch(rows, seen))
-        logprobs = self._logprobs(logits, chosen, rows)
+            finite = logits.amax(dim=-1).isfinite()
+            chosen, beams = self._choose(logits, rows, changed, finite)
+        tokens = chosen.tolist()
+        logprobs, tops = report(logits, chosen, rows)
         return [
-            Sampled(token, logprob, ok)
-            for token, logprob, ok in zip(chosen.tolist(), logprobs, finite, strict=True)
+            SampledToken(token, logprobs.get(i), ok, beams.get(i) or tops.get(i, ()))
+            for i, (token, ok) in enumerate(zip(tokens, finite.tolist(), strict=True))
         ]
 
     def forget(self, sequence_id: str) -> None:
         """The sequence has ended. Idempotent."""
-        self._seen.pop(sequence_id, None)
+        self._states.pop(sequence_id, None)
 
-    def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    def _choose(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], changed: Sequence[int], finite: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
+        """Token ids of all rows, [num_rows], and the continuations of those with beams.
+
+        `finite` is taken back for rows of which no token is left.
+        """
+        if len(changed) == len(rows):
+            own = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            own_chosen, own_best, beams = self._choose_changed(own, rows)
+            finite &= own_best.isfinite()
+            return own_chosen, beams
+        index = torch.tensor(changed, device=logits.device)
+        own_chosen, own_best, beams = self._choose_changed(logits[index].float(), [rows[i] for i in changed])
+        chosen, _ = _greedy(logits)
+        chosen[index] = own_chosen
+        finite[index] &= own_best.isfinite()
+        return chosen, {changed[i]: top for i, top in beams.items()}
+
+    def _choose_changed(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[int, TokenLogprobs]]:
+        """As `_choose`, for rows that all ask for some step; also the chosen tokens' logits. `logits` is changed."""
+        with_beams = [i for i, row in enumerate(rows) if row.params.num_beams > 1]
+        if with_beams:
+            # What beams add up are log-probabilities, so these are what steps change.
+            index = torch.tensor(with_beams, device=logits.device)
+            logits[index] = logits[index].log_softmax(dim=-1)
+        drawn = [i for i, row in enumerate(rows) if row.drawn]
+        batch = SamplingBatch(rows, [self._state_of(row) for row in rows], drawn)
         for step in STEPS:
-            logits = step(logits, batch)
-        chosen = logits.argmax(dim=-1)
-        drawn = [i for i, row in enumerate(batch.rows) if not row.params.greedy]
-        if drawn:
-            index = torch.tensor(drawn, device=logits.device)
-            numbers = [uniform(batch.rows[i].params.seed, len(batch.rows[i].token_ids)) for i in drawn]
-            chosen[index] = _draw(
-                logits[index], torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-            )
-        return chosen
+            step(logits, batch)
+        beams: dict[int, TokenLogprobs] = {}
+        if with_beams:
+            found = likeliest(logits[index], [_num_continuations(rows[i].params) for i in with_beams])
+            beams = dict(zip(with_beams, found, strict=True))
+        chosen = _draw_or_greedy(logits, batch)
+        return chosen, logits.gather(1, chosen[:, None])[:, 0], beams
 
-    def _seen_mask(self, rows: Sequence[SamplingRow]) -> torch.Tensor | None:
-        if all(row.params.repetition_penalty == 1.0 for row in rows):
+    def _state_of(self, row: SamplingRow) -> SequenceState | None:
+        if not SequenceState.is_needed(row.params):
             return None
-        nothing = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        return torch.stack(
-            [nothing if row.params.repetition_penalty == 1.0 else self._seen_of(row) for row in rows]
-        )
-
-    def _seen_of(self, row: SamplingRow) -> torch.Tensor:
-        mask, known = self._seen.get(row.id, (None, 0))
-        if mask is None:
-            mask = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        mask[torch.tensor(row.token_ids[known:], dtype=torch.int64, device=self._device)] = True
-        self._seen[row.id] = (mask, len(row.token_ids))
-        return mask
-
-    def _logprobs(
-        self, logits: torch.Tensor, chosen: torch.Tensor, rows: Sequence[SamplingRow]
-    ) -> list[float | None]:
-        wanted = [i for i, row in enumerate(rows) if row.params.logprobs]
-        result: list[float | None] = [None] * len(rows)
-        if wanted:
-            index = torch.tensor(wanted, device=logits.device)
-            picked = logits if len(wanted) == len(rows) else logits[index]
-            values = picked.gather(1, chosen[index, None])[:, 0] - picked.logsumexp(dim=-1)
-            for i, value in zip(wanted, values.tolist(), strict=True):
-                result[i] = value
-        return result
+        # A beam's tokens change as hypotheses are replaced: what was kept of it would be another's.
+        state = self._states.get(row.id) if row.params.num_beams == 1 else None
+        if state is None:
+            state = SequenceState(row.params, row.num_prompt_tokens, self._vocab_size)
+            if row.params.num_beams == 1:
+                self._states[row.id] = state
+        state.follow(row.token_ids)
+        return state
 
 
-def _draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Invert each row's cumulative distribution at its number. logits: [n, vocab]; numbers: [n] in [0, 1)."""
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    # Scaled by the total, whose rounding else leaves numbers that no token answers to; `right` passes over
-    # tokens of probability 0.
-    drawn = torch.searchsorted(cumulative, (numbers * cumulative[:, -1])[:, None], right=True)[:, 0]
-    return drawn.clamp_(max=logits.shape[-1] - 1)
+def _changes_logits(params: SamplingParams) -> bool:
+    """Whether a row's token is anything but the one with its largest logit."""
+    return (
+        params.temperature != 0.0
+        or params.num_beams > 1
+        or SequenceState.is_needed(params)
+        or bool(params.bad_words)
+        or params.min_new_tokens > 0
+    )
+
+
+def _num_continuations(params: SamplingParams) -> int:
+    """So many that with all others `num_beams` of them go on, whichever of them are stop tokens."""
+    return params.num_beams + max(params.num_beams, len(params.stop_token_ids))
+
+
+def _greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of the largest logits, of equal ones the lowest, and these logits: [num_rows] each."""
+    chosen = logits.argmax(dim=-1)
+    return chosen, logits.gather(1, chosen[:, None])[:, 0]
+
+
+def _draw_or_greedy(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    drawn = batch.drawn
+    if not drawn:
+        return logits.argmax(dim=-1)
+    own = [batch.rows[i] for i in drawn]
+    numbers = torch.tensor(
+        [uniform(row.params.seed, len(row.token_ids)) for row in own],
+        dtype=torch.float64,
+        device=logits.device,
+    )
+    if len(drawn) == len(batch.rows):
+        return draw(logits, numbers)
+    chosen = logits.argmax(dim=-1)
+    index = torch.tensor(drawn, device=logits.device)
+    chosen[index] = draw(logits[index], numbers)
+    return chosen

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from engines.sampling.batch import SamplingBatch
+from engines.sampling.batch import SamplingBatch, rows_of
+from engines.sampling.cumulative import Ordered, keep_first
 
 
-def top_k(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Tokens below the row's k-th largest logit become -inf, ties with it stay; k = 0 changes nothing.
+def top_k(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """Tokens below the row's k-th largest logit become -inf, ties with it stay.
 
-    logits: [num_rows, vocab_size], fp32 -> the same.
+    logits: [num_rows, vocab_size], fp32, changed in place.
     """
     vocab_size = logits.shape[-1]
-    ks = [min(row.params.top_k, vocab_size) for row in batch.rows]
-    if not any(ks):
-        return logits
-    largest = logits.topk(max(ks), dim=-1).values
-    index = torch.tensor([max(k, 1) - 1 for k in ks], device=logits.device)[:, None]
-    threshold = largest.gather(1, index)
-    active = torch.tensor([k > 0 for k in ks], device=logits.device)[:, None]
-    return logits.masked_fill(active & (logits < threshold), -math.inf)
+    rows = [i for i in batch.drawn if 0 < batch.rows[i].params.top_k < vocab_size]
+    if not rows:
+        return
+    ks = [batch.rows[i].params.top_k for i in rows]
+    with rows_of(logits, rows) as picked:
+        # One more than stays, which shows a tie.
+        ordered = picked.topk(max(ks) + 1, dim=-1)
+        num_kept = torch.tensor(ks, device=picked.device)
+        keep_first(picked, picked, Ordered(ordered.values, ordered.indices, num_kept), ties=True)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from engines.sampling.batch import SamplingBatch
+from engines.sampling.batch import SamplingBatch, rows_of
+from engines.sampling.cumulative import fixed_point_limit, keep_mass
 
 
-def top_p(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Tokens outside the nucleus become -inf; the most likely always stays; p = 1 changes nothing.
+def top_p(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """Tokens outside the nucleus become -inf; the most likely always stays.
 
-    logits: [num_rows, vocab_size], fp32 -> the same.
+    Of equally likely tokens at its edge those with the lowest ids stay, so that p near 0 is the greedy choice.
+
+    logits: [num_rows, vocab_size], fp32, changed in place.
     """
-    rows = [i for i, row in enumerate(batch.rows) if row.params.top_p < 1.0]
+    rows = [i for i in batch.drawn if batch.rows[i].params.top_p < 1.0]
     if not rows:
-        return logits
-    index = torch.tensor(rows, device=logits.device)
-    limit = batch.column("top_p", logits.device)[index]
-    ordered, order = logits[index].sort(dim=-1, descending=True)
-    probabilities = ordered.softmax(dim=-1)
-    # A token stays when those before it have not reached p yet.
-    outside = probabilities.cumsum(dim=-1) - probabilities >= limit
-    outside[:, 0] = False  # also where p is too small for fp32
-    kept = ordered.masked_fill(outside, -math.inf)
-    return logits.index_copy(0, index, torch.empty_like(kept).scatter_(1, order, kept))
+        return
+    limits = torch.tensor([fixed_point_limit(batch.rows[i].params.top_p) for i in rows], device=logits.device)
+    with rows_of(logits, rows) as picked:
+        keep_mass(picked, picked, picked.softmax(dim=-1), limits, ties=False)

@@ -1,8 +1,8 @@
 """Causal attention of a step's tokens over their sequences' cached keys and values.
 
 o = softmax(q k^T / sqrt(head_dim)) v for each query over the keys of its own sequence up to its own position.
-Grouped queries (Ainslie et al. 2023, arXiv:2305.13245) share a KV head without repeating it in memory: in decode the
-query heads of one KV head are the rows of one product, in prefill the KV head is expanded with stride 0.
+Grouped queries (Ainslie et al. 2023, arXiv:2305.13245) share a KV head without repeating it in memory. On a CPU the
+products are our own (`attention_cpu`), elsewhere torch's fused ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from lmi_kernels.attention_cpu import attend_chunk, attend_singles
 from lmi_kernels.attention_plan import AttentionGroup, KvView
 
 
@@ -58,20 +59,14 @@ def attention(
     for group in groups:
         rows = slice(group.first_row, group.first_row + group.num_seqs * group.query_len)
         keys_values = _read(pool, group, workspace)
-        if group.query_len == 1:
-            shape = (group.num_seqs, kv_heads, share, head_dim)
-            out[rows].view(shape).copy_(_attend_singles(q[rows].view(shape), keys_values, group.mask))
+        shape = (group.num_seqs * group.query_len, kv_heads, share, head_dim)
+        queries, results = q[rows].view(shape), out[rows].view(shape)
+        if q.device.type != "cpu":
+            _attend_fused(queries, keys_values, group, results)
+        elif group.query_len == 1:
+            attend_singles(queries, keys_values, group.mask, results)
         else:
-            shape = (group.query_len, kv_heads, share, head_dim)
-            expanded = keys_values.transpose(1, 2).expand(2, kv_heads, share, group.kv_len, head_dim)
-            o = F.scaled_dot_product_attention(
-                q[rows].view(shape).permute(1, 2, 0, 3),
-                expanded[0],
-                expanded[1],
-                attn_mask=group.mask,
-                is_causal=group.causal,
-            )
-            out[rows].view(shape).copy_(o.permute(2, 0, 1, 3))
+            attend_chunk(queries, keys_values[:, 0], group.first_position, group.mask, results)
 
 
 def attention_reference(
@@ -120,36 +115,18 @@ def _read(pool: torch.Tensor, group: AttentionGroup, workspace: Workspace) -> to
     return buffer.view(shape)
 
 
-def _attend_singles(q: torch.Tensor, keys_values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """One query token a sequence.
-
-    q: [num_seqs, num_kv_heads, share, head_dim]; keys_values: [2, num_seqs, num_kv_heads, kv_len, head_dim];
-    mask: [num_seqs, 1, 1, kv_len] or None -> as q.
-    """
-    num_seqs, kv_heads, share, head_dim = q.shape
-    if q.device.type != "cpu" or q.dtype != torch.float32:
-        return F.scaled_dot_product_attention(q, keys_values[0], keys_values[1], attn_mask=mask)
-    # With so few rows two batched products in fp32 take about 0.6 of the fused kernel's time on a CPU.
-    if num_seqs == 1 or keys_values.is_contiguous():
-        keys, values = keys_values.flatten(1, 2)
-        if mask is not None:
-            mask = mask.expand(-1, kv_heads, -1, -1).flatten(0, 1)
-        return _weigh(q.reshape(-1, share, head_dim), keys, values, mask).view(q.shape)
-    # In a view of the pool sequences and heads are no common dimension.
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for head in range(kv_heads):
-        keys, values = keys_values[:, :, head]
-        out[:, head] = _weigh(q[:, head], keys, values, None if mask is None else mask[:, 0])
-    return out
-
-
-def _weigh(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """q: [batch, rows, head_dim]; keys, values: [batch, kv_len, head_dim]; mask: [batch, 1, kv_len] -> as q."""
-    scale = q.shape[-1] ** -0.5
-    if mask is None:
-        scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale)
-    else:
-        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
-    return torch.bmm(scores.softmax(dim=-1), values)
+def _attend_fused(
+    q: torch.Tensor, keys_values: torch.Tensor, group: AttentionGroup, out: torch.Tensor
+) -> None:
+    """q, out: [rows, num_kv_heads, share, head_dim]; keys_values: [2, num_seqs, num_kv_heads, kv_len, head_dim]."""
+    if group.query_len == 1:
+        out.copy_(F.scaled_dot_product_attention(q, keys_values[0], keys_values[1], attn_mask=group.mask))
+        return
+    share = q.shape[2]
+    two, _, kv_heads, kv_len, head_dim = keys_values.shape
+    # The KV head is repeated with stride 0.
+    keys, values = keys_values.transpose(1, 2).expand(two, kv_heads, share, kv_len, head_dim)
+    o = F.scaled_dot_product_attention(
+        q.permute(1, 2, 0, 3), keys, values, attn_mask=group.mask, is_causal=group.causal
+    )
+    out.copy_(o.permute(2, 0, 1, 3))

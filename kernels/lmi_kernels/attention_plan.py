@@ -3,6 +3,9 @@
 A group is read from the KV pool in one of two ways. A *view*: its sequences' keys start at equal distances, so one
 strided view shows them all without a copy. A *gather*: its blocks are copied side by side into a kept buffer.
 Groups are small enough that what a gather wrote is still in the processor's cache when attention reads it.
+
+On a CPU the plan also keeps every product inside the shapes at which a row's bits do not depend on what else is
+computed with it; see `attention_cpu`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+
+QUERY_TILE = 64
+"""Tokens of a chunk that one product takes on a CPU: 32 calls more often for little, 128 computes more hidden keys."""
+KEY_TILE = 192
+"""Keys that one product weighs on a CPU, from a sequence's first on. MKL cuts longer sums where their length says (in
+halves below 384 keys), and a sum's cuts decide its last bits: so we cut, always in the same places."""
+MIN_KEYS = 16
+"""MKL takes other kernels below: no product has fewer keys, nor has the last tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +57,13 @@ class AttentionGroup:
     """Keys a sequence in the tensors that attention sees, those behind the mask included."""
     source: KvView | KvGather
     mask: torch.Tensor | None
-    """Added to the scores, -inf hides: [num_seqs, 1, 1, kv_len] or [1, 1, query_len, kv_len]; None: all is seen."""
+    """Added to the scores, -inf hides. Of single tokens: [num_seqs, 1, 1, kv_len], None: all is seen. Of a chunk on a
+    CPU: [t, 1, t + MIN_KEYS], the chunk's t first queries, at most `QUERY_TILE`, over the keys from the first of
+    them on, which fits any later tile too. Of a chunk elsewhere: [1, 1, query_len, kv_len]; None: `causal`."""
     causal: bool
-    """The chunk is the sequence's first, so that attention's own causal mask fits."""
+    """Not on a CPU: the chunk is the sequence's first, so that attention's own causal mask fits."""
+    first_position: int
+    """Of a chunk's first query; 0 in a group of single tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +126,18 @@ def plan_chunk(
     device: torch.device,
 ) -> AttentionGroup:
     """The group of one prefill chunk: the last `query_len` of `seq_len` tokens, in rows from `first_row` on."""
-    used = _num_blocks(seq_len, limits.block_size)
-    source: KvView | KvGather
-    if _consecutive(block_table[:used]):
-        source, kv_len = KvView(block_table[0] * limits.block_size, 0), seq_len
-    else:
-        source = _gather([block_table[:used]], limits, device)
-        kv_len = used * limits.block_size
+    past = seq_len - query_len
+    source, kv_len = _source([seq_len], [block_table], limits, False, device)
+    if device.type == "cpu":
+        tile = min(query_len, QUERY_TILE)
+        mask = torch.full((tile, tile + MIN_KEYS), -math.inf).triu_(1)[:, None, :]
+        return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, False, past)
     if query_len == kv_len:
-        return AttentionGroup(first_row, 1, query_len, kv_len, source, None, causal=True)
-    last_visible = torch.arange(seq_len - query_len, seq_len, device=device)
+        return AttentionGroup(first_row, 1, query_len, kv_len, source, None, True, past)
+    last_visible = torch.arange(past, seq_len, device=device)
     hidden = torch.arange(kv_len, device=device) > last_visible[:, None]
     mask = torch.zeros(1, 1, query_len, kv_len, device=device).masked_fill_(hidden, -math.inf)
-    return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, causal=False)
+    return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, False, past)
 
 
 def _decode_group(
@@ -133,22 +148,44 @@ def _decode_group(
     contiguous: bool,
     device: torch.device,
 ) -> AttentionGroup:
-    block_size, longest = limits.block_size, max(seq_lens)
-    used = _num_blocks(longest, block_size)
-    source: KvView | KvGather
-    if contiguous or (len(tables) == 1 and _consecutive(tables[0][:used])):
-        stride = (tables[1][0] - tables[0][0]) * block_size if len(tables) > 1 else 0
-        source, kv_len = KvView(tables[0][0] * block_size, stride), longest
-    else:
-        rows = [[*table[:used], *([table[0]] * (used - len(table)))] for table in tables]
-        source = _gather(rows, limits, device)
-        kv_len = used * block_size
+    source, kv_len = _source(seq_lens, tables, limits, contiguous, device)
     mask = None
     if min(seq_lens) < kv_len:
         lens = torch.tensor(seq_lens, device=device)
         hidden = torch.arange(kv_len, device=device) >= lens[:, None]
         mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)[:, None, None, :]
-    return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, causal=False)
+    return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, False, 0)
+
+
+def _source(
+    seq_lens: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    limits: GroupLimits,
+    contiguous: bool,
+    device: torch.device,
+) -> tuple[KvView | KvGather, int]:
+    """How a group's keys are read, and how many a sequence, at least the longest's."""
+    block_size, longest = limits.block_size, max(seq_lens)
+    on_cpu = device.type == "cpu"
+    used = _num_blocks(longest, block_size)
+    if contiguous or (len(tables) == 1 and _consecutive(tables[0][:used])):
+        kv_len = _settled(longest, 1) if on_cpu else longest
+        # A lone sequence may stand so near the pool's end that there are not enough keys behind it.
+        if tables[-1][0] * block_size + kv_len <= limits.num_slots:
+            stride = (tables[1][0] - tables[0][0]) * block_size if len(tables) > 1 else 0
+            return KvView(tables[0][0] * block_size, stride), kv_len
+    if on_cpu:
+        used = _settled(longest, block_size) // block_size
+    rows = [[*table[:used], *([table[0]] * (used - len(table)))] for table in tables]
+    return _gather(rows, limits, device), used * block_size
+
+
+def _settled(num_keys: int, step: int) -> int:
+    """The least multiple of `step`, at least `num_keys`, that leaves no tile with fewer than `MIN_KEYS` keys."""
+    keys = _padded(num_keys, step)
+    while 0 < keys % KEY_TILE < MIN_KEYS:
+        keys += step
+    return keys
 
 
 def _gather(tables: Sequence[Sequence[int]], limits: GroupLimits, device: torch.device) -> KvGather:
@@ -175,7 +212,8 @@ def _fits(
         return False
     if not contiguous:
         return True
-    if tables[stop][0] * block_size + longest > limits.num_slots:
+    keys = max(longest, _settled(max(seq_lens[start : stop + 1]), 1))
+    if tables[stop][0] * block_size + keys > limits.num_slots:
         return False
     # Equal distances: else no single strided view shows them.
     return (

@@ -1,6 +1,7 @@
 """The HTTP dialects: one file and one line each."""
 
 from lmi_server.apis import (
+    admin,
     invocations,
     metrics,
     openai_chat,
@@ -19,4 +20,5 @@ APIS: tuple[Api, ...] = (
     openai_completions.api,
     openai_models.api,
     metrics.api,
+    admin.api,
 )

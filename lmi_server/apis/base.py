@@ -6,7 +6,7 @@ is written. All between the two, from submitting to the last byte, is the same f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,9 @@ from flask import Blueprint
 
 from engines.base import Engine
 from lmi_server.config import WebConfig
-from lmi_server.continuation import Completion, GenerationRequest, Step
+from lmi_server.continuation import GenerationRequest, Step
 from lmi_server.errors import Problem
+from lmi_server.generation import Outcome
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
 
@@ -41,8 +42,8 @@ class Reply(Protocol):
     def content_type(self) -> str:
         """Of a streamed answer; a whole one is JSON."""
 
-    def whole(self, completions: Sequence[Completion]) -> Any:
-        """The JSON value of a whole answer. `completions`: in the order of the prompts."""
+    def whole(self, outcome: Outcome) -> Any:
+        """The JSON value of a whole answer."""
 
     def start(self) -> str:
         """What a stream begins with."""
@@ -50,11 +51,21 @@ class Reply(Protocol):
     def step(self, step: Step) -> str:
         """The records of one step; may be empty."""
 
-    def end(self, completions: Sequence[Completion]) -> str:
+    def end(self, outcome: Outcome) -> str:
         """What ends a stream that went well, after the last step; may be empty."""
 
     def failure(self, problem: Problem) -> str:
         """The record that ends a stream that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a body says of how it is to be served."""
+
+    priority: int = 0
+    """Smaller comes first, under the engine's `priority` policy."""
+    timeout: float | None = None
+    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,7 @@ class Call:
     requests: tuple[GenerationRequest, ...]
     """At least one."""
     reply: Reply
+    service: Service
 
 
 Parse = Callable[[ApiContext, Mapping[str, Any]], Call]

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lmi_server.apis.parameters import PARAMETERS, Kind, Names, Parameter, Parsed, rows
+from lmi_server.apis.parameter import Kind, Names, Parameter, Parsed
+from lmi_server.apis.parameters import PARAMETERS, rows
 from lmi_server.errors import InvalidField
 
 _SHOWN_CHARS = 80
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def shown(value: Any) -> str:
@@ -54,7 +57,7 @@ def parse_parameters(
             if refuse_unknown:
                 raise unknown_field(prefix + name, name, value, table)
             unknown.append(name)
-        elif value is not None:
+        elif value is not None and not _is_one_of(value, row.nothing):
             checked = check(prefix + name, value, row)
             if row.name in given and values[row.name] != checked:
                 raise InvalidField(
@@ -91,16 +94,24 @@ def check(field: str, value: Any, row: Parameter) -> Any:
         return float(value) if row.kind is Kind.NUMBER else value
     if row.choices and value not in row.choices:
         raise refuse(field, value, row.accepted())
-    if row.kind is Kind.TEXTS:
-        return _check_texts(field, value, row)
+    match row.kind:
+        case Kind.TEXTS:
+            return _check_texts(field, value, row)
+        case Kind.IDS:
+            return _check_ids(field, value, row)
+        case Kind.BIAS:
+            return _check_bias(field, value, row)
     return value
 
 
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    """In Python 1 == True, in JSON not."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
+
+
 def _check_neutral(field: str, value: Any, row: Parameter) -> Any:
-    for neutral in row.neutral or ():
-        # In Python 1 == True, in JSON not.
-        if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
-            return value
+    if _is_one_of(value, row.neutral or ()):
+        return value
     accepted = [shown(neutral) for neutral in row.neutral or ()]
     raise InvalidField(
         field,
@@ -123,7 +134,9 @@ def _is_kind(value: Any, kind: Kind) -> bool:
             return isinstance(value, str) or (
                 isinstance(value, list) and all(isinstance(one, str) for one in value)
             )
-        case Kind.OBJECT:
+        case Kind.IDS:
+            return isinstance(value, list)
+        case Kind.OBJECT | Kind.BIAS:
             return isinstance(value, dict)
         case Kind.ANY:
             return True
@@ -146,3 +159,26 @@ def _check_texts(field: str, value: str | list[str], row: Parameter) -> tuple[st
         if size == 0 or (row.max_bytes is not None and size > row.max_bytes):
             raise InvalidField(field, f"given {shown(text)} of {size} bytes; accepted: {row.accepted()}")
     return texts
+
+
+def _check_ids(field: str, value: list[Any], row: Parameter) -> tuple[int, ...]:
+    """Whether the vocabulary has them is looked at where the model is known."""
+    if row.max_items is not None and len(value) > row.max_items:
+        raise InvalidField(field, f"given {len(value)} ids; accepted: {row.accepted()}")
+    for index, one in enumerate(value):
+        if not _is_kind(one, Kind.INTEGER):
+            raise refuse(f"{field}[{index}]", one, "a token id, a whole number")
+    return tuple(dict.fromkeys(value))
+
+
+def _check_bias(field: str, value: dict[str, Any], row: Parameter) -> tuple[tuple[int, float], ...]:
+    if row.max_items is not None and len(value) > row.max_items:
+        raise InvalidField(field, f"given {len(value)} entries; accepted: {row.accepted()}")
+    for name, bias in value.items():
+        if not _ID.fullmatch(name):
+            raise refuse(
+                field, name, "names that are token ids, whole numbers in digits without leading zeros"
+            )
+        if not _is_kind(bias, Kind.NUMBER) or not _in_range(bias, row):
+            raise refuse(f"{field}.{name}", bias, f"a number from {row.minimum:g} to {row.maximum:g}")
+    return tuple((int(name), float(bias)) for name, bias in value.items())

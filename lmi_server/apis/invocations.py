@@ -15,9 +15,17 @@ from flask import Blueprint, Response, request
 from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import parse_flag, parse_parameters, refuse, unknown_field
-from lmi_server.apis.lmi_reply import LmiReply
-from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, Names, Parsed, rows
-from lmi_server.apis.prompts import MAX_PROMPTS, check_number_of_prompts, encode_prompts, generation_request
+from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
+from lmi_server.apis.lmi_reply import LmiReply, Told
+from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, rows
+from lmi_server.apis.prompts import (
+    MAX_PROMPTS,
+    check_number_of_prompts,
+    encode_prompts,
+    generation_requests,
+)
+from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.streaming import JSON_LINES, SSE, Framing
@@ -87,26 +95,53 @@ def _parse_inputs(context: ApiContext, body: Mapping[str, Any]) -> Call:
     texts = _texts(context, body.get("inputs"))
     parsed = _parameters(context, body.get("parameters"))
     framing = _framing(context, parsed, parse_flag("stream", body.get("stream")))
-    if framing is not None and len(texts) > 1:
+    streamed = framing is not None
+    if streamed and len(texts) > 1:
         raise InvalidField(
             "inputs",
             f"given {len(texts)} prompts with a streamed answer (stream, Accept or output_formatter); accepted: one "
             "prompt in a stream, or several without one",
         )
-    details: bool = parsed["details"]
-    requests = tuple(
-        generation_request(
-            context,
-            prompt,
-            parsed,
-            default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
-            logprobs=details or framing is not None,
-            continues_prompt=True,
-        )
-        for prompt in encode_prompts(context, texts, add_special_tokens=True)
+    many = choices(parsed, num_prompts=len(texts), streamed=streamed, n_follows=True, streams_n=False)
+    told = _told(parsed, many)
+    report = _report(parsed, many, told, streamed)
+    check_beams(context, parsed, many, report, streamed=streamed)
+    check_prompt_report(context, parsed, "decoder_input_details", "prompt_logprobs", streamed=streamed)
+    requests = generation_requests(
+        context,
+        encode_prompts(context, texts, add_special_tokens=True, truncate=parsed["truncate"]),
+        parsed,
+        report=report,
+        many=many,
+        default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        continues_prompt=True,
     )
     as_list = _takes_lists(context)
-    return Call(requests, LmiReply(requests, details, parsed["return_full_text"], as_list, framing))
+    reply = LmiReply(requests, told, parsed["return_full_text"], as_list, framing)
+    return Call(requests, reply, service(context, parsed))
+
+
+def _told(parsed: Parsed, many: Choices) -> Told:
+    """What is asked for by its name comes with details, though these are not asked for; so does what is found by
+    comparing several answers.
+    """
+    compares = many.best_of > 1 or parsed["num_beams"] > 1
+    prompt = parsed["decoder_input_details"] or parsed["prompt_logprobs"] is not None
+    return Told(
+        details=parsed["details"] or compares or prompt or parsed["top_n_tokens"] > 0,
+        prefill=parsed["decoder_input_details"],
+        prompt_logprobs=parsed["prompt_logprobs"] is not None,
+        top_tokens=parsed["top_n_tokens"] > 0,
+    )
+
+
+def _report(parsed: Parsed, many: Choices, told: Told, streamed: bool) -> Report:
+    prompt: int | None = parsed["prompt_logprobs"]
+    if prompt is None and told.prefill:
+        prompt = 0
+    # Beams have none; where they are asked for by name, that is refused.
+    each = (told.details or streamed) and parsed["num_beams"] == 1
+    return Report(each or many.best_of > many.n, parsed["top_n_tokens"], prompt)
 
 
 def _takes_lists(context: ApiContext) -> bool:

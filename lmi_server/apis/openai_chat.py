@@ -8,18 +8,21 @@ from typing import Any
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext, Call
+from lmi_server.apis.checks import refuse
+from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
 from lmi_server.apis.messages import parse_messages
 from lmi_server.apis.openai_chat_reply import ChatReply
 from lmi_server.apis.openai_envelope import make_envelope
 from lmi_server.apis.openai_fields import parse_fields
-from lmi_server.apis.parameters import Names
+from lmi_server.apis.parameter import Names, Parsed
 from lmi_server.apis.prompts import (
     Prompt,
     encode_prompts,
-    generation_request,
+    generation_requests,
     max_prompt_chars,
     too_many_chars,
 )
+from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.text.chat_template import RenderedTooLong
@@ -41,21 +44,37 @@ def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = 
     Raises `engines.errors.InvalidRequest`.
     """
     fields = parse_fields(body, Names.CHAT, "messages")
-    request = generation_request(
+    parsed = fields.parameters
+    many = choices(parsed, num_prompts=1, streamed=fields.stream, n_follows=False, streams_n=True)
+    report = _report(parsed, many)
+    check_beams(context, parsed, many, report, streamed=fields.stream)
+    check_prompt_report(context, parsed, "prompt_logprobs", streamed=fields.stream)
+    requests = generation_requests(
         context,
-        _prompt(context, body.get("messages")),
-        fields.parameters,
+        [_prompt(context, body.get("messages"), parsed["truncate"])],
+        parsed,
+        report=report,
+        many=many,
         default_max_new_tokens=None,
-        logprobs=False,
         continues_prompt=False,
     )
     envelope = make_envelope(
-        "chatcmpl", "chat.completion", "chat.completion.chunk", fields, [request], error_form
+        "chatcmpl", "chat.completion", "chat.completion.chunk", fields, requests, error_form
     )
-    return Call((request,), ChatReply(envelope, fields.stream))
+    reply = ChatReply(envelope, fields.stream, many.n, parsed["logprobs"])
+    return Call(requests, reply, service(context, parsed))
 
 
-def _prompt(context: ApiContext, value: Any) -> Prompt:
+def _report(parsed: Parsed, many: Choices) -> Report:
+    if parsed["top_logprobs"] and not parsed["logprobs"]:
+        raise refuse(
+            parsed.given["top_logprobs"], parsed["top_logprobs"], "0, or with 'logprobs' that is true"
+        )
+    logprobs = parsed["logprobs"] or many.best_of > many.n
+    return Report(logprobs, parsed["top_logprobs"], parsed["prompt_logprobs"])
+
+
+def _prompt(context: ApiContext, value: Any, truncate: int | None) -> Prompt:
     messages = parse_messages(value)
     if context.text.chat_template is None:
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
@@ -65,5 +84,5 @@ def _prompt(context: ApiContext, value: Any) -> Prompt:
     except RenderedTooLong as error:
         raise too_many_chars(context, "messages", f"more than {max_chars}") from error
     # The template itself writes the special tokens.
-    (prompt,) = encode_prompts(context, {"messages": text}, add_special_tokens=False)
+    (prompt,) = encode_prompts(context, {"messages": text}, add_special_tokens=False, truncate=truncate)
     return prompt

@@ -9,20 +9,24 @@ from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import refuse
-from lmi_server.apis.openai_completions_reply import CompletionsReply
+from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
+from lmi_server.apis.openai_completions_reply import ChoiceShape, CompletionsReply
 from lmi_server.apis.openai_envelope import make_envelope
 from lmi_server.apis.openai_fields import parse_fields
-from lmi_server.apis.parameters import DEFAULT_MAX_TOKENS, Names, Parsed
+from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.parameters import DEFAULT_MAX_TOKENS
 from lmi_server.apis.prompts import (
     Prompt,
     check_length,
     check_number_of_prompts,
     encode_prompts,
-    generation_request,
-    temperature,
+    generation_requests,
+    truncated,
 )
+from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
-from lmi_server.errors import ErrorForm, InvalidField
+from lmi_server.continuation import GenerationRequest
+from lmi_server.errors import ErrorForm
 
 _ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"
 
@@ -44,67 +48,76 @@ def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = 
     """
     fields = parse_fields(body, Names.COMPLETIONS, "prompt")
     parsed = fields.parameters
-    _check_logprobs(parsed)
-    logprobs, echo = parsed["logprobs"], parsed["echo"]
-    requests = tuple(
-        generation_request(
-            context,
-            prompt,
-            parsed,
-            default_max_new_tokens=DEFAULT_MAX_TOKENS,
-            logprobs=logprobs is not None,
-            continues_prompt=True,
-        )
-        for prompt in _prompts(context, body.get("prompt"), echo)
+    echo: bool = parsed["echo"]
+    prompts = _prompts(context, body.get("prompt"), parsed["truncate"])
+    many = choices(parsed, num_prompts=len(prompts), streamed=fields.stream, n_follows=False, streams_n=True)
+    report = _report(parsed, many)
+    check_beams(context, parsed, many, report, streamed=fields.stream)
+    check_prompt_report(context, parsed, "prompt_logprobs", streamed=fields.stream)
+    if echo:
+        check_prompt_report(context, parsed, "logprobs", streamed=False)
+    requests = generation_requests(
+        context,
+        prompts,
+        parsed,
+        report=report,
+        many=many,
+        default_max_new_tokens=DEFAULT_MAX_TOKENS,
+        continues_prompt=True,
     )
     envelope = make_envelope("cmpl", "text_completion", "text_completion", fields, requests, error_form)
-    echoed = tuple(request.prompt if echo else "" for request in requests)
-    return Call(requests, CompletionsReply(envelope, fields.stream, echoed, logprobs))
+    echoed = tuple(
+        _echoed(context, request, parsed["truncate"]) if echo else ""
+        for request in requests
+        for _ in range(many.n)
+    )
+    shape = ChoiceShape(parsed["logprobs"], parsed["prompt_logprobs"] is not None)
+    reply = CompletionsReply(envelope, fields.stream, echoed, shape)
+    return Call(requests, reply, service(context, parsed))
 
 
-def _check_logprobs(parsed: Parsed) -> None:
-    if parsed["logprobs"] is None:
-        return
-    if parsed["echo"]:
-        raise InvalidField(
-            "logprobs",
-            f"given {parsed['logprobs']} with echo, but the prompt's own are not reported; accepted: one of the two",
-        )
-    if parsed["logprobs"] and (temperature(parsed) > 0 or parsed["repetition_penalty"] != 1.0):
-        raise InvalidField(
-            "logprobs",
-            f"given {parsed['logprobs']}, but only of the chosen token the log-probability is known, and with sampling "
-            f"or repetition_penalty it need not be the likeliest; accepted: 0",
-        )
+def _report(parsed: Parsed, many: Choices) -> Report:
+    logprobs: int | None = parsed["logprobs"]
+    prompt: int | None = parsed["prompt_logprobs"]
+    if parsed["echo"] and logprobs is not None:
+        prompt = max(logprobs, prompt or 0)
+    return Report(logprobs is not None or many.best_of > many.n, logprobs or 0, prompt)
 
 
-def _prompts(context: ApiContext, value: Any, echo: bool) -> tuple[Prompt, ...]:
+def _echoed(context: ApiContext, request: GenerationRequest, truncate: int | None) -> str:
+    """The prompt as it came; the text of the tokens that are left of it, where it came as tokens or was cut."""
+    if request.prompt and truncate is None:
+        return request.prompt
+    return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
+
+
+def _prompts(context: ApiContext, value: Any, truncate: int | None) -> tuple[Prompt, ...]:
     if isinstance(value, str) and value:
-        return encode_prompts(context, {"prompt": value}, add_special_tokens=True)
+        return encode_prompts(context, {"prompt": value}, add_special_tokens=True, truncate=truncate)
     if not isinstance(value, list) or not value:
         raise refuse("prompt", value, _ACCEPTED)
     if _is_id(value[0]):
-        return (_of_ids(context, "prompt", value, echo),)
+        return (_of_ids(context, "prompt", value, truncate),)
     check_number_of_prompts("prompt", value)
     items = {f"prompt[{index}]": item for index, item in enumerate(value)}
     if isinstance(value[0], list):
-        return tuple(_of_ids(context, field, item, echo) for field, item in items.items())
+        return tuple(_of_ids(context, field, item, truncate) for field, item in items.items())
     for field, item in items.items():
         if not isinstance(item, str) or not item:
             raise refuse(field, item, "a string that is not empty, as 'prompt' is a list of strings")
-    return encode_prompts(context, items, add_special_tokens=True)
+    return encode_prompts(context, items, add_special_tokens=True, truncate=truncate)
 
 
-def _of_ids(context: ApiContext, field: str, value: Any, echo: bool) -> Prompt:
-    """A prompt that comes as tokens: nothing is put before or after them. `echo`: whether its text is needed."""
+def _of_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
+    """A prompt that comes as tokens: nothing is put before or after them."""
     if not isinstance(value, list):
         raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
-    check_length(context, field, len(value))
+    check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
     limit = context.text.vocabulary_size
     for index, item in enumerate(value):
         if not _is_id(item) or not 0 <= item < limit:
             raise refuse(f"{field}[{index}]", item, f"a token id, a whole number from 0 to {limit - 1}")
-    return Prompt(field, context.text.decode(value) if echo else "", tuple(value))
+    return Prompt(field, "", truncated(tuple(value), truncate))
 
 
 def _is_id(value: Any) -> bool:

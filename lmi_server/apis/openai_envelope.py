@@ -9,8 +9,9 @@ from typing import Any
 
 from engines.core import FinishReason
 from lmi_server.apis.openai_fields import OpenAiFields
-from lmi_server.continuation import Completion, GenerationRequest
+from lmi_server.continuation import GenerationRequest, TokenText
 from lmi_server.errors import ErrorForm, Problem
+from lmi_server.generation import Outcome
 from lmi_server.request_log import current_record
 from lmi_server.streaming import SSE, SSE_DONE
 
@@ -46,8 +47,8 @@ class Envelope:
     def content_type(self) -> str:
         return SSE.content_type
 
-    def whole(self, choices: list[dict[str, Any]], completions: Sequence[Completion]) -> dict[str, Any]:
-        return {**self._head(self.kind), "choices": choices, "usage": self._usage(completions)}
+    def whole(self, choices: list[dict[str, Any]], outcome: Outcome) -> dict[str, Any]:
+        return {**self._head(self.kind), "choices": choices, "usage": self._usage(outcome)}
 
     def chunk(self, choice: dict[str, Any]) -> str:
         """One chunk of a stream, with one choice."""
@@ -56,10 +57,10 @@ class Envelope:
             record["usage"] = None
         return SSE.frame(record)
 
-    def end(self, completions: Sequence[Completion]) -> str:
+    def end(self, outcome: Outcome) -> str:
         usage = ""
         if self.include_usage:
-            record = {**self._head(self.chunk_kind), "choices": [], "usage": self._usage(completions)}
+            record = {**self._head(self.chunk_kind), "choices": [], "usage": self._usage(outcome)}
             usage = SSE.frame(record)
         return usage + SSE_DONE
 
@@ -69,12 +70,13 @@ class Envelope:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _usage(self, completions: Sequence[Completion]) -> dict[str, int]:
-        generated = sum(len(completion.tokens) for completion in completions)
+    def _usage(self, outcome: Outcome) -> dict[str, Any]:
+        """Each prompt once, however many answers it has; all generated tokens, also of answers that are not given."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": generated,
-            "total_tokens": self.num_prompt_tokens + generated,
+            "completion_tokens": outcome.num_generated,
+            "total_tokens": self.num_prompt_tokens + outcome.num_generated,
+            "prompt_tokens_details": {"cached_tokens": outcome.num_cached_tokens},
         }
 
 
@@ -97,3 +99,22 @@ def make_envelope(
         include_usage=fields.include_usage,
         error_form=error_form,
     )
+
+
+def prompt_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    """vLLM's field of that name: for each token of the prompt an object by token id; empty where not asked for."""
+    if not tokens:
+        return {}
+    return {"prompt_logprobs": [_by_id(token) for token in tokens]}
+
+
+def _by_id(token: TokenText) -> dict[str, Any] | None:
+    if token.logprob is None:
+        return None
+    found = {
+        str(one.id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
+        for rank, one in enumerate(token.top_told(token.text), 1)
+    }
+    # Its own rank is only known where it is among the likeliest.
+    own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
+    return {str(token.id): found.get(str(token.id), own), **found}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_server.apis.checks import parse_flag, parse_parameters, refuse
-from lmi_server.apis.parameters import Names, Parsed
+from lmi_server.apis.parameter import Names, Parsed
 
 _logger = logging.getLogger(__name__)
 

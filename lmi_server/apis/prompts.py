@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gevent
 from gevent import monkey
 
-from engines.core import SamplingParams
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import shown
-from lmi_server.apis.parameters import Parsed
+from lmi_server.apis.checks import refuse, shown
+from lmi_server.apis.combinations import Choices
+from lmi_server.apis.parameter import Parsed
+from lmi_server.apis.sampling import Report, make_seed, sampling_params, text_rules
 from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import ContextTooLong, InvalidField
 
 MAX_PROMPTS = 128
 """Prompts in one HTTP request."""
-_MIN_TEMPERATURE = 0.01
-# Below this all weight is on the likeliest token anyway, and the division would leave the range of 32-bit floats.
 _LONG_TEXT_CHARS = 32_768
 # From here on tokenising takes so long (tens of ms) that other requests' streams would stand still.
 
@@ -51,9 +49,10 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
 
 
 def encode_prompts(
-    context: ApiContext, texts: Mapping[str, str], *, add_special_tokens: bool
+    context: ApiContext, texts: Mapping[str, str], *, add_special_tokens: bool, truncate: int | None = None
 ) -> tuple[Prompt, ...]:
-    """Prompts with their token ids, at least one, leaving room for at least one more. `texts`: by field.
+    """Prompts with their token ids, at least one, leaving room for at least one more. `texts`: by field. `truncate`:
+    keep the last so many tokens of each.
 
     Raises `InvalidRequest`: a text is absurdly long (found before it is tokenised), too long or too short.
     """
@@ -69,10 +68,17 @@ def encode_prompts(
         ids = gevent.get_hub().threadpool.apply(encode)
     else:
         ids = encode()
-    prompts = tuple(Prompt(*each, one) for each, one in zip(texts.items(), ids, strict=True))
+    prompts = tuple(
+        Prompt(*each, truncated(one, truncate)) for each, one in zip(texts.items(), ids, strict=True)
+    )
     for prompt in prompts:
         check_length(context, prompt.field, len(prompt.token_ids))
     return prompts
+
+
+def truncated(token_ids: tuple[int, ...], truncate: int | None) -> tuple[int, ...]:
+    """The last `truncate` of them; None for all."""
+    return token_ids if truncate is None else token_ids[-truncate:]
 
 
 def check_number_of_prompts(field: str, prompts: Sequence[Any]) -> None:
@@ -94,32 +100,30 @@ def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
         )
 
 
-def generation_request(
+def generation_requests(
     context: ApiContext,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     parsed: Parsed,
     *,
+    report: Report,
+    many: Choices,
     default_max_new_tokens: int | None,
-    logprobs: bool,
     continues_prompt: bool,
-) -> GenerationRequest:
+) -> tuple[GenerationRequest, ...]:
     """Put the parts together. `default_max_new_tokens`: None for the rest of the context.
 
-    Raises `ContextTooLong` when prompt and asked-for output do not fit.
+    Raises `ContextTooLong` when a prompt and the asked-for output do not fit, `InvalidField`.
     """
-    sampling = SamplingParams(
-        max_new_tokens=_max_new_tokens(context, prompt, parsed, default_max_new_tokens),
-        temperature=(heat := temperature(parsed)),
-        top_k=max(parsed["top_k"], 0),
-        top_p=parsed["top_p"],
-        repetition_penalty=parsed["repetition_penalty"],
-        seed=_seed(parsed, heat),
-        stop_token_ids=() if parsed["ignore_eos"] else context.text.eos_token_ids,
-        logprobs=logprobs,
-    )
-    return GenerationRequest(
-        prompt.text, prompt.token_ids, sampling, parsed["stop"], continues_prompt, prompt.field
-    )
+    sampling = sampling_params(context, parsed, report)
+    rules = text_rules(context, parsed, continues_prompt=continues_prompt)
+    requests = []
+    for prompt in prompts:
+        max_new_tokens = _max_new_tokens(context, prompt, parsed, default_max_new_tokens)
+        own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parsed))
+        requests.append(
+            GenerationRequest(prompt.text, prompt.token_ids, own, rules, prompt.field, many.n, many.best_of)
+        )
+    return tuple(requests)
 
 
 def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None) -> int:
@@ -127,8 +131,16 @@ def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default
     num_prompt = len(prompt.token_ids)
     rest = limit - num_prompt
     asked: int | None = parsed["max_new_tokens"]
+    most = asked or (rest if default is None else min(default, rest))
+    if parsed["min_new_tokens"] > most:
+        raise refuse(
+            parsed.given["min_new_tokens"],
+            parsed["min_new_tokens"],
+            f"at most {most}, which is how many tokens there may be"
+            + ("" if asked else " without max_new_tokens or max_tokens"),
+        )
     if asked is None:
-        return rest if default is None else min(default, rest)
+        return most
     if asked > rest:
         raise ContextTooLong(
             parsed.given["max_new_tokens"],
@@ -136,22 +148,3 @@ def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default
             f"and prompt and output together may have {limit} (option.max_model_len)",
         )
     return asked
-
-
-def temperature(parsed: Parsed) -> float:
-    """Greedy (0) unless `do_sample` is true or a temperature above 0 is given; `do_sample: false` is greedy."""
-    do_sample: bool | None = parsed["do_sample"]
-    asked: float | None = parsed["temperature"]
-    if do_sample is False or (asked is None and not do_sample):
-        return 0.0
-    if asked is None:
-        return 1.0
-    return max(asked, _MIN_TEMPERATURE) if asked > 0 else 0.0
-
-
-def _seed(parsed: Parsed, heat: float) -> int:
-    """The one that is given, for every prompt of a list too; else a new one each time."""
-    seed: int | None = parsed["seed"]
-    if seed is not None:
-        return seed
-    return secrets.randbits(64) if heat > 0 else 0

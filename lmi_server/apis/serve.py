@@ -12,6 +12,8 @@ from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.body import read_object
+from lmi_server.apis.tenant import tenant_of
+from lmi_server.candidates import Terms
 from lmi_server.client_gone import ClientWatch
 from lmi_server.config import WebConfig
 from lmi_server.continuation import Step
@@ -34,15 +36,14 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     health = context.engine.health()
     if health.state is not EngineState.READY:
         raise Unavailable(health.summary())
+    tenant = tenant_of(request.headers)
     call = parse(context, read_object(request))
     generation = Generation(
-        record.id,
+        _terms(context.config, call, record, tenant),
         call.requests,
         engine=context.engine,
         text=context.text,
         client=ClientWatch.of(request.environ),
-        arrival_time=record.arrival_time,
-        timeout=_timeout(context.config),
     )
     record.generation = generation
     try:
@@ -57,9 +58,22 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         raise
 
 
-def _timeout(config: WebConfig) -> float | None:
-    """Seconds from a request's arrival. engine=Python counts from the start of the batch, which only it knows."""
-    return None if config.engine == "Python" else config.server.predict_timeout
+def _terms(config: WebConfig, call: Call, record: RequestRecord, tenant: str) -> Terms:
+    """engine=Python counts from the start of the batch, which only it knows: what is watched here is a body's own
+    timeout alone.
+    """
+    own = call.service.timeout
+    batches = config.engine == "Python"
+    timeout = own if own is not None or batches else config.server.predict_timeout
+    return Terms(
+        id=record.id,
+        arrival_time=record.arrival_time,
+        timeout=timeout,
+        timeout_name="option.predict_timeout" if own is None else "timeout",
+        tell_engine=not batches,
+        tenant=tenant,
+        priority=call.service.priority,
+    )
 
 
 def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
@@ -76,12 +90,12 @@ def _respond(call: Call, generation: Generation, record: RequestRecord) -> Respo
     for _ in steps:
         pass
     record.finish = _finish(generation)
-    return Response(dump(call.reply.whole(generation.completions)) + "\n", content_type="application/json")
+    return Response(dump(call.reply.whole(generation.outcome)) + "\n", content_type="application/json")
 
 
 def _finish(generation: Generation) -> str:
     """The reasons of the ends, each once, as the log has them."""
-    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.completions))
+    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.outcome.completions))
 
 
 def _stream(
@@ -94,7 +108,7 @@ def _stream(
         for step in itertools.chain([first], steps):
             frames = start + call.reply.step(step)
             if generation.finished:
-                frames += call.reply.end(generation.completions)
+                frames += call.reply.end(generation.outcome)
                 record.finish = _finish(generation)
             if frames:
                 yield frames.encode()

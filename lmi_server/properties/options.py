@@ -1,4 +1,4 @@
-"""THE table: one row for each key. Those that this server acts on stand here.
+"""THE table: one row for each key. Those that this server acts on stand here, and in `options_scheduler.py`.
 
 Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py` and
 `options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing.
@@ -15,11 +15,11 @@ from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
 from lmi_server.properties.option import Option
 from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
+from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
 from lmi_server.properties.options_server import SERVER_KNOWN
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
 _OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto or lmi-dist"
-_NO_PREEMPTION = "running requests are never preempted here; write guaranteed_no_evict"
 _CHAT_FORMAT = "chat requests get OpenAI's shapes without it; leave the line out"
 _ENGINES_NOT_DONE = {
     "DeepSpeed": "DeepSpeed is not part of this server; write engine=MPI",
@@ -124,70 +124,13 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         engine="MPI",
         example="auto",
     ),
-    Option(
-        "option.max_rolling_batch_size",
-        Int(1, 4096),
-        "Sequences running at once.",
-        target="options.max_rolling_batch_size",
-        engine="MPI",
-        example="32",
-    ),
-    Option(
-        "option.max_rolling_batch_prefill_tokens",
-        Int(1, 1_048_576),
-        "Prompt tokens in one step, over all sequences; without it 256 on a CPU, 2048 on a GPU.",
-        target="options.max_rolling_batch_prefill_tokens",
-        engine="MPI",
-        aliases=("option.max_num_batched_tokens",),
-        example="1024",
-    ),
-    Option(
-        "option.batch_scheduler_policy",
-        Choice(("guaranteed_no_evict", "static_batch"), refused={"max_utilization": _NO_PREEMPTION}),
-        "guaranteed_no_evict admits a request once what it may need at worst is free; static_batch takes what waits"
-        " and runs it to its end, to compare with.",
-        target="options.batch_scheduler_policy",
-        engine="MPI",
-        example="static_batch",
-    ),
-    Option(
-        "option.paged_attention",
-        Bool(),
-        "true hands KV blocks out as tokens come; false takes one consecutive run at admission.",
-        target="options.paged_attention",
-        engine="MPI",
-        example="true",
-    ),
-    Option(
-        "option.block_size",
-        Int(1, 1024, power_of_two=True),
-        "Tokens in a KV block; without it 32 on a CPU, 64 on a GPU.",
-        target="options.block_size",
-        engine="MPI",
-        example="32",
-    ),
+    *SCHEDULER_OPTIONS,
     Option(
         "option.max_model_len",
         Int(2, 16_777_216),
         "Longest prompt plus output in tokens; without it what the model allows and the KV cache holds.",
         target="options.max_model_len",
         example="4096",
-    ),
-    Option(
-        "option.gpu_memory_utilization",
-        Float(0, 1),
-        "Share of each GPU's memory for weights, activations and KV cache.",
-        target="options.gpu_memory_utilization",
-        engine="MPI",
-        example="0.85",
-    ),
-    Option(
-        "option.kv_cache_gb",
-        Float(0, 65536, unit="GiB"),
-        "Size of the KV cache over all ranks; else, on a CPU, the smaller of 4 and a quarter of free memory.",
-        target="options.kv_cache_gb",
-        engine="MPI",
-        example="2",
     ),
     Option(
         "option.output_formatter",

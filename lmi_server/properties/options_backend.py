@@ -43,24 +43,11 @@ BACKEND_KNOWN: tuple[Option, ...] = (
         help="Kind of tokenizer.",
         lmi_default="auto",
     ),
-    refused(
-        "option.enable_prefix_caching",
-        Bool(),
-        "prefix caching is not built yet",
-        False,
-        help="Share KV blocks of equal beginnings.",
-        engine="MPI",
-    ),
-    refused(
-        "option.enable_chunked_prefill",
-        Bool(),
-        "prompts always run in chunks beside decodes; option.max_rolling_batch_prefill_tokens bounds them",
-        True,
-        help="Prompts in chunks.",
-        engine="MPI",
-    ),
     ignored(
-        "option.swap_space", _GIB, "nothing is preempted, so nothing is swapped", help="Swap space, GiB."
+        "option.swap_space",
+        _GIB,
+        "a request that gives way is computed again, not swapped",
+        help="Swap space, GiB.",
     ),
     ignored(
         "option.disable_sliding_window",
@@ -143,7 +130,7 @@ BACKEND_KNOWN: tuple[Option, ...] = (
     refused(
         "option.max_num_tokens",
         _COUNT,
-        f"{_TRT}; use option.max_rolling_batch_prefill_tokens",
+        f"{_TRT}; use option.max_num_batched_tokens",
         help="Tokens a step.",
         lmi_default="16384",
     ),

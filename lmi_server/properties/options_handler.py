@@ -112,13 +112,6 @@ HANDLER_KNOWN: tuple[Option, ...] = (
         lmi_default="false",
     ),
     refused(
-        "option.waiting_steps",
-        _COUNT,
-        "requests join at the next step",
-        0,
-        help="Decode steps before new requests are let in.",
-    ),
-    refused(
         "option.task",
         _TEXT,
         "only text generation is served",

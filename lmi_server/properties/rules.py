@@ -46,8 +46,8 @@ _SAME_AS = {
 def apply(chosen: dict[str, Chosen]) -> Verdict:
     """Decide the engine and hold the values against it and against each other. Keys are option names."""
     engine, engine_source = _engine(chosen)
-    problems = [*_equal_names(chosen)]
-    notes = []
+    problems = [*_equal_names(chosen), *_needs_paging(chosen)]
+    notes = _needs_pauses(chosen) if engine == "MPI" else []
     for item in chosen.values():
         reason, nothing = _under_engine(item, engine)
         if reason:
@@ -91,6 +91,38 @@ def _under_engine(item: Chosen, engine: str) -> tuple[str, str]:
     elif item.option.engine not in ("any", engine):
         return "", f"no effect under engine={engine}"
     return "", ""
+
+
+_PAGED_ONLY = {
+    "option.batch_scheduler_policy": (
+        "max_utilization",
+        "a consecutive run is taken whole at admission, so nobody has to give way; write guaranteed_no_evict",
+    ),
+    "option.enable_prefix_caching": (True, "a consecutive run cannot begin with another sequence's blocks"),
+}
+_PAUSE_ONLY = ("option.waiting_served_ratio", "option.max_waiting_tokens", "option.waiting_steps")
+
+
+def _needs_paging(chosen: dict[str, Chosen]) -> list[Problem]:
+    paged = chosen.get("option.paged_attention")
+    if paged is None or paged.value is not False:
+        return []
+    return [
+        Problem(item.source, item.written, item.text, f"it needs option.paged_attention=true: {why}")
+        for name, (value, why) in _PAGED_ONLY.items()
+        if (item := chosen.get(name)) is not None and item.value == value
+    ]
+
+
+def _needs_pauses(chosen: dict[str, Chosen]) -> list[str]:
+    chunked = chosen.get("option.enable_chunked_prefill")
+    if chunked is not None and chunked.value is False:
+        return []
+    return [
+        f"{item.place}: {item.written}={item.text}: no effect unless option.enable_chunked_prefill=false"
+        for name in _PAUSE_ONLY
+        if (item := chosen.get(name)) is not None
+    ]
 
 
 def _equal_names(chosen: dict[str, Chosen]) -> list[Problem]:

@@ -22,20 +22,23 @@ class IncrementalDetokenizer:
     All that `push` and `flush` return, joined, is the decoded text of all tokens.
     """
 
-    def __init__(self, text: TextModel, prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, text: TextModel, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
         """`prompt_token_ids`: given where the output continues the prompt's text, so that a space between the
         two is kept; not given where the output is a text of its own, as an answer in a chat is."""
         self._text = text
+        self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
         self._num_read = len(self._window)
         """window[:num_read] is context whose text is given out; the rest is new."""
-        self._context = text.decode(self._window)
+        self._context = self._decode_window()
         self._num_given = 0
         """Characters of the new tokens' text that are already given out."""
 
     def push(self, token_id: int) -> str:
         """Take one token; the text that it completes, often empty."""
-        if token_id in self._text.special_ids:
+        if self._skip_special_tokens and token_id in self._text.special_ids:
             return ""
         self._window.append(token_id)
         new = self._new_text()
@@ -57,11 +60,14 @@ class IncrementalDetokenizer:
         return piece
 
     def _new_text(self) -> str:
-        return self._text.decode(self._window)[len(self._context) :]
+        return self._decode_window()[len(self._context) :]
+
+    def _decode_window(self) -> str:
+        return self._text.decode(self._window, self._skip_special_tokens)
 
     def _advance(self) -> None:
         """Make the new tokens the context of those to come."""
         self._window = self._window[self._num_read :]
         self._num_read = len(self._window)
-        self._context = self._text.decode(self._window)
+        self._context = self._decode_window()
         self._num_given = 0

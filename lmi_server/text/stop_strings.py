@@ -1,4 +1,4 @@
-"""Stop strings over streamed text: the text is cut before the first that is complete.
+"""Stop strings over streamed text: the text is cut before, or on request after, the first that is complete.
 
 'First' is by its last character, as a reader of the stream meets it; of those that end together the longest. So the
 result does not depend on how the text was cut into pieces.
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 class StopMatcher:
     """Watches one request's text. Mutable; belongs to the one that serves the request."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: none of them empty."""
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        """`stops`: none of them empty. `include`: the stop string is shown, as the last of the text."""
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.matched: str | None = None
         """The stop string that ended the text."""
@@ -28,9 +29,9 @@ class StopMatcher:
         text = self._held + piece
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
-            _, start, self.matched = min(found)
+            end, start, self.matched = min(found)
             self._held = ""
-            return text[:start]
+            return text[: end if self._include else start]
         shown = len(text) - self._num_undecided(text)
         self._held = text[shown:]
         return text[:shown]

@@ -62,9 +62,15 @@ class TextModel:
         """Token ids of a text. `add_special_tokens`: those that the model puts before or after a plain text."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out; an incomplete character shows as U+FFFD."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids, by default without special tokens; an incomplete character shows as U+FFFD."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token in the midst of others, a special one by its name."""
+        # The second of two: some tokenizers leave a space out at the start of a text.
+        first = self.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -10,13 +10,14 @@ import pytest
 from container import launch
 from container.launch import MpiRun, RuntimePaths
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
 
 PATHS = RuntimePaths(Path("/run/lmi-x"))
 CONFIG = MpiEngineConfig(
     model=ModelSettings("/m", "m", "fp32", 128),
     parallel=ParallelConfig(tp_size=3, threads_per_rank=5),
     cache=CacheConfig(16, True, 1 << 20),
-    scheduler=SchedulerConfig(4, 64, 10),
+    scheduler=SchedulerConfig(SchedulerSettings(4, 64, 64, 10)),
 )
 
 

@@ -67,10 +67,13 @@ def test_everything_open_is_decided_on_a_cpu(model: Path) -> None:
         "cpu",
         8,
     )
-    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (32, 4 * GIB)
-    assert engine.scheduler.max_prefill_tokens == 256
-    assert engine.scheduler.max_num_seqs == EngineOptions().max_rolling_batch_size
-    assert engine.scheduler.max_waiting == EngineOptions().job_queue_size
+    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (16, 4 * GIB)
+    assert (engine.cache.paged, engine.cache.prefix_caching) == (True, True)
+    settings = engine.scheduler.settings
+    assert (settings.max_prefill_tokens, settings.max_num_batched_tokens) == (256, 256)
+    assert settings.max_num_seqs == EngineOptions().max_rolling_batch_size
+    assert settings.max_waiting == EngineOptions().job_queue_size
+    assert engine.scheduler.batch_scheduler_policy == "max_utilization"
     assert set(resolved.origins) == set(resolved.values)
     assert resolved.values["option.kv_cache_gb"] == "4"
     assert all(origin.startswith("computed: ") for origin in resolved.origins.values())
@@ -81,8 +84,9 @@ def test_everything_open_is_decided_on_gpus(model: Path) -> None:
     engine = resolved.config
     assert (engine.model.dtype, engine.parallel.device) == ("bf16", "cuda")
     assert engine.parallel.tp_size == 3, "4 GPUs, but only 3 kv heads"
-    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (64, None)
-    assert engine.scheduler.max_prefill_tokens == 2048
+    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (16, None)
+    assert engine.scheduler.settings.max_prefill_tokens == 2048
+    assert engine.scheduler.settings.max_num_batched_tokens == 2048
     assert resolved.kv_capacity_tokens is None
 
 
@@ -92,6 +96,15 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "tensor_parallel_degree": 2,
         "max_rolling_batch_size": 5,
         "max_rolling_batch_prefill_tokens": 99,
+        "max_num_batched_tokens": 120,
+        "max_queued_tokens": 5000,
+        "scheduling_policy": "fair",
+        "enable_chunked_prefill": False,
+        "waiting_served_ratio": 0.5,
+        "max_waiting_tokens": 7,
+        "waiting_steps": 2,
+        "step_trace": str(model / "steps.jsonl"),
+        "enable_prefix_caching": False,
         "paged_attention": False,
         "block_size": 16,
         "max_model_len": 1000,
@@ -103,9 +116,42 @@ def test_what_is_given_is_taken(model: Path) -> None:
     resolved = resolve(config(**given_options), model, GPUS)
     engine = resolved.config
     assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
-    assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5)
-    assert dataclasses.astuple(engine.scheduler) == (5, 99, 3, "static_batch")
+    assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5, False)
+    settings = (5, 99, 120, 3, 5000, "fair", False, 0.5, 7, 2)
+    assert dataclasses.astuple(engine.scheduler) == (
+        settings,
+        "static_batch",
+        str(model / "steps.jsonl"),
+    )
     assert resolved.origins == {}
+
+
+@pytest.mark.parametrize("given", ["max_rolling_batch_prefill_tokens", "max_num_batched_tokens"])
+def test_of_the_two_budgets_the_one_that_is_not_given_is_the_other(model: Path, given: str) -> None:
+    resolved = resolve(config(**{given: 777}), model, CPU)
+    settings = resolved.config.scheduler.settings
+    assert (settings.max_prefill_tokens, settings.max_num_batched_tokens) == (777, 777)
+    (other,) = {"max_rolling_batch_prefill_tokens", "max_num_batched_tokens"} - {given}
+    assert resolved.origins[f"option.{other}"] == f"computed: as option.{given}"
+
+
+def test_a_contiguous_cache_neither_preempts_nor_shares(model: Path) -> None:
+    engine = resolve(config(paged_attention=False), model, CPU).config
+    assert engine.scheduler.batch_scheduler_policy == "guaranteed_no_evict"
+    assert not engine.cache.prefix_caching
+
+
+def test_steps_that_are_smaller_than_the_batch_are_pointed_out(model: Path) -> None:
+    notes = resolve(config(max_num_batched_tokens=8), model, CPU).notes
+    assert any("max_num_batched_tokens is 8, less than" in note for note in notes)
+
+
+@pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])
+def test_a_step_trace_overwrites_nothing_but_a_trace(model: Path, path: str) -> None:
+    with pytest.raises(
+        CannotServe, match=r"accepted is a file that ends in \.jsonl, in a folder that exists"
+    ):
+        resolve(config(step_trace=path), model, CPU)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +217,7 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
     ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
     ({"max_model_len": 8193}, CPU, "more than the model's context, 8192"),
     ({"max_model_len": 1000, "kv_cache_gb": 0.01}, CPU, "more than the KV cache holds"),
-    ({"kv_cache_gb": 0.001}, CPU, "holds no block of 32 tokens"),
+    ({"kv_cache_gb": 0.0001}, CPU, "holds no block of 16 tokens"),
     ({"kv_cache_gb": 33.0}, CPU, "more than the free memory"),
 ]
 

@@ -13,7 +13,8 @@ import torch
 from engines.parallel import MpiCommunicator, make_communicator
 from engines.partition import split_evenly
 
-PLANS = [b"", b"x", bytes(range(256)) * 1000]
+PLANS = [b"", b"x", *(bytes(i % 251 for i in range(n)) for n in (16375, 16376, 16377, 256000, 9, 0))]
+"""Short ones and long ones, and those about the size that one message carries."""
 IDLE_S = 1.0
 
 

@@ -11,10 +11,10 @@ import gevent
 import pytest
 
 from engines.client import ClientStream, EngineClient
-from engines.core import EngineInfo, EngineStats, FinishReason, RequestOutput
+from engines.core import EngineInfo, EngineStats, FinishReason, RequestOutput, SchedulerSettings
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
-from engines.wire import Abort, GetStats, Stats, Submit, ToEngine
+from engines.wire import Abort, ConfigureScheduler, GetStats, SchedulerState, Stats, Submit, ToEngine
 from tests.engines.mpi.fakes import make_request
 
 _STATS = EngineStats(
@@ -193,6 +193,46 @@ def test_stats_are_those_of_the_engine(engine: _Engine, client: EngineClient) ->
 
 def test_stats_give_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
     assert client.stats(0.05) is None
+
+
+def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
+    """Answers as rank 0 does: one setting can be changed, others are refused."""
+    if isinstance(message, ConfigureScheduler):
+        refused = {field: "fixed at the start" for field in message.changes if field != "max_waiting"}
+        settings = SchedulerSettings(4, 64, 64, int(message.changes.get("max_waiting") or 1000))
+        front.send(name, SchedulerState(message.token, settings, refused))
+
+
+def test_the_scheduler_is_changed_and_asked(engine: _Engine, client: EngineClient) -> None:
+    engine.handle = _schedule
+    state = client.configure_scheduler({"max_waiting": 7, "max_queued_tokens": None}, 10)
+    assert state is not None
+    assert state.settings == SchedulerSettings(4, 64, 64, 7)
+    assert state.refused == {"max_queued_tokens": "fixed at the start"}
+    asked = client.configure_scheduler({}, 10)
+    assert asked is not None
+    assert asked.settings == SchedulerSettings(4, 64, 64, 1000)
+    sent = [message for message in engine.messages if isinstance(message, ConfigureScheduler)]
+    assert [message.changes for message in sent] == [{"max_waiting": 7, "max_queued_tokens": None}, {}]
+
+
+def test_a_scheduler_that_does_not_answer(engine: _Engine, client: EngineClient, board: StatusBoard) -> None:
+    assert client.configure_scheduler({}, 0.05) is None
+    board.set_state(EngineState.FAILED, "gone")
+    assert client.configure_scheduler({}, 60) is None
+
+
+def test_answers_of_two_kinds_do_not_mix(engine: _Engine, client: EngineClient) -> None:
+    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+        _schedule(front, name, message)
+        if isinstance(message, GetStats):
+            front.send(name, Stats(message.token, _STATS))
+
+    engine.handle = handle
+    greenlets = [gevent.spawn(client.stats, 10), gevent.spawn(client.configure_scheduler, {}, 10)]
+    gevent.joinall(greenlets, timeout=20, raise_error=True)
+    assert greenlets[0].value == _STATS
+    assert greenlets[1].value.settings == SchedulerSettings(4, 64, 64, 1000)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(engine: _Engine, client: EngineClient) -> None:

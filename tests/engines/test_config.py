@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
 
 _COUNTS = st.integers(1, 2**40)
 _CONFIGS = st.builds(
@@ -32,9 +33,7 @@ _CONFIGS = st.builds(
         kv_cache_bytes=st.none() | _COUNTS,
         gpu_memory_utilization=st.floats(0, 1),
     ),
-    scheduler=st.builds(
-        SchedulerConfig, max_num_seqs=_COUNTS, max_prefill_tokens=_COUNTS, max_waiting=_COUNTS
-    ),
+    scheduler=st.builds(SchedulerConfig, settings=st.builds(SchedulerSettings)),
 )
 
 

@@ -38,8 +38,8 @@ def _histogram_sums(stats: EngineStats) -> dict[tuple[str, str], tuple[int, floa
 
 def test_a_step_counts_its_sequences_and_its_seconds_by_part() -> None:
     metrics = EngineMetrics()
-    metrics.observe_step(3, {"model": 0.5, "sample": 0.25})
-    metrics.observe_step(5, {"model": 0.5})
+    metrics.observe_step(3, 3, {"model": 0.5, "sample": 0.25})
+    metrics.observe_step(5, 5, {"model": 0.5})
     stats = metrics.snapshot(_INFO, {"lmi_requests_running": 5.0})
     sums = _histogram_sums(stats)
     assert stats.counters["lmi_steps_total"] == 2
@@ -54,7 +54,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     metrics = EngineMetrics()
     before = metrics.snapshot(_INFO, {})
     metrics.tokens_generated += 4
-    metrics.observe_step(1, {"model": 1.0})
+    metrics.observe_step(1, 1, {"model": 1.0})
     metrics.queue_time.observe(1.0)
     assert before.counters["lmi_tokens_generated_total"] == 0
     assert all(sum(histogram.counts) == 0 for histogram in before.histograms)
@@ -63,7 +63,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
 
 def test_all_names_that_are_promised_are_there() -> None:
     metrics = EngineMetrics()
-    metrics.observe_step(1, {"model": 1.0})
+    metrics.observe_step(1, 1, {"model": 1.0})
     stats = metrics.snapshot(_INFO, {})
     names = set(stats.counters) | {histogram.name for histogram in stats.histograms}
     assert names >= {

@@ -11,16 +11,20 @@ from engines.core import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    PromptLogprob,
     HistogramData,
     Request,
     RequestOutput,
     SamplingParams,
+    SchedulerSettings,
 )
 from engines.wire import (
     Abort,
+    ConfigureScheduler,
     Drain,
     GetStats,
     Outputs,
+    SchedulerState,
     Stats,
     Submit,
     ToClient,
@@ -45,11 +49,15 @@ _SAMPLING = st.builds(
     logprobs=st.booleans(),
 )
 _REQUESTS = st.builds(Request, id=_NAMES, prompt_token_ids=_TOKENS, sampling=_SAMPLING, arrival_time=_FLOATS)
+_TOP = st.lists(st.tuples(st.integers(0, 2**31), _FLOATS), max_size=3).map(tuple)
 _OUTPUTS = st.builds(
     RequestOutput,
     id=_NAMES,
     token_ids=_TOKENS,
     logprobs=st.lists(_FLOATS, max_size=5).map(tuple),
+    top_logprobs=st.lists(_TOP, max_size=3).map(tuple),
+    prompt_logprobs=st.lists(st.builds(PromptLogprob, _FLOATS, _TOP), max_size=3).map(tuple),
+    num_cached_tokens=st.integers(0, 2**31),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     error_kind=_NAMES,
     error_message=_NAMES,
@@ -90,9 +98,24 @@ _TO_ENGINE = st.one_of(
     st.builds(Abort, _NAMES),
     st.builds(GetStats, st.integers(0, 2**62)),
     st.builds(Drain, _FLOATS),
+    st.builds(
+        ConfigureScheduler,
+        st.integers(0, 2**62),
+        st.dictionaries(_NAMES, st.none() | st.booleans() | st.integers(0, 2**31) | _NAMES, max_size=3),
+    ),
 )
 _TO_CLIENT = st.one_of(
-    st.builds(Outputs, st.lists(_OUTPUTS, max_size=4)), st.builds(Stats, st.integers(0, 2**62), _STATS)
+    st.builds(Outputs, st.lists(_OUTPUTS, max_size=4)),
+    st.builds(Stats, st.integers(0, 2**62), _STATS),
+    st.builds(
+        SchedulerState,
+        st.integers(0, 2**62),
+        st.none()
+        | st.builds(
+            SchedulerSettings, *[st.integers(1, 2**31)] * 4, st.none() | st.integers(1, 2**31), _NAMES
+        ),
+        st.dictionaries(_NAMES, _NAMES, max_size=3),
+    ),
 )
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engines.core import EngineInfo, EngineStats, FinishReason, HistogramData, Request, RequestOutput
+from engines.base import SchedulerAnswer, SettingValue
+from engines.core import (
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    HistogramData,
+    PromptLogprob,
+    Request,
+    RequestOutput,
+    SchedulerSettings,
+)
 from engines.errors import EngineError
 from engines.health import EngineState, Health
 from lmi_server.config import ServerConfig, WebConfig
@@ -131,6 +142,11 @@ class FakeEngine:
         self.abort_seen = threading.Event()
         self.state = Health(EngineState.READY, "", 0.0)
         self.engine_stats: EngineStats | None = make_stats()
+        self.settings: SchedulerSettings | None = SchedulerSettings(32, 256, 256, 1000)
+        self.refused: dict[str, str] = {}
+        """What `configure_scheduler` refuses, by field."""
+        self.answers = True
+        """Whether it answers at all."""
 
     def submit(self, *requests: Request) -> FakeStream:
         self.requests += requests
@@ -147,6 +163,16 @@ class FakeEngine:
 
     def stats(self, timeout: float) -> EngineStats | None:
         return self.engine_stats
+
+    def configure_scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float
+    ) -> SchedulerAnswer | None:
+        if not self.answers:
+            return None
+        refused = {field: reason for field, reason in self.refused.items() if field in changes}
+        if self.settings is not None and not refused:
+            self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
+        return SchedulerAnswer(self.settings, refused)
 
     def close(self) -> None:
         pass
@@ -171,18 +197,53 @@ def tokens(
     token_ids: Iterable[int],
     end: FinishReason | EngineError | None = FinishReason.LENGTH,
     per_step: int = 1,
+    logprob: float = -0.5,
+    num_cached_tokens: int = 0,
 ) -> list[RequestOutput]:
-    """Outputs of `per_step` tokens each, the last with `end`; an error comes after them on its own."""
+    """Outputs of `per_step` tokens each, the last with `end`; an error comes after them on its own.
+
+    Log-probabilities are told as far as the request asks: `logprob` for each token; as the likeliest the token itself
+    and those before it in the vocabulary.
+    """
     ids = list(token_ids)
     steps = [tuple(ids[at : at + per_step]) for at in range(0, len(ids), per_step)]
+    asked = request.sampling
     outputs = []
     for index, step in enumerate(steps):
-        logprobs = tuple(-0.5 for _ in step) if request.sampling.logprobs else ()
         finish = end if index == len(steps) - 1 and isinstance(end, FinishReason) else None
-        outputs.append(RequestOutput(request.id, step, logprobs, finish))
+        output = RequestOutput(
+            request.id,
+            step,
+            logprobs=tuple(logprob for _ in step) if asked.logprobs else (),
+            top_logprobs=tuple(top(token_id, asked.top_logprobs, logprob) for token_id in step)
+            if asked.top_logprobs
+            else (),
+            finish_reason=finish,
+        )
+        if index == 0:
+            output = output._replace(
+                num_cached_tokens=num_cached_tokens, prompt_logprobs=prompt_logprobs(request)
+            )
+        outputs.append(output)
     if isinstance(end, EngineError):
         outputs.append(RequestOutput(request.id, error_kind=end.kind, error_message=str(end)))
     return outputs
+
+
+def top(token_id: int, number: int, logprob: float = -0.5) -> tuple[tuple[int, float], ...]:
+    """The likeliest in a token's place, as `tokens` tells them."""
+    return tuple((abs(token_id - place), logprob - place) for place in range(number))
+
+
+def prompt_logprobs(request: Request) -> tuple[PromptLogprob, ...]:
+    """Of each prompt token from the second on, as `tokens` tells them: minus its place."""
+    number = request.sampling.prompt_logprobs
+    if number is None:
+        return ()
+    ids = request.prompt_token_ids
+    return tuple(
+        PromptLogprob(float(-place), top(ids[place], number, float(-place))) for place in range(1, len(ids))
+    )
 
 
 def says(

@@ -53,6 +53,7 @@ def test_whole_answer(path: str, client: FlaskClient, engine: FakeEngine, text_m
         "prompt_tokens": len(prompt_ids),
         "completion_tokens": generated,
         "total_tokens": len(prompt_ids) + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     request = engine.requests[0]
     assert request.prompt_token_ids == prompt_ids

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmi_server.apis.checks import parse_parameters
-from lmi_server.apis.parameters import PARAMETERS, Kind, Names, rows
+from lmi_server.apis.parameter import Kind, Names
+from lmi_server.apis.parameters import PARAMETERS, rows
 from lmi_server.app import create_app
 from lmi_server.errors import InvalidField
 from lmi_server.text.tokenizer import TextModel

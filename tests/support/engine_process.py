@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import zmq
@@ -22,7 +23,7 @@ from engines.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from engines.core import EngineStats, Request, RequestOutput, SamplingParams
+from engines.core import EngineStats, Request, RequestOutput, SamplingParams, SchedulerSettings
 from engines.health import Health, StatusBoard
 from engines.wire import Drain, encode
 from tests.support import processes
@@ -64,14 +65,26 @@ def make_config(
     max_num_seqs: int = 8,
     max_prefill_tokens: int = 16,
     max_waiting: int = 100,
+    policy: str = "guaranteed_no_evict",
+    prefix_caching: bool = False,
+    num_blocks: int = 40,
+    batch_invariant: bool = False,
+    **settings: Any,
 ) -> MpiEngineConfig:
     """Small enough that prompts are cut into chunks and that requests wait: 40 blocks of 8 tokens."""
     bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
     return MpiEngineConfig(
         model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
-        parallel=ParallelConfig(degree, "cpu", 1),
-        cache=CacheConfig(block_size=8, paged=paged, kv_cache_bytes=40 * 8 * bytes_per_token),
-        scheduler=SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting),
+        parallel=ParallelConfig(degree, "cpu", 1, batch_invariant),
+        cache=CacheConfig(
+            block_size=8,
+            paged=paged,
+            kv_cache_bytes=num_blocks * 8 * bytes_per_token,
+            prefix_caching=prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            SchedulerSettings(max_num_seqs, max_prefill_tokens, 1000, max_waiting, **settings), policy
+        ),
     )
 
 

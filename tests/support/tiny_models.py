@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi.model_runner import DTYPES, ModelRunner
-from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
 from engines.parallel import Communicator, SingleProcess
 from engines.stopwatch import Stopwatch
 
@@ -94,42 +94,8 @@ def make_runner(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
-        scheduler=SchedulerConfig(max_num_seqs=8, max_prefill_tokens=64, max_waiting=8),
+        scheduler=SchedulerConfig(
+            SchedulerSettings(max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=8)
+        ),
     )
     return ModelRunner(config, comm, torch.device(device), Stopwatch(lambda: 0.0))
-
-
-def plans_in_chunks(
-    prompts: Sequence[Sequence[int]], tables: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]]
-) -> list[tuple[StepPlan, list[tuple[int, int]]]]:
-    """Steps that feed all prompts at once, prompt i in chunks of the sizes `chunks[i]`, the rest token by token.
-
-    With each plan come (prompt, position) of the logits that it gives: those of each chunk's last token.
-    """
-    plans = []
-    computed = [0] * len(prompts)
-    for step in range(max(map(len, prompts))):
-        scheduled, places = [], []
-        for i, prompt in enumerate(prompts):
-            if computed[i] == len(prompt):
-                continue
-            size = chunks[i][step] if step < len(chunks[i]) else 1
-            tokens = tuple(prompt[computed[i] : computed[i] + size])
-            scheduled.append(ScheduledSequence(tokens, computed[i], tuple(tables[i]), sample=True))
-            computed[i] += len(tokens)
-            places.append((i, computed[i] - 1))
-        if scheduled:
-            plans.append((StepPlan(PlanKind.STEP, tuple(scheduled)), places))
-    return plans
-
-
-def run_plans(
-    runner: ModelRunner, plans: Sequence[tuple[StepPlan, list[tuple[int, int]]]]
-) -> dict[tuple[int, int], torch.Tensor]:
-    """(prompt, position) -> [vocab_size]; on ranks other than 0 nothing."""
-    found: dict[tuple[int, int], torch.Tensor] = {}
-    for plan, places in plans:
-        logits = runner.compute(runner.prepare(plan))
-        if logits is not None:
-            found.update(zip(places, logits.clone(), strict=True))
-    return found

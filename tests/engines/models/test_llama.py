@@ -10,15 +10,14 @@ import torch
 
 from engines.models.config import ModelConfig
 from engines.mpi.model_runner import ModelRunner
-from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
+from engines.mpi.step_plan import WANT_NOTHING
+from tests.support.plans import PlanMaker, plans_in_chunks, run_plan, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import (
     VOCAB_SIZE,
     load_oracle,
     make_runner,
     oracle_logits,
-    plans_in_chunks,
-    run_plans,
     save_llama,
 )
 
@@ -133,11 +132,11 @@ def test_a_step_that_samples_nothing_gives_no_logits(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
     prompt = tuple(_prompts()[0])
-    first = ScheduledSequence(prompt[:8], 0, (3, 1), sample=False)
-    assert runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (first,)))) is None
+    maker = PlanMaker()
+    maker.begin(5, (3, 1, 2))
+    assert run_plan(runner, maker.plan({5: prompt[:8]}, {5: WANT_NOTHING})).logits is None
     # What it computed is in the cache all the same.
-    rest = ScheduledSequence(prompt[8:12], 8, (3, 1, 2), sample=True)
-    logits = runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (rest,))))
+    logits = run_plan(runner, maker.plan({5: prompt[8:12]})).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt[:12])[-1]
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)
@@ -147,8 +146,9 @@ def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
     plans = plans_in_chunks(_prompts(), SHUFFLED, [[20], [17], [9]])
+    runner.update(plans[0][0])
     batch = runner.prepare(plans[0][0])
-    first, second = runner.compute(batch), runner.compute(batch)
+    first, second = runner.compute(batch).logits, runner.compute(batch).logits
     assert first is not None
     assert second is not None
     assert torch.equal(first, second)
@@ -160,8 +160,9 @@ def test_scrubbed_blocks_forget_what_is_not_finite(tmp_path: Path) -> None:
     for pool in runner.cache.layers:
         pool[:, :, [2, 31]] = float("nan")
     prompt = tuple(_prompts()[0][:9])  # its last block is used in part: the rest is masked, not absent
-    sequence = ScheduledSequence(prompt, 0, (9, 2, 31), sample=True)
-    logits = runner.compute(runner.prepare(StepPlan(PlanKind.STEP, (sequence,), scrub_blocks=(2, 31))))
+    maker = PlanMaker()
+    maker.begin(0, (9, 2, 31))
+    logits = run_plan(runner, maker.plan({0: prompt}, scrub_blocks=(2, 31))).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt)[-1]
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)

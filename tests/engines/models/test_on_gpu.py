@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import (
     VOCAB_SIZE,
     load_oracle,
     make_runner,
     oracle_logits,
-    plans_in_chunks,
-    run_plans,
     save_llama,
 )
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from engines.mpi.model_runner import ModelRunner
 from engines.parallel import SingleProcess
+from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 from tests.support.tiny_models import (
@@ -19,8 +20,6 @@ from tests.support.tiny_models import (
     load_oracle,
     make_runner,
     oracle_logits,
-    plans_in_chunks,
-    run_plans,
     save_llama,
 )
 

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engines.core import FinishReason, Request, RequestOutput, SamplingParams
-from engines.mpi.scheduler import SampledToken, Step
-from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams
+from engines.mpi.step import Step
+from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.wire import Drain, ToClient, ToEngine
 
 VOCAB = 32
@@ -51,29 +51,55 @@ def make_request(
 
 @dataclass
 class FakeModel:
-    """Runs plans on a cache of `num_blocks * block_size` slots."""
+    """Runs plans on a cache of `num_blocks * block_size` slots, which it finds by the tables that plans tell of."""
 
     block_size: int
     slots: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By row: index -> block."""
 
     def run(self, plan: StepPlan) -> list[int]:
         """The next token of each sampling sequence, in the plan's order."""
         if plan.kind is not PlanKind.STEP:
             raise ValueError(f"only steps can be run, not {plan.kind.name}")
-        for block in plan.scrub_blocks:
-            for offset in range(self.block_size):
-                self.slots.pop(block * self.block_size + offset, None)
-        for planned in plan.sequences:
-            for i, token in enumerate(planned.token_ids):
-                self.slots[self._slot(planned.block_table, planned.start + i)] = token
+        self.apply(plan)
+        return self.compute(plan)
+
+    def compute(self, plan: StepPlan) -> list[int]:
+        """The step itself, on tables that are up to date."""
+        token_ids = iter(plan.token_ids)
+        for row, start, count in zip(plan.rows, plan.starts, plan.query_lens, strict=True):
+            for position in range(start, start + count):
+                self.slots[self._slot(row, position)] = next(token_ids)
         return [
-            next_token([self.slots[self._slot(p.block_table, i)] for i in range(p.seq_len)])
-            for p in plan.sequences
-            if p.sample
+            next_token([self.slots[self._slot(row, position)] for position in range(start + count)])
+            for row, start, count, want in zip(
+                plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True
+            )
+            if want & WANT_LOGITS
         ]
 
-    def _slot(self, table: Sequence[int], position: int) -> int:
-        return table[position // self.block_size] * self.block_size + position % self.block_size
+    def apply(self, plan: StepPlan) -> None:
+        """What the plan changes before its tokens are computed."""
+        for block in plan.scrub_blocks:
+            for slot in self._slots_of(block):
+                self.slots.pop(slot, None)
+        for source, destination in zip(plan.copies[::2], plan.copies[1::2], strict=True):
+            for slot, other in zip(self._slots_of(source), self._slots_of(destination), strict=True):
+                self.slots.pop(other, None)
+                if slot in self.slots:
+                    self.slots[other] = self.slots[slot]
+        updates = list(plan.table_updates)
+        while updates:
+            row, first, count = updates[:3]
+            self.tables.setdefault(row, {}).update(enumerate(updates[3 : 3 + count], first))
+            del updates[: 3 + count]
+
+    def _slots_of(self, block: int) -> range:
+        return range(block * self.block_size, (block + 1) * self.block_size)
+
+    def _slot(self, row: int, position: int) -> int:
+        return self.tables[row][position // self.block_size] * self.block_size + position % self.block_size
 
     def sample(self, step: Step) -> list[SampledToken]:
         return [SampledToken(token) for token in self.run(step.plan)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from engines.health import EngineState, StatusBoard
-from engines.mpi.executor import StepExecutor, StepFailed
-from engines.mpi.step_plan import PlanKind, ScheduledSequence, StepPlan
+from engines.mpi.executor import RankBroken, StepExecutor, StepFailed
+from engines.mpi.model_runner import StepResult
+from engines.mpi.prompt_logprobs import PromptTargets
+from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.stopwatch import Stopwatch
 
-_STEP = StepPlan(PlanKind.STEP, (ScheduledSequence((1, 2), 0, (0,), True),), (3,))
+_STEP = StepPlan(PlanKind.STEP, [4], [0], [2], [WANT_LOGITS], [1, 2], [4, 0, 1, 7], [5, 6], [3])
+_RESULT = StepResult()
 
 
 class _Comm:
@@ -41,24 +45,40 @@ class _Comm:
         self.aborted = True
 
 
+@dataclass(frozen=True)
+class _Batch:
+    plan: bytes
+    prompt_lens: tuple[int, ...]
+
+
 class _Runner:
-    """Remembers what it was asked; `prepare` and `compute` can be made to fail."""
+    """Remembers what it was asked; each part can be made to fail."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, object]] = []
+        self.calls: list[str] = []
+        self.plans: list[bytes] = []
+        self.targets: list[Sequence[PromptTargets]] = []
         self.fail_in = ""
+        self.prompt_lens: tuple[int, ...] = ()
 
-    def prepare(self, plan: StepPlan) -> object:
-        return self._do("prepare", plan, ("batch", plan))
+    def update(self, plan: StepPlan) -> None:
+        self.plans.append(plan.encode())
+        self._do("update")
 
-    def compute(self, batch: object) -> object:
-        return self._do("compute", batch, "logits")
+    def prepare(self, plan: StepPlan) -> _Batch:
+        self._do("prepare")
+        return _Batch(plan.encode(), self.prompt_lens)
 
-    def _do(self, part: str, argument: object, result: object) -> object:
-        self.calls.append((part, argument))
+    def compute(self, batch: _Batch, targets: Sequence[PromptTargets]) -> StepResult:
+        assert batch.plan == self.plans[-1]
+        self.targets.append(targets)
+        self._do("compute")
+        return _RESULT
+
+    def _do(self, part: str) -> None:
+        self.calls.append(part)
         if self.fail_in == part:
             raise RuntimeError(f"no {part} today")
-        return result
 
 
 @pytest.fixture
@@ -86,21 +106,22 @@ def test_the_leader_tells_the_plan_and_returns_the_logits(
 ) -> None:
     comm = _Comm()
     assert not board.read().ready
-    assert make(comm).lead(_STEP) == "logits"  # type: ignore[comparison-overlap]
-    assert [StepPlan.decode(plan) for plan in comm.sent] == [_STEP]
-    assert runner.calls == [("prepare", _STEP), ("compute", ("batch", _STEP))]
+    assert make(comm).lead(_STEP) is _RESULT
+    assert comm.sent == runner.plans == [_STEP.encode()]
+    assert runner.calls == ["update", "prepare", "compute"]
     assert board.read().ready
 
 
 def test_a_beat_computes_nothing(make: Make, runner: _Runner, board: StatusBoard) -> None:
-    assert make(_Comm()).lead(StepPlan(PlanKind.BEAT)) is None
+    assert make(_Comm()).lead(StepPlan(PlanKind.BEAT)) == StepResult()
     assert runner.calls == []
     assert board.read().ready
 
 
 def test_a_follower_runs_the_plan_that_it_hears(make: Make, runner: _Runner) -> None:
     assert make(_Comm(plan=_STEP.encode())).follow()
-    assert runner.calls == [("prepare", _STEP), ("compute", ("batch", _STEP))]
+    assert runner.calls == ["update", "prepare", "compute"]
+    assert runner.plans == [_STEP.encode()]
 
 
 def test_a_follower_ends_when_told_to(make: Make, runner: _Runner) -> None:
@@ -116,7 +137,7 @@ def test_a_step_that_cannot_be_prepared_here_fails_after_all_have_agreed(
     with pytest.raises(StepFailed):
         make(comm).lead(_STEP)
     assert comm.agreed == [1]
-    assert [part for part, _ in runner.calls] == ["prepare"]
+    assert runner.calls == ["update", "prepare"]
     assert board.read().state is EngineState.READY
     assert not comm.aborted
 
@@ -124,7 +145,7 @@ def test_a_step_that_cannot_be_prepared_here_fails_after_all_have_agreed(
 def test_a_step_that_another_rank_cannot_prepare_is_not_computed(make: Make, runner: _Runner) -> None:
     with pytest.raises(StepFailed):
         make(_Comm(world_size=2, others=1)).lead(_STEP)
-    assert [part for part, _ in runner.calls] == ["prepare"]
+    assert runner.calls == ["update", "prepare"]
 
 
 @pytest.mark.parametrize(("here", "others"), [("prepare", 0), ("", 1)])
@@ -137,7 +158,7 @@ def test_a_follower_goes_on_after_a_step_that_could_not_be_prepared(
     assert executor.follow()
     runner.fail_in, comm.others = "", 0
     assert executor.follow()
-    assert [part for part, _ in runner.calls] == ["prepare", "prepare", "compute"]
+    assert runner.calls == ["update", "prepare", "update", "prepare", "compute"]
 
 
 def test_a_model_that_fails_on_the_only_rank_fails_the_step_alone(
@@ -151,7 +172,7 @@ def test_a_model_that_fails_on_the_only_rank_fails_the_step_alone(
     assert not comm.aborted
     assert board.read().state is EngineState.READY
     runner.fail_in = ""
-    assert executor.lead(_STEP) == "logits"  # type: ignore[comparison-overlap]
+    assert executor.lead(_STEP) is _RESULT
 
 
 def test_a_model_that_fails_among_several_ranks_ends_all_with_the_cause(
@@ -165,3 +186,52 @@ def test_a_model_that_fails_among_several_ranks_ends_all_with_the_cause(
     assert comm.aborted
     assert board.read().state is EngineState.FAILED
     assert board.read().reason == "rank 0: RuntimeError: no compute today"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_that_cannot_carry_out_the_changes_cannot_go_on(
+    make: Make, runner: _Runner, board: StatusBoard, world_size: int
+) -> None:
+    """Not a step that failed: the leader would try its halves, which bring no changes."""
+    runner.fail_in = "update"
+    comm = _Comm(world_size=world_size, plan=_STEP.encode())
+    executor = make(comm)
+    for run in (lambda: executor.lead(_STEP), executor.follow):
+        with pytest.raises(RankBroken, match=r"rank 0 .* no update today"):
+            run()
+    assert set(runner.calls) == {"update"}
+    assert comm.agreed == []
+    assert comm.aborted == (world_size > 1)
+    assert (board.read().state is EngineState.FAILED) == (world_size > 1)
+
+
+@pytest.mark.parametrize(
+    ("lens", "given"), [((3,), ()), ((), (3,)), ((3,), (4,)), ((3,), (1,)), ((3, 2), (3,))]
+)
+def test_targets_that_are_not_the_plans_fail_the_step_before_it_is_computed(
+    make: Make, runner: _Runner, lens: tuple[int, ...], given: tuple[int, ...]
+) -> None:
+    runner.prompt_lens = lens
+    comm = _Comm(world_size=2)
+    with pytest.raises(StepFailed):
+        make(comm).lead(_STEP, [PromptTargets((0,) * count, 1) for count in given])
+    assert comm.agreed == [1]
+    assert not comm.aborted
+    assert runner.calls == ["update", "prepare"]
+
+
+@pytest.mark.parametrize("given", [(3, 2), (2, 1)])
+def test_targets_reach_the_model(make: Make, runner: _Runner, given: tuple[int, ...]) -> None:
+    """As many as the chunk has tokens, or one less at the prompt's end."""
+    runner.prompt_lens = (3, 2)
+    targets = [PromptTargets((0,) * count, 1) for count in given]
+    make(_Comm()).lead(_STEP, targets)
+    assert runner.targets == [targets]
+
+
+def test_time_outside_the_model_is_told_apart(board: StatusBoard, runner: _Runner) -> None:
+    times = iter(range(1000))
+    stopwatch = Stopwatch(lambda: float(next(times)))
+    executor = StepExecutor(runner, _Comm(), board, stopwatch)  # type: ignore[arg-type]
+    executor.lead(_STEP)
+    assert set(stopwatch.reset()) == {"broadcast", "prepare", "model"}

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from engines.config import SchedulerConfig
-from engines.core import EngineInfo, EngineStats, Request
+from engines.core import EngineInfo, EngineStats, Request, SampledToken, SchedulerSettings
 from engines.errors import RequestFailed
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.executor import StepFailed
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.executor import StepFailed, StepResult
 from engines.mpi.leader import Leader
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
-from engines.sampling.sampler import Sampled
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
 from tests.engines.mpi.fakes import CLIENT, VOCAB, FakeModel, ScriptedFront, continue_alone, make_request
@@ -38,14 +39,16 @@ class _Executor:
         self.kinds: list[PlanKind] = []
         self.num_steps_tried = 0
 
-    def lead(self, plan: StepPlan) -> list[int] | None:
+    def lead(self, plan: StepPlan, targets: Any = None) -> StepResult:
         self.kinds.append(plan.kind)
-        if plan.kind is not PlanKind.STEP:
-            return None
-        self.num_steps_tried += 1
-        if any(_POISON in planned.token_ids for planned in plan.sequences):
-            raise StepFailed("poison")
-        return self.model.run(plan) or None
+        logits: Any = None
+        if plan.kind is PlanKind.STEP:
+            self.num_steps_tried += 1
+            self.model.apply(plan)  # what the whole brings holds, though its computation fails
+            if _POISON in plan.token_ids:
+                raise StepFailed("poison")
+            logits = self.model.compute(plan) or None
+        return StepResult(logits, [])
 
 
 class _Sampler:
@@ -56,11 +59,11 @@ class _Sampler:
         self.not_finite: set[str] = set()
         self.forgotten: list[str] = []
 
-    def sample(self, logits: list[int], rows: Sequence[SamplingRow]) -> list[Sampled]:
+    def sample(self, logits: list[int], rows: Sequence[SamplingRow]) -> list[SampledToken]:
         if any(row.id in self.broken for row in rows):
             raise ZeroDivisionError("a sampling step divides by zero")
         return [
-            Sampled(token, None, row.id not in self.not_finite)
+            SampledToken(token, None, row.id not in self.not_finite)
             for token, row in zip(logits, rows, strict=True)
         ]
 
@@ -73,12 +76,15 @@ class _Lab:
         self, tmp_path: Path, paged: bool = True, max_num_seqs: int = 4, max_waiting: int = 100
     ) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
-        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, 16, max_waiting), self.blocks, 64)
+        settings = SchedulerSettings(max_num_seqs, 16, 1000, max_waiting)
+        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64)
         self.executor = _Executor()
         self.sampler = _Sampler()
         self.board = StatusBoard.create(tmp_path / "status", 1)
         collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
-        self.leader = Leader(*collaborators, self.board, Stopwatch(time.perf_counter))
+        stopwatch = Stopwatch(time.perf_counter)
+        self.core = EngineCore(*collaborators, stopwatch, StepTrace(""))
+        self.leader = Leader(self.core, self.board, stopwatch)
 
     def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
         """Run the script to its end; nothing may be left of it."""

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from engines.core import EngineInfo
 from engines.health import StatusBoard
 from engines.mpi.block_manager import make_block_manager
+from engines.mpi.engine_core import EngineCore
 from engines.mpi.executor import StepExecutor
 from engines.mpi.leader import Leader
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.scheduler import Scheduler
+from engines.mpi.trace import StepTrace
 from engines.parallel import SingleProcess
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
@@ -55,7 +57,8 @@ def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFron
     executor = StepExecutor(runner, SingleProcess(), status, stopwatch)
     sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
     front = ScriptedFront(list(script))
-    Leader(scheduler, blocks, executor, sampler, status, stopwatch).serve(front, _INFO)  # type: ignore[arg-type]
+    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
+    Leader(core, status, stopwatch).serve(front, _INFO)  # type: ignore[arg-type]
     assert blocks.num_free == blocks.num_blocks
     return front
 

@@ -4,76 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from engines.config import SchedulerConfig
-from engines.core import FinishReason, RequestOutput
+from engines.core import FinishReason, RequestOutput, SampledToken
 from engines.errors import InvalidRequest, Overloaded, RequestFailed
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.scheduler import SampledToken, Scheduler, Step
-from tests.engines.mpi.fakes import FakeModel, continue_alone, make_request
-
-_BLOCK_SIZE = 4
-
-
-class _Lab:
-    """A scheduler with its allocator and a model."""
-
-    def __init__(
-        self,
-        paged: bool = True,
-        num_blocks: int = 64,
-        max_num_seqs: int = 4,
-        max_prefill_tokens: int = 16,
-        max_waiting: int = 100,
-        max_model_len: int = 64,
-        policy: str = "guaranteed_no_evict",
-    ) -> None:
-        self.blocks: BlockManager = make_block_manager(num_blocks, _BLOCK_SIZE, paged)
-        config = SchedulerConfig(max_num_seqs, max_prefill_tokens, max_waiting, policy)
-        self.scheduler = Scheduler(config, self.blocks, max_model_len)
-        self.model = FakeModel(_BLOCK_SIZE)
-
-    def step(self, now: float = 0.0) -> tuple[Step, list[RequestOutput]]:
-        step = self.scheduler.schedule(now)
-        assert step is not None
-        return step, self.scheduler.update(step, self.model.sample(step), now)
-
-    def run(self) -> dict[str, list[RequestOutput]]:
-        """Step until nothing is left to do."""
-        outputs: dict[str, list[RequestOutput]] = {}
-        while self.scheduler.has_work:
-            for output in self.step()[1]:
-                outputs.setdefault(output.id, []).append(output)
-        return outputs
-
-
-def _ids(step: Step) -> list[str]:
-    return [sequence.id for sequence in step.sequences]
-
-
-def _counts(step: Step) -> list[int]:
-    return [planned.query_len for planned in step.plan.sequences]
+from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.scheduler_lab import Lab, counts, ids
 
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_a_request_joins_the_very_next_step_and_rides_with_the_others(paged: bool) -> None:
-    lab = _Lab(paged)
+    lab = Lab(paged)
     lab.scheduler.add(make_request("old", range(5), 10))
     lab.step()
     lab.step()
     lab.scheduler.add(make_request("new", range(7), 10))
     step, outputs = lab.step()
-    assert _ids(step) == ["old", "new"]
-    assert _counts(step) == [1, 7]
+    assert ids(step) == ["old", "new"]
+    assert counts(step) == [1, 7]
     assert [output.id for output in outputs] == ["old", "new"]
 
 
 def test_a_long_prompt_is_cut_into_chunks_while_others_go_on() -> None:
-    lab = _Lab(max_prefill_tokens=8)
+    lab = Lab(max_prefill_tokens=8)
     lab.scheduler.add(make_request("old", [1], 10))
     lab.step()
     lab.scheduler.add(make_request("long", range(20), 2))
     steps = [lab.step() for _ in range(4)]
-    assert [_counts(step) for step, _ in steps] == [[1, 8], [1, 8], [1, 4], [1, 1]]
+    assert [counts(step) for step, _ in steps] == [[1, 8], [1, 8], [1, 4], [1, 1]]
     assert [[output.id for output in outputs] for _, outputs in steps] == [
         ["old"],
         ["old"],
@@ -84,68 +40,68 @@ def test_a_long_prompt_is_cut_into_chunks_while_others_go_on() -> None:
 
 def test_the_last_token_of_a_prompt_counts_as_prompt() -> None:
     """A chunk of one token is no decode: it takes from the prefill budget like any other."""
-    lab = _Lab(max_prefill_tokens=8)
+    lab = Lab(max_prefill_tokens=8)
     lab.scheduler.add(make_request("nine", range(9), 2))
     lab.step()
     lab.scheduler.add(make_request("eight", range(8), 2))
     step, _ = lab.step()
-    assert _ids(step) == ["nine", "eight"]
-    assert _counts(step) == [1, 7]
+    assert ids(step) == ["nine", "eight"]
+    assert counts(step) == [1, 7]
 
 
 def test_several_prompts_share_one_budget_in_the_order_of_arrival() -> None:
-    lab = _Lab(max_prefill_tokens=8)
+    lab = Lab(max_prefill_tokens=8)
     for name, length in (("a", 3), ("b", 4), ("c", 5), ("d", 2)):
         lab.scheduler.add(make_request(name, range(length), 2))
     first, _ = lab.step()
-    assert list(zip(_ids(first), _counts(first), strict=True)) == [("a", 3), ("b", 4), ("c", 1)]
+    assert list(zip(ids(first), counts(first), strict=True)) == [("a", 3), ("b", 4), ("c", 1)]
     second, _ = lab.step()
-    assert list(zip(_ids(second), _counts(second), strict=True)) == [("a", 1), ("b", 1), ("c", 4), ("d", 2)]
+    assert list(zip(ids(second), counts(second), strict=True)) == [("a", 1), ("b", 1), ("c", 4), ("d", 2)]
 
 
 def test_nobody_overtakes_the_head_of_the_queue() -> None:
-    lab = _Lab(num_blocks=4, max_prefill_tokens=64)
+    lab = Lab(num_blocks=4, max_prefill_tokens=64)
     lab.scheduler.add(make_request("running", range(4), 5))  # 2 of 4 blocks
     lab.step()
     lab.scheduler.add(make_request("large", range(8), 5))  # 3 blocks: has to wait
     lab.scheduler.add(make_request("small", range(2), 2))  # 1 block would be free
     step, _ = lab.step()
-    assert _ids(step) == ["running"]
+    assert ids(step) == ["running"]
     assert lab.scheduler.num_waiting == 2
 
 
 def test_a_static_batch_takes_what_waits_and_lets_nobody_in_before_its_end() -> None:
-    lab = _Lab(policy="static_batch", max_num_seqs=3, max_prefill_tokens=8)
+    lab = Lab(policy="static_batch", max_num_seqs=3, max_prefill_tokens=8)
     for name, new in (("a", 2), ("b", 6), ("c", 2), ("later", 1)):
         lab.scheduler.add(make_request(name, range(6), new))
-    joined = [set(_ids(lab.step()[0])) for _ in range(7)]
+    joined = [set(ids(lab.step()[0])) for _ in range(7)]
     assert joined[0] == {"a", "b"}, "the prompts of a batch may fill several steps"
     assert joined[1] == {"a", "b", "c"}
     assert joined[-1] == {"b"}
-    assert _ids(lab.step()[0]) == ["later"]
+    assert ids(lab.step()[0]) == ["later"]
 
 
 def test_a_static_batch_does_not_wait_to_fill() -> None:
-    lab = _Lab(policy="static_batch")
+    lab = Lab(policy="static_batch")
     lab.scheduler.add(make_request("early", range(3), 3))
-    assert _ids(lab.step()[0]) == ["early"]
+    assert ids(lab.step()[0]) == ["early"]
     lab.scheduler.add(make_request("newcomer", range(3), 3))
-    assert [_ids(lab.step()[0]) for _ in range(3)] == [["early"], ["early"], ["newcomer"]]
+    assert [ids(lab.step()[0]) for _ in range(3)] == [["early"], ["early"], ["newcomer"]]
 
 
 def test_no_more_run_than_there_are_places() -> None:
-    lab = _Lab(max_num_seqs=2, max_prefill_tokens=64)
+    lab = Lab(max_num_seqs=2, max_prefill_tokens=64)
     for name in "abc":
         lab.scheduler.add(make_request(name, range(3), 2))
-    assert _ids(lab.step()[0]) == ["a", "b"]
+    assert ids(lab.step()[0]) == ["a", "b"]
     assert (lab.scheduler.num_running, lab.scheduler.num_waiting) == (2, 1)
-    assert _ids(lab.step()[0]) == ["a", "b"]
-    assert _ids(lab.step()[0]) == ["c"]
+    assert ids(lab.step()[0]) == ["a", "b"]
+    assert ids(lab.step()[0]) == ["c"]
 
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_eos_ends_a_request_and_frees_its_blocks(paged: bool) -> None:
-    lab = _Lab(paged)
+    lab = Lab(paged)
     free = make_request("free", range(6), 12)
     tokens, _ = continue_alone(free)
     stopped = make_request("stopped", range(6), 12, stop=[tokens[3]])
@@ -159,16 +115,16 @@ def test_eos_ends_a_request_and_frees_its_blocks(paged: bool) -> None:
 
 
 def test_log_probabilities_are_handed_on() -> None:
-    lab = _Lab()
+    lab = Lab()
     lab.scheduler.add(make_request("a", [1], 1))
     step = lab.scheduler.schedule(0.0)
     assert step is not None
     (output,) = lab.scheduler.update(step, [SampledToken(5, logprob=-0.25)], 1.0)
-    assert output == RequestOutput("a", (5,), (-0.25,), FinishReason.LENGTH)
+    assert output == RequestOutput("a", (5,), (-0.25,), finish_reason=FinishReason.LENGTH)
 
 
 def test_times_are_those_that_the_caller_gives() -> None:
-    lab = _Lab(max_prefill_tokens=2)
+    lab = Lab(max_prefill_tokens=2)
     lab.scheduler.add(make_request("a", range(3), 3))
     (sequence,) = lab.step(now=7.0)[0].sequences
     assert (sequence.scheduled_time, sequence.first_token_time) == (7.0, None)
@@ -178,13 +134,13 @@ def test_times_are_those_that_the_caller_gives() -> None:
 
 
 def test_without_requests_there_is_no_step() -> None:
-    lab = _Lab()
+    lab = Lab()
     assert lab.scheduler.schedule(0.0) is None
     assert not lab.scheduler.has_work
 
 
 def test_a_full_queue_refuses_and_says_so() -> None:
-    lab = _Lab(max_num_seqs=1, max_waiting=2)
+    lab = Lab(max_num_seqs=1, max_waiting=2)
     for name in "abc":  # "a" has a place in the next step
         lab.scheduler.add(make_request(name, max_new_tokens=1))
     with pytest.raises(Overloaded, match="2 requests are waiting") as refusal:
@@ -199,7 +155,7 @@ def test_a_full_queue_refuses_and_says_so() -> None:
     ("num_blocks", "limit"), [(64, 64), (8, 33)], ids=["the model's length", "the cache's size"]
 )
 def test_a_request_that_can_never_fit_is_refused_with_its_numbers(num_blocks: int, limit: int) -> None:
-    lab = _Lab(num_blocks=num_blocks)
+    lab = Lab(num_blocks=num_blocks)
     lab.scheduler.add(make_request("fits", range(10), limit - 10))
     with pytest.raises(InvalidRequest) as refusal:
         lab.scheduler.add(make_request("too long", range(11), limit - 10))
@@ -212,11 +168,11 @@ def test_a_request_that_can_never_fit_is_refused_with_its_numbers(num_blocks: in
 @pytest.mark.parametrize(("prompt", "new"), [((), 3), ((1, 2), 0)])
 def test_a_request_without_anything_to_compute_is_refused(prompt: tuple[int, ...], new: int) -> None:
     with pytest.raises(InvalidRequest, match="at least one prompt token and max_new_tokens of at least 1"):
-        _Lab().scheduler.add(make_request("a", prompt, new))
+        Lab().scheduler.add(make_request("a", prompt, new))
 
 
 def test_an_id_in_use_is_refused_and_may_come_again_later() -> None:
-    lab = _Lab()
+    lab = Lab()
     lab.scheduler.add(make_request("a", [1], 1))
     with pytest.raises(InvalidRequest, match="'a' is in use"):
         lab.scheduler.add(make_request("a", [2], 1))
@@ -228,7 +184,7 @@ def test_an_id_in_use_is_refused_and_may_come_again_later() -> None:
 @pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize("steps", [0, 1, 2, 4], ids=["waiting", "first chunk", "second chunk", "decoding"])
 def test_abort_frees_everything_whenever_it_comes(paged: bool, steps: int) -> None:
-    lab = _Lab(paged, max_prefill_tokens=8)
+    lab = Lab(paged, max_prefill_tokens=8)
     lab.scheduler.add(make_request("a", range(20), 10))
     for _ in range(steps):
         lab.step()
@@ -240,7 +196,7 @@ def test_abort_frees_everything_whenever_it_comes(paged: bool, steps: int) -> No
 
 
 def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
-    lab = _Lab()
+    lab = Lab()
     good = make_request("good", range(3), 4)
     for request in (make_request("bad", range(6), 4), good):
         lab.scheduler.add(request)
@@ -257,7 +213,7 @@ def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_blocks_of_a_failed_request_are_scrubbed_once_before_the_next_step(paged: bool) -> None:
-    lab = _Lab(paged)
+    lab = Lab(paged)
     lab.scheduler.add(make_request("bad", range(6), 4))
     step = lab.scheduler.schedule(0.0)
     assert step is not None
@@ -267,21 +223,21 @@ def test_blocks_of_a_failed_request_are_scrubbed_once_before_the_next_step(paged
     assert lab.scheduler.schedule(0.0) is None, "nothing to do must not lose the blocks"
     lab.scheduler.add(make_request("next", range(3), 4))
     assert set(lab.step()[0].plan.scrub_blocks) == dirty
-    assert lab.step()[0].plan.scrub_blocks == ()
+    assert list(lab.step()[0].plan.scrub_blocks) == []
 
 
 def test_blocks_of_a_prompt_aborted_before_its_first_token_are_scrubbed() -> None:
     """Nobody has looked whether what it computed is finite."""
-    lab = _Lab(max_prefill_tokens=8)
+    lab = Lab(max_prefill_tokens=8)
     lab.scheduler.add(make_request("a", range(20), 4))
-    table = list(lab.step()[0].plan.sequences[0].block_table)
+    table = list(lab.step()[0].sequences[0].block_table)
     lab.scheduler.abort("a")
     lab.scheduler.add(make_request("b", range(3), 4))
     assert set(lab.step()[0].plan.scrub_blocks) >= set(table)
 
 
 def test_failing_is_idempotent() -> None:
-    lab = _Lab()
+    lab = Lab()
     lab.scheduler.add(make_request("a"))
     step = lab.scheduler.schedule(0.0)
     assert step is not None
@@ -293,10 +249,12 @@ def test_failing_is_idempotent() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_two_halves_are_the_same_work(count: int) -> None:
-    lab = _Lab()
+def test_two_halves_are_the_same_tokens_and_nothing_else(count: int) -> None:
+    """The leader halves a step that failed: what the whole did to the ranks' state must not be done again."""
+    lab = Lab()
     lab.scheduler.add(make_request("failed", range(9), 2))
-    failed, _ = lab.step()
+    failed = lab.scheduler.schedule(0.0)
+    assert failed is not None
     lab.scheduler.fail(failed.sequences, RequestFailed("broken"))
     for i in range(count):
         lab.scheduler.add(make_request(str(i), range(i + 1), 2))
@@ -304,12 +262,10 @@ def test_two_halves_are_the_same_work(count: int) -> None:
     assert step is not None
     assert step.plan.scrub_blocks
     first, second = step.halves()
-    assert first.sequences + second.sequences == step.sequences
-    assert first.plan.sequences + second.plan.sequences == step.plan.sequences
     assert first.sequences
     assert second.sequences
-    assert first.plan.scrub_blocks == step.plan.scrub_blocks
-    assert second.plan.scrub_blocks == (), "the second half would wipe out what the first has computed"
+    assert first.sequences + second.sequences == step.sequences
+    for half in (first, second):
+        assert not (*half.plan.scrub_blocks, *half.plan.table_updates, *half.plan.copies)
     together = lab.model.run(step.plan)
-    apart = FakeModel(_BLOCK_SIZE)
-    assert apart.run(first.plan) + apart.run(second.plan) == together
+    assert lab.model.run(first.plan) + lab.model.run(second.plan) == together

@@ -130,7 +130,11 @@ def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
     assert (stats.info.kv_capacity_tokens, stats.info.block_size) == (320, 8)
     assert stats.info.kv_capacity_bytes == 320 * 2 * 2 * 3 * 8 * 4
     assert {"imports", "weights", "warm-up"} <= set(stats.info.load_seconds)
-    assert {h.labels["part"] for h in stats.histograms if h.labels} >= {"model", "attention", "sample"}
+    parts = {h.labels["part"] for h in stats.histograms if "part" in h.labels}
+    assert parts >= {"schedule", "broadcast", "prepare", "model", "attention", "sample", "update", "send"}
+    lines = [line for line in engine.log.splitlines() if "memory in bytes, predicted and actual" in line]
+    assert len(lines) == stats.info.world_size
+    assert all("weights" in line and "activations" in line and "kv cache" in line for line in lines)
 
 
 _WITH_RANKS = pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.mpi)])
@@ -184,6 +188,17 @@ def test_a_rank_that_stops_is_noticed_and_one_that_is_killed_ends_all(
     ranks[1].send_signal(signal.SIGKILL)
     assert engine.wait_exit(10) != 0
     assert processes.wait_gone(list(ranks.values()), 5) == []
+
+
+def test_a_cache_that_does_not_fit_is_told_on_the_board(tiny_llama: Path) -> None:
+    engine = EngineProcess(make_config(tiny_llama, num_blocks=2**30))
+    try:
+        assert engine.wait_exit(60) != 0
+        assert engine.health.state is EngineState.FAILED
+        assert "option.kv_cache_gb=" in engine.health.reason
+        assert "GiB are free; at most" in engine.health.reason
+    finally:
+        engine.destroy()
 
 
 @pytest.mark.parametrize(("degree", "fault"), [(1, "missing"), pytest.param(2, "cut", marks=pytest.mark.mpi)])

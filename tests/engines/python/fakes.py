@@ -101,7 +101,7 @@ class FakeGenerator:
     def _output(self, request: Request) -> RequestOutput:
         tokens, reason = continue_alone(request)
         last: FinishReason | None = reason if self._step + 1 == len(tokens) else None
-        return RequestOutput(request.id, (tokens[self._step],), (), last)
+        return RequestOutput(request.id, (tokens[self._step],), finish_reason=last)
 
     def kill(self) -> None:
         self.num_kills += 1

@@ -12,7 +12,16 @@ from engines.core import EngineInfo, EngineStats, Request
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import MAX_DEATHS, REACTION_SECONDS, Dispatch, EngineFailed
-from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
+from engines.wire import (
+    Abort,
+    ConfigureScheduler,
+    Drain,
+    GetStats,
+    SchedulerState,
+    Stats,
+    Submit,
+    ToEngine,
+)
 from tests.engines.mpi.fakes import CLIENT, continue_alone, make_request
 from tests.engines.python.fakes import Clock, ClockedFront, FakeGenerator
 
@@ -179,6 +188,11 @@ def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: _Lab, not
     _check(front, staying)
     assert _stats(front).gauges["lmi_requests_running"] == 1
     assert _stats(front).counters["lmi_requests_aborted_total"] == 2
+
+
+def test_there_is_no_scheduler_to_change(lab: _Lab) -> None:
+    front = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
+    assert (CLIENT, SchedulerState(7, None, {})) in front.sent
 
 
 # A generating process that ends

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.core import FinishReason, Request
+from engines.core import FinishReason, Request, SampledToken
 from engines.python.model import describe
 from engines.python.padding import padding_is_harmless
 from engines.sampling.batch import SamplingRow
@@ -96,19 +96,20 @@ def test_the_models_own_generation_config_brings_nothing_in() -> None:
 # Differing parameters
 
 
-def _sampled_alone(model: Any, asked: Request) -> tuple[list[int], list[float]]:
+def _sampled_alone(model: Any, asked: Request) -> list[SampledToken]:
     """The oracle: the model's logits for the whole text so far, and the sampler that engine=MPI uses."""
-    text, logprobs = list(asked.prompt_token_ids), []
+    text: list[int] = list(asked.prompt_token_ids)
+    tokens: list[SampledToken] = []
     sampler = Sampler(VOCAB_SIZE, torch.device("cpu"))
     for _ in range(asked.sampling.max_new_tokens):
         with torch.inference_mode():
             logits = model(torch.tensor([text])).logits[:, -1]
-        (sampled,) = sampler.sample(logits, [SamplingRow("a", asked.sampling, text)])
-        text.append(sampled.token_id)
-        logprobs.append(sampled.logprob or 0.0)
-        if sampled.token_id in asked.sampling.stop_token_ids:
+        row = SamplingRow("a", asked.sampling, text, len(asked.prompt_token_ids))
+        tokens += sampler.sample(logits, [row])
+        text.append(tokens[-1].token_id)
+        if tokens[-1].token_id in asked.sampling.stop_token_ids:
             break
-    return text[len(asked.prompt_token_ids) :], logprobs
+    return tokens
 
 
 def _different_requests() -> list[Request]:
@@ -126,6 +127,10 @@ def _different_requests() -> list[Request]:
         request(
             "all", next(prompts), 10, temperature=2.0, top_k=9, top_p=0.9, repetition_penalty=1.2, seed=5
         ),
+        request("outputs", next(prompts), 12, presence_penalty=0.5, frequency_penalty=0.7, top_logprobs=3),
+        request("biased", next(prompts), 6, temperature=1.0, logit_bias=((7, 3.0), (8, -4.0)), seed=6),
+        request("no ends", next(prompts), 6, min_new_tokens=4, stop_token_ids=tuple(range(60))),
+        request("no words", next(prompts), 6, bad_words=((5,), (6, 7)), typical_p=0.9, temperature=1.0),
     ]
 
 
@@ -136,10 +141,49 @@ def test_rows_with_differing_parameters_share_a_batch_and_get_what_each_gets_alo
     heard = runner.run(requests)
     assert heard.num_steps == 16, "one call for all"
     for asked in requests:
-        tokens, logprobs = _sampled_alone(llama, asked)
-        assert heard.tokens(asked.id) == tokens, asked.id
+        expected, params = _sampled_alone(llama, asked), asked.sampling
+        assert heard.tokens(asked.id) == [token.token_id for token in expected], asked.id
         told = [value for output in heard.outputs[asked.id] for value in output.logprobs]
-        assert told == pytest.approx(logprobs, abs=1e-4) if asked.sampling.logprobs else told == []
+        assert (
+            told == pytest.approx([t.logprob for t in expected], abs=1e-4) if params.logprobs else told == []
+        )
+        tops = [top for output in heard.outputs[asked.id] for top in output.top_logprobs]
+        if params.top_logprobs:
+            assert [[i for i, _ in top] for top in tops] == [[i for i, _ in t.top] for t in expected]
+            values = [value for token in expected for _, value in token.top]
+            assert [value for top in tops for _, value in top] == pytest.approx(values, abs=1e-4)
+        else:
+            assert tops == []
+
+
+def test_penalties_and_bans_are_those_of_transformers(runner: Runner, llama: Any) -> None:
+    prompt = [5, 6, 7]
+    plain = generate_alone(llama, prompt, 16)
+    stop, banned, pair = plain[1], plain[0], plain[2:4]
+    ids = torch.tensor([prompt])
+    output = llama.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=16,
+        min_new_tokens=10,
+        eos_token_id=stop,
+        bad_words_ids=[[banned], pair],
+        repetition_penalty=1.3,
+    )
+    expected = output[0, len(prompt) :].tolist()
+    asked = request(
+        "a",
+        prompt,
+        16,
+        min_new_tokens=10,
+        stop_token_ids=(stop,),
+        bad_words=((banned,), tuple(pair)),
+        repetition_penalty=1.3,
+    )
+    heard = runner.run([asked, request("b", [9] * 5, 4)])
+    assert heard.tokens("a") == expected
+    assert len(expected) >= 10
+    assert expected[:2] != plain[:2]
 
 
 def test_seeds_decide(runner: Runner) -> None:
@@ -199,7 +243,7 @@ def test_what_was_delivered_before_a_failure_is_not_delivered_twice(runner: Runn
     requests = [request("a", [10, 11], 9), request("b", [12], 9), *_different_requests()[2:5]]
     heard = runner.run(requests)
     for asked in requests:
-        assert heard.tokens(asked.id) == _sampled_alone(llama, asked)[0]
+        assert heard.tokens(asked.id) == [token.token_id for token in _sampled_alone(llama, asked)]
         assert heard.end(asked.id).finish_reason is not None
 
 

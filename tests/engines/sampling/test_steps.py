@@ -1,150 +1,210 @@
-"""Each sampling step alone: against transformers' logits processor of the same name, row by row."""
+"""Each sampling step alone, and all of them: against transformers' logits processors of the same names, row by row."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from transformers import (
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from engines.core import SamplingParams
-from engines.sampling.batch import SamplingBatch, SamplingRow
-from engines.sampling.repetition_penalty import repetition_penalty
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import STEPS
 from engines.sampling.temperature import temperature
 from engines.sampling.top_k import top_k
 from engines.sampling.top_p import top_p
-from tests.support.seeds import generator_from
+from engines.sampling.typical_p import typical_p
+from tests.support.sampling_oracle import apply, call, deviation, is_clear, processed, stages
+from tests.support.seeds import generator_from, integers
 
-VOCAB = 53
 SEEDS = st.integers(0, 2**31 - 1)
+VOCAB_SIZES = st.sampled_from([50, 53, 257, 1000, 5000])
 CLOSE = 1e-5
-"""Tokens whose cumulated probability is this near to p may be in or out: two orders of summation differ by less."""
+
+OFF = SamplingParams(1, temperature=1.0)
+PENALTIES = st.sampled_from([-2.0, -0.3, 0.1, 0.5, 1.7])
+CHANGES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "repetition_penalty": st.fixed_dictionaries({"repetition_penalty": st.floats(0.1, 10)}),
+    "presence_penalty": st.fixed_dictionaries({"presence_penalty": PENALTIES}),
+    "frequency_penalty": st.fixed_dictionaries({"frequency_penalty": PENALTIES}),
+    "logit_bias": st.dictionaries(st.integers(0, 49), st.floats(-100, 100), min_size=1, max_size=9).map(
+        lambda biases: {"logit_bias": tuple(biases.items())}
+    ),
+    # Few ids, so that what stands before the last token often stands at the end of the sequence.
+    "bad_words": st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1).map(
+        lambda words: {"bad_words": tuple(words)}
+    ),
+    "min_new_tokens": st.fixed_dictionaries({"min_new_tokens": st.integers(1, 12)}),
+    "temperature": st.fixed_dictionaries({"temperature": st.floats(0.01, 100)}),
+    "top_k": st.fixed_dictionaries({"top_k": st.integers(1, 60) | st.sampled_from([300, 4999, 5000, 9999])}),
+    "top_p": st.fixed_dictionaries({"top_p": st.floats(1e-9, 0.9999) | st.sampled_from([0.5, 0.9])}),
+    "min_p": st.fixed_dictionaries({"min_p": st.floats(1e-6, 1.0) | st.just(1.0)}),
+    "typical_p": st.fixed_dictionaries({"typical_p": st.floats(0.01, 0.9999)}),
+}
 
 
-def _batch(params: list[SamplingParams], seen: torch.Tensor | None = None) -> SamplingBatch:
-    return SamplingBatch([SamplingRow(f"r{i}", p, ()) for i, p in enumerate(params)], seen)
+def _logits(num_rows: int, vocab_size: int, seed: int, kind: str) -> torch.Tensor:
+    """kind: `smooth`, `ties` (many equal logits) or `holes` (half of them ruled out by -inf)."""
+    generator = generator_from(seed)
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * 3
+    if kind == "ties":
+        return logits.round()
+    if kind == "holes":
+        logits[torch.rand(num_rows, vocab_size, generator=generator) < 0.5] = -math.inf
+        logits[:, 4] = 1.0
+    return logits
 
 
-def _logits(num_rows: int, seed: int, coarse: bool = False) -> torch.Tensor:
-    logits = torch.randn(num_rows, VOCAB, generator=generator_from(seed)) * 3
-    return logits.round() if coarse else logits  # coarse logits have many ties
+def _row(name: str, params: SamplingParams, seed: int) -> SamplingRow:
+    """A sequence of a few token ids that come again and again, some of them in its prompt only."""
+    generator = generator_from(seed)
+    length, num_prompt = integers(generator, 1, 30, 1)[0], integers(generator, 1, 12, 1)[0]
+    tokens = integers(generator, 0, 50 if seed % 2 else 4, length + num_prompt)
+    return SamplingRow(name, replace(params, stop_token_ids=(0, 7)), tokens, num_prompt)
+
+
+@st.composite
+def _rows_asking(draw: st.DrawFn, names: list[str], share: int) -> list[SamplingRow]:
+    """Rows of which each asks for each step, or not: about one in `share`."""
+    rows = []
+    for i in range(draw(st.integers(1, 6))):
+        changes: dict[str, Any] = {"temperature": draw(st.sampled_from([0.0, 1.0]))}
+        for name in names:
+            if draw(st.integers(1, share)) == 1:
+                changes |= draw(CHANGES[name])
+        rows.append(_row(f"r{i}", replace(OFF, **changes), draw(SEEDS)))
+    return rows
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["smooth", "ties", "holes"])
+@settings(max_examples=12, deadline=None)
+@given(st.data(), VOCAB_SIZES, SEEDS)
+def test_a_step_is_transformers_processor(
+    step: Any, kind: str, data: st.DataObject, vocab_size: int, seed: int
+) -> None:
+    rows = data.draw(_rows_asking([step.__name__], 2))
+    logits = _logits(len(rows), vocab_size, seed, kind)
+    ours = apply([step], logits, rows)
+    for i, row in enumerate(rows):
+        asked = list(stages(row))
+        if not asked:
+            assert torch.equal(ours[i], logits[i])
+            continue
+        (stage,) = asked
+        assert stage.step is step
+        theirs = call(stage.processor, logits[i], row.token_ids)
+        assert deviation(ours[i], theirs, stage.edge(logits[i])) <= CLOSE
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.just(0.0) | st.floats(0.01, 100), min_size=1, max_size=6), SEEDS)
-def test_temperature(temperatures: list[float], seed: int) -> None:
-    logits = _logits(len(temperatures), seed)
-    before = logits.clone()
-    batch = _batch([SamplingParams(1, temperature=t) for t in temperatures])
-    out = temperature(logits, batch)
-    for i, t in enumerate(temperatures):
-        expected = TemperatureLogitsWarper(t)(torch.empty(1, 0), before[i : i + 1])[0] if t else before[i]
-        torch.testing.assert_close(out[i], expected, rtol=1e-6, atol=0)
-    assert torch.equal(logits, before)
+@given(_rows_asking(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
+def test_all_steps_are_transformers_list_of_processors(
+    rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
+) -> None:
+    logits = _logits(len(rows), vocab_size, seed, kind)
+    clear = [i for i, row in enumerate(rows) if is_clear(logits[i], row)]
+    assume(clear)
+    ours = apply(STEPS, logits, rows)
+    for i in clear:
+        nowhere = torch.zeros(vocab_size, dtype=torch.bool)
+        assert deviation(ours[i], processed(logits[i], rows[i]), nowhere) <= CLOSE
+
+
+@settings(max_examples=40, deadline=None)
+@given(_rows_asking(list(CHANGES), 2), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "ties", "holes"]))
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(
+    rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
+) -> None:
+    logits = _logits(len(rows), vocab_size, seed, kind)
+    together = apply(STEPS, logits, rows)
+    for i, row in enumerate(rows):
+        assert torch.equal(together[i], apply(STEPS, logits[i : i + 1], [row])[0])
+
+
+def test_rows_that_ask_for_nothing_keep_their_logits() -> None:
+    logits = _logits(3, 53, 0, "holes")
+    rows = [_row(f"r{i}", OFF, i) for i in range(3)]
+    assert torch.equal(apply(STEPS, logits, rows), logits)
+    asking = _row("asking", replace(OFF, top_p=0.5, temperature=0.7, typical_p=0.5, min_p=0.1, top_k=9), 5)
+    assert torch.equal(apply(STEPS, logits, [rows[0], asking, rows[2]])[::2], logits[::2])
+
+
+def test_greedy_rows_and_beams_are_not_truncated() -> None:
+    odd = replace(OFF, top_k=2, top_p=0.1, min_p=0.9, typical_p=0.1)
+    rows = [_row("greedy", replace(odd, temperature=0.0), 0), _row("beams", replace(odd, num_beams=2), 1)]
+    logits = _logits(2, 53, 0, "smooth")
+    assert torch.equal(apply(STEPS, logits, rows), logits)
+
+
+def test_presence_and_frequency_go_by_the_output_alone() -> None:
+    params = replace(OFF, presence_penalty=0.5, frequency_penalty=0.25)
+    rows = [SamplingRow("r", params, [3, 3, 4, 5, 5, 5], num_prompt_tokens=2)]
+    out = apply(STEPS, torch.zeros(1, 8), rows)[0]
+    assert out.tolist() == [0.0, 0.0, 0.0, 0.0, -0.75, -1.25, 0.0, 0.0]
+
+
+def test_ids_outside_the_vocabulary_are_passed_over() -> None:
+    params = replace(
+        OFF,
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        logit_bias=((99, 5.0), (1, 1.0)),
+        bad_words=((99,), (3, 99)),
+        min_new_tokens=9,
+        stop_token_ids=(99,),
+    )
+    rows = [SamplingRow("r", params, [99, 2, 99, 3], num_prompt_tokens=2)]
+    out = apply(STEPS, torch.ones(1, 5), rows)[0]
+    assert out.tolist() == [1.0, 2.0, 0.5, -0.5, 1.0]
 
 
 @pytest.mark.parametrize("tiny", [1e-6, 1e-30, 1e-40, 1e-300])
 def test_a_tiny_temperature_leaves_the_most_likely_token(tiny: float) -> None:
-    out = temperature(_logits(2, 0), _batch([SamplingParams(1, temperature=tiny), SamplingParams(1)]))
-    probabilities = out[0].softmax(-1)
-    assert float(probabilities[_logits(2, 0)[0].argmax()]) == pytest.approx(1.0)
-    assert torch.equal(out[1], _logits(2, 0)[1])
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, VOCAB + 9), min_size=1, max_size=6), SEEDS, st.booleans())
-def test_top_k(ks: list[int], seed: int, coarse: bool) -> None:
-    logits = _logits(len(ks), seed, coarse)
-    before = logits.clone()
-    out = top_k(logits, _batch([SamplingParams(1, top_k=k) for k in ks]))
-    for i, k in enumerate(ks):
-        row = before[i : i + 1]
-        expected = TopKLogitsWarper(k)(torch.empty(1, 0), row)[0] if k else row[0]
-        assert torch.equal(out[i], expected)
-    assert torch.equal(logits, before)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=6), SEEDS)
-def test_top_p(ps: list[float], seed: int) -> None:
-    logits = _logits(len(ps), seed)
-    before = logits.clone()
-    out = top_p(logits, _batch([SamplingParams(1, top_p=p) for p in ps]))
-    for i, p in enumerate(ps):
-        row = before[i]
-        probabilities = row.double().softmax(-1)
-        # What all more likely tokens have together: below p, the token stays.
-        more_likely = torch.stack([probabilities[row > logit].sum() for logit in row])
-        clear = (more_likely - p).abs() > CLOSE
-        kept = out[i] > -math.inf
-        assert torch.equal(out[i][kept], row[kept])
-        assert torch.equal(kept[clear], (more_likely < p)[clear]) or p == 1.0
-        assert bool(kept[row.argmax()])
-        theirs = TopPLogitsWarper(p)(torch.empty(1, 0), row[None])[0]
-        assert torch.equal(out[i][clear], theirs[clear])
-        if p == 1.0:
-            assert torch.equal(out[i], row)
-    assert torch.equal(logits, before)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.floats(0.01, 0.99), SEEDS)
-def test_top_p_with_ties_keeps_the_smallest_sufficient_set(p: float, seed: int) -> None:
-    logits = _logits(1, seed, coarse=True)
-    out = top_p(logits, _batch([SamplingParams(1, top_p=p)]))[0]
-    probabilities = logits[0].double().softmax(-1)
-    kept = out > -math.inf
-    mass = float(probabilities[kept].sum())
-    assert mass >= p - CLOSE
-    assert mass - float(probabilities[kept].min()) < p + CLOSE
-    if not bool(kept.all()):
-        assert float(probabilities[kept].min()) >= float(probabilities[~kept].max())
+    logits = _logits(2, 53, 0, "smooth")
+    out = apply([temperature], logits, [_row("a", replace(OFF, temperature=tiny), 0), _row("b", OFF, 1)])
+    assert float(out[0].softmax(-1)[logits[0].argmax()]) == pytest.approx(1.0)
+    assert torch.equal(out[1], logits[1])
 
 
 @pytest.mark.parametrize("p", [1e-300, 1e-46, 1e-9])
-def test_a_tiny_top_p_leaves_the_most_likely_token(p: float) -> None:
-    logits = _logits(1, 0)
-    out = top_p(logits, _batch([SamplingParams(1, top_p=p)]))[0]
-    assert (out > -math.inf).nonzero().tolist() == [[int(logits.argmax())]]
+def test_a_tiny_top_p_is_the_greedy_choice(p: float) -> None:
+    for kind in ("smooth", "ties"):
+        logits = _logits(1, 500, 0, kind)
+        out = apply([top_p], logits, [_row("r", replace(OFF, top_p=p), 0)])[0]
+        assert (out > -math.inf).nonzero().tolist() == [[int(logits.argmax())]]
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.just(1.0) | st.floats(0.1, 10), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-    SEEDS,
-)
-def test_repetition_penalty(rows: list[tuple[float, list[int]]], seed: int) -> None:
-    logits = _logits(len(rows), seed)
-    logits[0, 0] = 0.0
-    before = logits.clone()
-    seen = torch.zeros(len(rows), VOCAB, dtype=torch.bool)
-    for i, (_, tokens) in enumerate(rows):
-        seen[i, tokens] = True
-    out = repetition_penalty(
-        logits, _batch([SamplingParams(1, repetition_penalty=penalty) for penalty, _ in rows], seen)
-    )
-    for i, (penalty, tokens) in enumerate(rows):
-        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), before[i : i + 1])
-        torch.testing.assert_close(out[i], expected[0], rtol=1e-6, atol=0)
-    assert torch.equal(logits, before)
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.01, 0.99), VOCAB_SIZES, SEEDS)
+def test_top_p_with_ties_keeps_a_smallest_sufficient_set(p: float, vocab_size: int, seed: int) -> None:
+    logits = _logits(1, vocab_size, seed, "ties")
+    out = apply([top_p], logits, [_row("r", replace(OFF, top_p=p), 0)])[0]
+    probabilities, kept = logits[0].double().softmax(-1), out > -math.inf
+    mass, least = float(probabilities[kept].sum()), float(probabilities[kept].min())
+    assert mass >= p - CLOSE
+    assert mass - least < p + CLOSE
+    assert least >= float(probabilities[~kept].max()) - 1e-9
+    # Of equal ones those with the lowest ids.
+    equal = (logits[0] == out[kept].min()).nonzero()[:, 0]
+    assert kept[equal].tolist() == sorted(kept[equal].tolist(), reverse=True)
 
 
-def test_steps_that_nobody_asked_for_change_nothing() -> None:
-    logits = _logits(3, 0)
-    batch = _batch([SamplingParams(1)] * 3)
-    for step in (repetition_penalty, temperature, top_k, top_p):
-        assert torch.equal(step(logits, batch), logits)
+@pytest.mark.parametrize("step", [top_k, top_p, typical_p])
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.3, 1.0, 20.0])
+def test_sets_of_any_size_are_found(step: Any, spread: float) -> None:
+    """Sets that go beyond the tokens that are looked at first, and such that do not, in one batch."""
+    vocab_size, size = 5000, 0.97
+    logits = torch.randn(4, vocab_size, generator=generator_from(1)) * spread
+    logits[1] *= 30
+    params = {"top_k": int(size * vocab_size)} if step is top_k else {step.__name__: size}
+    rows = [_row(f"r{i}", replace(OFF, **params), i) for i in range(4)]
+    ours = apply([step], logits, rows)
+    for i, row in enumerate(rows):
+        (stage,) = stages(row)
+        theirs = call(stage.processor, logits[i], row.token_ids)
+        assert deviation(ours[i], theirs, stage.edge(logits[i])) == 0.0

@@ -101,8 +101,6 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
     [
         "option.quantize=awq",
         "maxWorkers=2",
-        "option.enable_prefix_caching=true",
-        "option.enable_chunked_prefill=false",
         "option.load_format=pt",
         "option.entryPoint=model.py",
         "option.pipeline_parallel_degree=2",
@@ -121,8 +119,6 @@ def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path,
     [
         "maxWorkers=1",
         "minWorkers=1",
-        "option.enable_prefix_caching=false",
-        "option.enable_chunked_prefill=true",
         "option.load_format=safetensors",
         "option.entryPoint=djl_python.huggingface",
         "option.mpi_mode=true",
@@ -177,12 +173,19 @@ def test_an_inline_comment_makes_a_bad_value_and_the_warning_says_why(tmp_path: 
 
 
 def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
-    names = ("option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens")
-    same = load_text(tmp_path, "".join(f"{name}=64\n" for name in names))
-    assert same.config.options.max_rolling_batch_prefill_tokens == 64
-    problem = the_problem(tmp_path, f"{names[0]}=64\n{names[1]}=65\n")
-    assert (problem.line, problem.given) == (2, "65")
+    names = ("option.model_id", "option.s3url")
+    same = load_text(tmp_path, "".join(f"{name}=s3://bucket/a\n" for name in names))
+    assert same.config.source.model_id == "s3://bucket/a"
+    problem = the_problem(tmp_path, f"{names[0]}=s3://bucket/a\n{names[1]}=s3://bucket/b\n")
+    assert (problem.line, problem.given) == (2, "s3://bucket/b")
     assert names[0] in problem.reason
+
+
+@pytest.mark.parametrize("name", ["waiting_served_ratio", "max_waiting_tokens", "waiting_steps"])
+def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: str) -> None:
+    line = f"option.{name}=1\n"
+    assert any("no effect unless" in note for note in load_text(tmp_path, line).notes)
+    assert not load_text(tmp_path, line + "option.enable_chunked_prefill=false\n").notes
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,14 @@ def test_two_names_of_one_option_must_agree(tmp_path: Path) -> None:
         ("engine=MPI\noption.rolling_batch=disable\n", "write engine=Python"),
         ("engine=Python\noption.rolling_batch=lmi-dist\n", "served by engine=MPI"),
         ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
+        (
+            "option.paged_attention=false\noption.batch_scheduler_policy=max_utilization\n",
+            "write guaranteed_no_evict",
+        ),
+        (
+            "option.paged_attention=false\noption.enable_prefix_caching=true\n",
+            "option.paged_attention=true",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, reason: str) -> None:

@@ -1,0 +1,1 @@
+"""Figures of the scheduler and the KV cache's allocators by themselves: the real ones, and no model."""

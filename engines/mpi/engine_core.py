@@ -1,0 +1,221 @@
+"""Scheduler, model and sampler put together: requests in, outputs out, one step at a time. No sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+
+from engines.core import (
+    EngineInfo,
+    EngineStats,
+    PromptLogprob,
+    Request,
+    RequestOutput,
+    SampledToken,
+    SchedulerSettings,
+)
+from engines.errors import RequestFailed
+from engines.metrics import EngineMetrics
+from engines.mpi.block_manager import BlockManager
+from engines.mpi.executor import RankBroken, StepExecutor, StepFailed
+from engines.mpi.prompt_logprobs import PromptTargets
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.sequence import Sequence
+from engines.mpi.settings import Ceilings, Value, change
+from engines.mpi.step import Step
+from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.trace import StepTrace
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """What rank 0 does in a step. Broad excepts stand at the step's edge alone."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        blocks: BlockManager,
+        executor: StepExecutor,
+        sampler: Sampler,
+        stopwatch: Stopwatch,
+        trace: StepTrace,
+        ceilings: Ceilings | None = None,
+    ) -> None:
+        self.metrics = EngineMetrics()
+        self._scheduler = scheduler
+        self._blocks = blocks
+        self._executor = executor
+        self._sampler = sampler
+        self._stopwatch = stopwatch
+        self._trace = trace
+        self._ceilings = ceilings or Ceilings()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        return self._scheduler.settings
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `EngineError`: it is refused."""
+        self._scheduler.add(request)
+        self._trace.arrived(request)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request. Idempotent."""
+        if self._scheduler.abort(request_id):
+            self.metrics.aborted += 1
+            self._trace.ended(request_id, "aborted")
+        self._sampler.forget(request_id)
+
+    def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
+        """Change settings from the next step on; returns those in force. Raises `BadSettings`: nothing was changed."""
+        settings = change(self._scheduler.settings, changes, self._ceilings)
+        if changes:
+            self._scheduler.reconfigure(settings)
+            logger.info("scheduler settings changed: %s", dict(changes))
+        return settings
+
+    def request_ids(self) -> list[str]:
+        """All requests, in the order of arrival."""
+        return self._scheduler.request_ids()
+
+    def step(self) -> list[RequestOutput]:
+        """Plan and compute one step; with nothing to compute, only beat. Returns what its requests got."""
+        now = time.monotonic()
+        self._stopwatch.start()
+        outputs = self._scheduler.expire(now)
+        for output in outputs:
+            self._ended(output)
+        step = self._scheduler.schedule(now)
+        if step is None:
+            self._executor.lead(StepPlan(PlanKind.BEAT))
+            self._trace.flush()
+            self._stopwatch.reset()
+            self._stopwatch.start()
+            return outputs
+        self._stopwatch.stop("schedule")
+        computed = self._compute(step)
+        self._count(step, computed, now)
+        return outputs + computed if outputs else computed
+
+    def stop(self) -> None:
+        """End all ranks' loops. Nothing may be waiting or running."""
+        self._blocks.check()
+        self._executor.lead(StepPlan(PlanKind.STOP))
+        self._trace.close()
+
+    def stats(self, info: EngineInfo) -> EngineStats:
+        """A snapshot of all counters and of the state at this moment."""
+        stats = self.metrics.snapshot(info, self._gauges())
+        scheduler = self._scheduler
+        counters = {
+            "lmi_preemptions_total": float(scheduler.num_preemptions),
+            "lmi_recomputed_tokens_total": float(scheduler.num_recomputed_tokens),
+            "lmi_prefix_hit_tokens_total": float(scheduler.num_prefix_hit_tokens),
+        }
+        return dataclasses.replace(stats, counters={**stats.counters, **counters})
+
+    def _compute(self, step: Step) -> list[RequestOutput]:
+        """Compute a step. One that fails is halved until the culprit is alone, and only that one ends with an error:
+        computing a sequence's tokens again does not change it.
+        """
+        try:
+            tokens, scores = self._compute_tokens(step)
+        except RankBroken:
+            raise
+        except Exception as error:  # the step's edge: whatever a request can break, it breaks for itself
+            if not isinstance(error, StepFailed):
+                logger.exception("sampling failed")
+            if len(step.sequences) == 1:
+                return self._scheduler.fail(
+                    step.sequences, RequestFailed("this request failed in the engine")
+                )
+            return [output for half in step.halves() for output in self._compute(half)]
+        self._stopwatch.start()
+        outputs = self._scheduler.update(step, tokens, time.monotonic(), scores)
+        self._stopwatch.stop("update")
+        return outputs
+
+    def _compute_tokens(self, step: Step) -> tuple[list[SampledToken], list[list[PromptLogprob]]]:
+        targets = [_targets(*scored) for scored in step.scored]
+        result = self._executor.lead(step.plan, targets)
+        if result.logits is None:
+            return [], result.prompt_logprobs
+        self._stopwatch.start()
+        rows = [SamplingRow(s.id, s.request.sampling, s.token_ids, s.num_prompt_tokens) for s in step.sampled]
+        sampled = self._sampler.sample(result.logits, rows)
+        self._stopwatch.stop("sample")
+        return sampled, result.prompt_logprobs
+
+    def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
+        metrics = self.metrics
+        now = time.monotonic()
+        for sequence in self._scheduler.take_started():
+            metrics.queue_time.observe(max(0.0, started - sequence.request.arrival_time))
+            metrics.prompt_tokens += sequence.num_prompt_tokens
+        by_id = {sequence.request.id: sequence for sequence in step.sequences}
+        for output in outputs:
+            sequence = by_id[output.id]
+            metrics.tokens_generated += len(output.token_ids)
+            if output.token_ids and sequence.num_output_tokens == len(output.token_ids):
+                metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
+            if output.finished:
+                self._ended(output)
+                later = sequence.num_output_tokens - 1
+                if later > 0 and sequence.first_token_time is not None:
+                    metrics.time_per_output_token.observe((now - sequence.first_token_time) / later)
+        seconds = self._stopwatch.reset()
+        metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
+        self._trace.step(step, started, seconds, self._state())
+        self._stopwatch.start()
+
+    def _ended(self, output: RequestOutput) -> None:
+        self._sampler.forget(output.id)
+        self.metrics.finished += not output.error_kind
+        self.metrics.failed += bool(output.error_kind)
+        self._trace.ended(output.id, output.error_kind or str(output.finish_reason))
+
+    def _gauges(self) -> dict[str, float]:
+        scheduler, blocks = self._scheduler, self._blocks
+        slots = blocks.num_blocks * blocks.block_size
+        unfilled = blocks.num_unfilled_slots
+        used = blocks.num_used * blocks.block_size
+        return {
+            "lmi_requests_running": float(scheduler.num_running),
+            "lmi_requests_waiting": float(scheduler.num_waiting),
+            "lmi_queued_tokens": float(scheduler.num_queued_tokens),
+            "lmi_kv_blocks_total": float(blocks.num_blocks),
+            "lmi_kv_blocks_free": float(blocks.num_free),
+            "lmi_kv_blocks_cached": float(blocks.num_cached),
+            "lmi_kv_slots_total": float(slots),
+            "lmi_kv_slots_unfilled": float(unfilled),
+            "lmi_kv_use": used / slots if slots else 0.0,
+            "lmi_kv_waste": unfilled / used if used else 0.0,
+        }
+
+    def _state(self) -> dict[str, int]:
+        scheduler, blocks = self._scheduler, self._blocks
+        return {
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "blocks_used": blocks.num_used,
+            "blocks_cached": blocks.num_cached,
+            "preemptions": scheduler.num_preemptions,
+        }
+
+
+def _targets(sequence: Sequence, first: int, last: int) -> PromptTargets:
+    """Which tokens followed those of a prompt's chunk [first, last)."""
+    sampling = sequence.request.sampling
+    return PromptTargets(
+        sequence.request.prompt_token_ids[first + 1 : last + 1], sampling.prompt_logprobs or 0
+    )

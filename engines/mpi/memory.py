@@ -1,0 +1,169 @@
+"""What a rank's memory goes into: measured before the KV cache is made, so that nothing runs out later."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one rank."""
+
+    weights: int
+    activations: int
+    """What the largest step takes beside weights and cache while it runs."""
+    kv_cache: int
+
+
+def describe(predicted: MemoryUse, actual: MemoryUse) -> str:
+    """One line for the log."""
+    return "memory in bytes, predicted and actual: " + ", ".join(
+        f"{name.replace('_', ' ')} {getattr(predicted, name)} and {getattr(actual, name)}"
+        for name in ("weights", "activations", "kv_cache")
+    )
+
+
+def in_use(device: torch.device) -> int:
+    """Bytes that this process holds on the device: of tensors on a GPU, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    _trim()
+    return _status_bytes("VmRSS") or _largest_resident()
+
+
+def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
+    """Bytes that `work` takes at its peak beyond what is in use before it.
+
+    On a GPU: what the allocator holds, which is more than what its tensors fill. On a CPU: resident bytes; where the
+    kernel cannot forget an earlier peak, that one counts, so the result may be too large but not too small.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_reserved(device)
+        torch.cuda.empty_cache()
+        return peak - before
+    before = in_use(device)
+    forgotten = _forget_peak()
+    work()
+    peak = _status_bytes("VmHWM") if forgotten else _largest_resident()
+    _trim()
+    return max(0, peak - before)
+
+
+def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:
+    """What one GPU's KV cache may take: its share of the memory, less weights, the largest step and all that is on
+    the device beside this process's tensors. Negative when nothing is left."""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    return int(total * utilization) - others - torch.cuda.memory_allocated(device) - activations
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken now: of the GPU, or of the machine within the limits of this process's cgroups."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return host_free_bytes()
+
+
+def host_free_bytes(root: Path = Path("/")) -> int:
+    """`root` is where /proc and /sys are."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    free = int(match[1]) * 1024 if match else 0
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(",") if controllers else [""]:
+            top = root / "sys/fs/cgroup" / controller
+            own = top / path.lstrip("/")
+            # In a container the path of the host's view may not be there; the top then is the own group.
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(top):
+                    free = min(free, _cgroup_free(folder, free))
+    return free
+
+
+def require_fit(kv_cache: int, activations: int, weights: int, free: int, num_tokens: int) -> None:
+    """Bytes over all ranks that share the memory, the weights among them loaded already; `free` beside them.
+
+    Raises:
+        ValueError: KV cache and largest step together are more than what is free.
+    """
+    if kv_cache + activations <= free:
+        return
+    left = free - activations
+    remedy = f"at most {_floor(left)} GiB are left for option.kv_cache_gb"
+    if left < 0.01 * _GIB:
+        remedy = "nothing is left for option.kv_cache_gb: lower option.max_num_batched_tokens"
+    raise ValueError(
+        f"option.kv_cache_gb={_gib(kv_cache)} does not fit: with a step of {num_tokens} tokens, which takes"
+        f" {_gib(activations)} GiB, it needs {_gib(kv_cache + activations)} GiB beside the weights'"
+        f" {_gib(weights)} GiB, and {_gib(free)} GiB are free; {remedy}"
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / _GIB:.3g}"
+
+
+def _floor(count: int) -> str:
+    return f"{int(count * 100 / _GIB) / 100:.2f}"
+
+
+def _cgroup_free(folder: Path, free: int) -> int:
+    """What the limit of one cgroup leaves; `free` where it has none."""
+    for limit_file, usage_file, cache_key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+        if limit.isdecimal() and usage.isdecimal():
+            # Pages of files that nobody has touched lately are given back before anything fails.
+            cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+            return max(0, int(limit) - int(usage) + (int(cache[1]) if cache else 0))
+    return free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _status_bytes(name: str) -> int:
+    """A line of /proc/self/status; 0 where there is none."""
+    match = re.search(rf"^{name}:\s+(\d+) kB", _read(Path("/proc/self/status")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def _largest_resident() -> int:
+    """Of this process's whole life."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _forget_peak() -> bool:
+    """Have the kernel take the resident set's peak from now on; False where it does not."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return _status_bytes("VmHWM") > 0
+
+
+def _trim() -> None:
+    """Give freed memory back to the kernel, so that what is resident is what is used."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

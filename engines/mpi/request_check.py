@@ -1,0 +1,31 @@
+"""Whether a request can ever run."""
+
+from __future__ import annotations
+
+from engines.core import SchedulerSettings
+from engines.errors import InvalidRequest
+from engines.mpi.block_manager import BlockManager
+from engines.mpi.sequence import Sequence
+
+
+def check_request(
+    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int
+) -> None:
+    """Raises InvalidRequest: not even alone does it fit."""
+    sampling = sequence.request.sampling
+    if not sequence.token_ids or sampling.max_new_tokens < 1:
+        raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
+    beams = sampling.num_beams
+    if beams > settings.max_num_seqs:
+        raise InvalidRequest(
+            f"num_beams={beams} needs as many places, and there are {settings.max_num_seqs}"
+            " (option.max_rolling_batch_size)"
+        )
+    worst = sequence.max_num_tokens
+    limit = min(max_model_len, blocks.num_blocks // beams * blocks.block_size + 1)
+    if worst > limit:
+        each = f" for each of {beams} beams" if beams > 1 else ""
+        raise InvalidRequest(
+            f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
+            f" come to {worst}{each}, more than the limit of {limit} tokens"
+        )

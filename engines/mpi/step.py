@@ -1,0 +1,116 @@
+"""A step: while it is put together, and when it is ready to be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.mpi.sequence import Sequence
+from engines.mpi.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, PlanKind, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan, and whose it is: `sequences[i]` is the owner of `plan.rows[i]`."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """The sequences that gain a token, in the plan's order."""
+        return [s for s, want in zip(self.sequences, self.plan.wants, strict=True) if want & WANT_LOGITS]
+
+    @property
+    def scored(self) -> list[tuple[Sequence, int, int]]:
+        """Sequences whose prompt's log-probabilities are wanted, each with the first and the last of its tokens in
+        this step (half-open)."""
+        plan = self.plan
+        if max(plan.wants) < WANT_PROMPT_LOGPROBS:
+            return []
+        return [
+            (sequence, start, start + count)
+            for sequence, start, count, want in zip(
+                self.sequences, plan.starts, plan.query_lens, plan.wants, strict=True
+            )
+            if want & WANT_PROMPT_LOGPROBS
+        ]
+
+    def halves(self) -> tuple[Step, Step]:
+        """The same tokens as two steps. What else a plan does was done when the whole was tried."""
+        middle, end = len(self.sequences) // 2, len(self.sequences)
+        return (
+            Step(self.plan.part(0, middle), self.sequences[:middle]),
+            Step(self.plan.part(middle, end), self.sequences[middle:]),
+        )
+
+
+class StepDraft:
+    """Who computes how many tokens, so far. Belongs to one call of `Scheduler.schedule`."""
+
+    def __init__(self) -> None:
+        self.decodes: dict[Sequence, int] = {}
+        """Generating sequences, each with 1: their newest token."""
+        self.prefills: dict[Sequence, int] = {}
+        """Those that catch up, each with so many tokens."""
+        self.num_prefill_tokens = 0
+        self.copies: list[int] = []
+        """Pairs of blocks, source and destination."""
+        self.preempted = False
+        """Somebody had to give way."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + self.num_prefill_tokens
+
+    def add_prefill(self, sequence: Sequence, count: int) -> None:
+        self.prefills[sequence] = count
+        self.num_prefill_tokens += count
+
+    def drop(self, sequence: Sequence) -> None:
+        """It gives way, and its tokens with it."""
+        self.preempted = True
+        self.decodes.pop(sequence, None)
+        self.num_prefill_tokens -= self.prefills.pop(sequence, 0)
+
+    def finish(self, scrub_blocks: list[int]) -> Step:
+        """The step. Tells the ranks what they do not know of the block tables."""
+        # Comprehensions, for this is done for hundreds of sequences in every step.
+        decodes, prefills = self.decodes, self.prefills
+        sequences = (*decodes, *prefills)
+        starts = [s.num_computed_tokens for s in sequences]
+        token_ids = [s.token_ids[-1] for s in decodes]
+        for (sequence, count), start in zip(prefills.items(), starts[len(decodes) :], strict=True):
+            token_ids.extend(sequence.token_ids[start : start + count])
+        updates: list[int] = []
+        for sequence in [s for s in sequences if s.num_told_blocks != len(s.block_table)]:
+            told, num_blocks = sequence.num_told_blocks, len(sequence.block_table)
+            updates.extend((sequence.row, told, num_blocks - told))
+            updates.extend(sequence.block_table[told:])
+            sequence.num_told_blocks = num_blocks
+        plan = StepPlan(
+            PlanKind.STEP,
+            [s.row for s in sequences],
+            starts,
+            [*decodes.values(), *prefills.values()],
+            [WANT_LOGITS] * len(decodes) + [_wants(*each) for each in prefills.items()],
+            token_ids,
+            updates,
+            self.copies,
+            scrub_blocks,
+        )
+        return Step(plan, sequences)
+
+
+def is_decoding(sequence: Sequence) -> bool:
+    """All but its newest output token is computed."""
+    num_tokens = len(sequence.token_ids)
+    return sequence.num_computed_tokens == num_tokens - 1 and num_tokens > sequence.num_prompt_tokens
+
+
+def _wants(sequence: Sequence, count: int) -> int:
+    num_tokens = len(sequence.token_ids)
+    reaches_end = sequence.num_computed_tokens + count == num_tokens
+    want = WANT_LOGITS if reaches_end else WANT_NOTHING
+    if sequence.request.sampling.prompt_logprobs is not None and num_tokens == sequence.num_prompt_tokens:
+        want |= WANT_PROMPT_LOGPROBS
+    return want

@@ -1,0 +1,57 @@
+"""Those that wait: the policy's queue, and the static batch that is being filled from it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from engines.mpi.policies.base import SchedulingPolicy
+from engines.mpi.sequence import Sequence
+
+
+class WaitingLine:
+    """Order is the policy's; here stand the sums."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.policy = policy
+        self.num_tokens = 0
+        """Of all that wait."""
+        self._batch: deque[Sequence] = deque()
+        """Who is still to join the static batch that began last."""
+
+    def __len__(self) -> int:
+        return len(self.policy) + len(self._batch)
+
+    def add(self, sequence: Sequence) -> None:
+        self.num_tokens += sequence.num_tokens
+        self.policy.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.num_tokens -= sequence.num_tokens
+        if sequence in self._batch:
+            self._batch.remove(sequence)
+        else:
+            self.policy.remove(sequence)
+
+    def head(self) -> Sequence | None:
+        """Who is next, whoever runs."""
+        return self.policy.head() if len(self.policy) else None
+
+    def batch_head(self, max_num_seqs: int, nobody_runs: bool) -> Sequence | None:
+        """Who is next in the static batch; where nobody runs, a batch begins of all that wait now."""
+        if nobody_runs and not self._batch:
+            for _ in range(min(len(self.policy), max_num_seqs)):
+                sequence = self.policy.head()
+                self.policy.remove(sequence)
+                self._batch.append(sequence)
+        return self._batch[0] if self._batch else None
+
+    def close_batch(self) -> None:
+        """The batch is as large as it gets; the others wait for the next one."""
+        while self._batch:
+            self.policy.add(self._batch.popleft())
+
+    def change_policy(self, policy: SchedulingPolicy) -> None:
+        """All that wait move, in the order of arrival."""
+        for sequence in sorted(self.policy, key=lambda sequence: sequence.number):
+            policy.add(sequence)
+        self.policy = policy

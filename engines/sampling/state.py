@@ -1,0 +1,60 @@
+"""What steps keep of one sequence from token to token."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from engines.core import SamplingParams
+
+
+class SequenceState:
+    """Token ids as arrays, which become tensors without a Python loop; a few bytes for each token of the sequence.
+
+    Ids outside the vocabulary are left out: they have no logit.
+    """
+
+    def __init__(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
+        self.seen = array("i")
+        """Tokens of prompt and output, as often as they stand there; only where repetition is penalised."""
+        self.output_ids = array("i")
+        """Tokens of the output, each once; only where their presence or frequency is penalised."""
+        self.output_counts = array("i")
+        """How often each of `output_ids` stands there."""
+        biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]
+        self.bias_ids = array("i", [token for token, _ in biases])
+        self.biases = array("f", [bias for _, bias in biases])
+        self._vocab_size = vocab_size
+        self._num_prompt_tokens = num_prompt_tokens
+        self._keeps_seen = params.repetition_penalty != 1.0
+        self._keeps_counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._places: dict[int, int] = {}
+        self._num_known = 0
+
+    @staticmethod
+    def is_needed(params: SamplingParams) -> bool:
+        """Whether any step keeps something for such a sequence."""
+        return (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or bool(params.logit_bias)
+        )
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Take in what is new. token_ids: all of the sequence so far."""
+        if self._keeps_seen:
+            self.seen.extend(t for t in token_ids[self._num_known :] if 0 <= t < self._vocab_size)
+        if self._keeps_counts:
+            for token in token_ids[max(self._num_known, self._num_prompt_tokens) :]:
+                self._count(token)
+        self._num_known = len(token_ids)
+
+    def _count(self, token: int) -> None:
+        place = self._places.get(token)
+        if place is not None:
+            self.output_counts[place] += 1
+        elif 0 <= token < self._vocab_size:
+            self._places[token] = len(self.output_ids)
+            self.output_ids.append(token)
+            self.output_counts.append(1)

@@ -1,0 +1,144 @@
+"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine, for whoever is on this machine.
+
+A `PATCH` changes what its body names, all of it at one step boundary or nothing; both answer with what is in force.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+from flask import Blueprint, Request, Response, request
+
+from engines.base import SettingValue
+from engines.core import SchedulerSettings
+from engines.errors import InvalidRequest, Unavailable
+from engines.health import EngineState
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.body import read_object
+from lmi_server.apis.checks import refuse, unknown_field
+from lmi_server.errors import Forbidden, NotFound, dump
+from lmi_server.properties.kinds import BadValueError, Bool, Float, Int, Kind
+from lmi_server.properties.option import show
+from lmi_server.properties.options import by_name
+
+ANSWER_SECONDS = 2.0
+
+FIELDS: Mapping[str, str] = {
+    "option.max_rolling_batch_size": "max_num_seqs",
+    "option.max_rolling_batch_prefill_tokens": "max_prefill_tokens",
+    "option.max_num_batched_tokens": "max_num_batched_tokens",
+    "option.scheduling_policy": "scheduling_policy",
+    "option.enable_chunked_prefill": "chunked_prefill",
+    "option.waiting_served_ratio": "waiting_served_ratio",
+    "option.max_waiting_tokens": "max_waiting_tokens",
+    "option.waiting_steps": "waiting_steps",
+    "job_queue_size": "max_waiting",
+    "option.max_queued_tokens": "max_queued_tokens",
+}
+"""Options that can change while the engine runs, each with its field of `SchedulerSettings`."""
+_UNBOUNDED = "option.max_queued_tokens"
+"""The one that may be null: no bound."""
+_FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("admin", __name__)
+
+    @blueprint.get("/admin/scheduler")
+    def get_scheduler() -> Response:
+        _check_is_local(request)
+        return _configure(context, {})
+
+    @blueprint.patch("/admin/scheduler")
+    def patch_scheduler() -> Response:
+        _check_is_local(request)
+        return _configure(context, _changes(read_object(request)))
+
+    return blueprint
+
+
+def _check_is_local(asked: Request) -> None:
+    """Raises `Forbidden`: the request comes, or may come, from elsewhere, if only by way of a browser or proxy here."""
+    if not _is_loopback(asked.remote_addr or ""):
+        raise Forbidden("only requests from this machine's loopback address are answered here")
+    if any(name in asked.headers for name in _FORWARDED):
+        raise Forbidden("a request that a proxy passes on is not answered here; ask directly")
+    host = asked.headers.get("Host", "").rsplit("@", 1)[-1]
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if "Origin" in asked.headers or not (name.lower() == "localhost" or _is_loopback(name)):
+        raise Forbidden(
+            "only requests to localhost or a loopback address, not from web pages, are answered here"
+        )
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Response:
+    health = context.engine.health()
+    if health.state is not EngineState.READY:
+        raise Unavailable(health.summary())
+    state = context.engine.configure_scheduler(changes, ANSWER_SECONDS)
+    if state is None:
+        raise Unavailable(
+            f"the engine did not answer within {ANSWER_SECONDS:g} s"
+            + ("; the changes may take effect still: ask with GET" if changes else "")
+        )
+    if state.settings is None:
+        raise NotFound(f"engine={context.config.engine} has no such scheduler; engine=MPI has one")
+    if state.refused:
+        names = {field: _short(option) for option, field in FIELDS.items()}
+        reasons = [f"{names.get(field, field)}: {reason}" for field, reason in state.refused.items()]
+        raise InvalidRequest("; ".join(reasons) + "; nothing was changed")
+    return Response(dump(_shown(state.settings)) + "\n", content_type="application/json")
+
+
+def _shown(settings: SchedulerSettings) -> dict[str, SettingValue]:
+    return {_short(option): getattr(settings, field) for option, field in FIELDS.items()}
+
+
+def _short(option: str) -> str:
+    return option.removeprefix("option.")
+
+
+def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
+    """Values by field. Raises `InvalidField`."""
+    options = {_short(option): option for option in FIELDS}
+    changes: dict[str, SettingValue] = {}
+    for name, value in body.items():
+        if name not in options:
+            raise unknown_field(name, name, value, options)
+        option = options[name]
+        if value is None and option == _UNBOUNDED:
+            changes[FIELDS[option]] = None
+        else:
+            changes[FIELDS[option]] = _parse(name, value, by_name()[option].kind)
+    return changes
+
+
+def _parse(name: str, value: Any, kind: Kind) -> SettingValue:
+    """A JSON value as the option's own kind reads it from a file."""
+    accepted = kind.accepted + (", or null for no bound" if name == _short(_UNBOUNDED) else "")
+    types: tuple[type, ...] = (str,)
+    if isinstance(kind, Bool):
+        types = (bool,)
+    elif isinstance(kind, Int):
+        types = (int,)
+    elif isinstance(kind, Float):
+        types = (int, float)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise refuse(name, value, accepted)
+    try:
+        parsed: SettingValue = kind.parse(show(value))
+    except BadValueError as error:
+        nearest = f"; did you mean {error.nearest!r}?" if error.nearest else ""
+        raise refuse(name, value, accepted + nearest) from error
+    return parsed

@@ -1,0 +1,468 @@
+"""Random operations on the allocators, beside books that are kept naively.
+
+    python -m tests.engines.mpi.allocator_operations [--operations 1000000] [--seed 0]
+
+The books know which sequence holds which block, what was promised, and what stands in each slot: a mark of the tenant
+and of all tokens up to that one. So a block handed out twice, a page of another prefix or tenant, a page lost, and an
+answer that the promises do not allow are seen at once. Exit code 1 when something was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engines.core import Request, SamplingParams
+from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.paged_blocks import PagedBlocks
+from engines.mpi.sequence import Sequence
+
+MakeBlockManager = Callable[[int, int, bool, bool], BlockManager]
+_CALLS_PER_POOL = 2000
+_CALLS_PER_AUDIT = 100
+_TENANTS = ("", "ann", "bob")
+
+
+class Violation(Exception):
+    """What an allocator did wrong."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run did."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    """How many of each kind."""
+    pages_found: int = 0
+    """In the prefix cache."""
+    num_evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way of allocating. `reserving`: the share of admissions that reserve."""
+
+    name: str
+    paged: bool
+    caching: bool
+    reserving: float
+    colliding_keys: bool = False
+
+
+MODES = (
+    Mode("contiguous", False, False, 1.0),
+    Mode("paged, reserved", True, False, 1.0),
+    Mode("paged, optimistic", True, False, 0.0),
+    Mode("paged, mixed", True, False, 0.5),
+    Mode("cached, reserved", True, True, 1.0),
+    Mode("cached, optimistic", True, True, 0.0),
+    Mode("cached, mixed", True, True, 0.5),
+    Mode("cached, keys collide", True, True, 0.5, colliding_keys=True),
+)
+
+
+def make_sequence(
+    id: str,  # noqa: A002
+    prompt: list[int],
+    max_new_tokens: int,
+    tenant: str = "",
+    prompt_logprobs: int | None = None,
+) -> Sequence:
+    sampling = SamplingParams(max_new_tokens, prompt_logprobs=prompt_logprobs)
+    return Sequence(Request(id, tuple(prompt), sampling, arrival_time=0.0, tenant=tenant))
+
+
+def run(
+    num_operations: int,
+    seed: int = 0,
+    make: MakeBlockManager = make_block_manager,
+    modes: tuple[Mode, ...] = MODES,
+) -> Result:
+    """At least `num_operations` calls, on one pool after another, in one mode after the other.
+
+    Raises:
+        Violation: with mode, seed and number of the operation.
+    """
+    result = Result()
+    pool = 0
+    while result.calls.total() < num_operations:
+        mode = modes[pool % len(modes)]
+        before = result.calls.total()
+        operations = _Operations(mode, random.Random(f"{seed} {pool}"), make, result)
+        try:
+            operations.run(before + _CALLS_PER_POOL)
+        except (Violation, ValueError, RuntimeError, LookupError) as error:
+            place = f"{mode.name}, seed {seed}, pool {pool}, operation {result.calls.total() - before}"
+            raise Violation(f"{place}: {type(error).__name__}: {error}") from error
+        pool += 1
+    return result
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)
+
+
+@dataclass
+class _Books:
+    """Who holds what, and what stands where."""
+
+    num_blocks: int
+    block_size: int
+    slots: list[int | None] = field(init=False)
+    holders: Counter[int] = field(default_factory=Counter)
+    """Block -> how many sequences hold it."""
+    tables: dict[Sequence, list[int]] = field(default_factory=dict)
+    reserved: set[Sequence] = field(default_factory=set)
+    marks: dict[Sequence, list[int]] = field(default_factory=dict)
+    """Of each token of a sequence, waiting or not."""
+
+    def __post_init__(self) -> None:
+        self.slots = [None] * (self.num_blocks * self.block_size)
+
+    @property
+    def num_available(self) -> int:
+        return self.num_blocks - len(self.holders)
+
+    def due(self, sequence: Sequence) -> int:
+        """Blocks that were promised to it and that it has not."""
+        if sequence not in self.reserved:
+            return 0
+        return max(self.pages(sequence.max_num_tokens - 1) - len(self.tables[sequence]), 0)
+
+    @property
+    def room(self) -> int:
+        return self.num_available - sum(map(self.due, self.reserved))
+
+    def pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def slot(self, table: list[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def mark(self, sequence: Sequence) -> None:
+        """Marks for the tokens that the sequence has by now."""
+        marks = self.marks.setdefault(sequence, [])
+        for token in sequence.token_ids[len(marks) :]:
+            before = marks[-1] if marks else -1 - _TENANTS.index(sequence.request.tenant)
+            marks.append(hash((before, token)))
+
+    def set_table(self, sequence: Sequence, table: list[int]) -> None:
+        self.holders.update(table)
+        for block in self.tables.pop(sequence, []):
+            self.holders[block] -= 1
+            if not self.holders[block]:
+                del self.holders[block]
+        self.tables[sequence] = list(table)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.set_table(sequence, [])
+        del self.tables[sequence]
+        self.reserved.discard(sequence)
+
+    def check_content(self, sequence: Sequence, what: str) -> None:
+        table, marks = self.tables[sequence], self.marks[sequence]
+        for position in range(sequence.num_computed_tokens):
+            if self.slots[self.slot(table, position)] != marks[position]:
+                raise Violation(f"{what}: token {position} of {sequence.id} does not stand in its block")
+
+
+class _Operations:
+    """Operations on one pool."""
+
+    def __init__(self, mode: Mode, chance: random.Random, make: MakeBlockManager, result: Result) -> None:
+        self.mode = mode
+        self.chance = chance
+        self.result = result
+        self.calls = result.calls
+        num_blocks, size = chance.randint(1, 60), chance.randint(1, 5)
+        self.size = size
+        self.books = _Books(num_blocks, size)
+        self.manager = make(num_blocks, size, mode.paged, mode.caching)
+        if mode.colliding_keys and isinstance(self.manager, PagedBlocks):
+            colliding(self.manager)
+        self.waiting: list[Sequence] = []
+        self.num_sequences = 0
+        self.stems = [chance.choices(range(3), k=6 * size) for _ in range(3)]
+
+    def run(self, until: int) -> None:
+        """Until there were so many calls, over all pools."""
+        kinds = (self.admit, self.compute, self.fork, self.release, self.fail, self.forget)
+        weights = (30, 100, 6, 8, 4, 1)
+        next_audit = 0
+        while self.calls.total() < until:
+            self.chance.choices(kinds, weights)[0]()
+            self.check_counts()
+            if self.calls.total() >= next_audit:
+                self.audit()
+                next_audit = self.calls.total() + _CALLS_PER_AUDIT
+        self.audit()
+        self.drain()
+        self.result.num_evictions += self.manager.num_evictions
+
+    def new_sequence(self, tenant: str, prompt: list[int]) -> Sequence | None:
+        """None when the pool could never hold it."""
+        limit = self.books.num_blocks * self.size + 1
+        if len(prompt) >= limit:
+            return None
+        new = self.chance.randint(1, min(4 * self.size, limit - len(prompt)))
+        self.num_sequences += 1
+        logprobs = 0 if self.chance.random() < 0.02 else None
+        sequence = make_sequence(f"sequence {self.num_sequences}", prompt, new, tenant, logprobs)
+        self.books.mark(sequence)
+        return sequence
+
+    def admit(self) -> None:
+        chance = self.chance
+        if self.waiting and chance.random() < 0.5:
+            sequence: Sequence | None = self.waiting.pop(chance.randrange(len(self.waiting)))
+        else:
+            stem = chance.choice(self.stems)
+            prompt = stem[: chance.randint(0, len(stem))] + chance.choices(range(3), k=chance.randint(1, 4))
+            sequence = self.new_sequence(chance.choice(_TENANTS), prompt)
+        if sequence is not None:
+            self.let_in(sequence)
+
+    def let_in(self, sequence: Sequence) -> bool:
+        books, manager = self.books, self.manager
+        reserve = self.chance.random() < self.mode.reserving
+        watermark = 0 if reserve else self.chance.choice((0, 0, 1, 2))
+        worst = books.pages(max(sequence.max_num_tokens - 1, 1))
+        _require(manager.blocks_needed(sequence.max_num_tokens) == worst, "blocks_needed is wrong")
+        needed = worst if reserve else books.pages(sequence.num_tokens) + watermark
+        room, held = books.room, set(books.holders)
+        admitted = manager.admit(sequence, reserve, watermark)
+        self.calls["admit" if admitted else "refuse"] += 1
+        if not admitted:
+            _require(
+                not sequence.block_table and not sequence.num_computed_tokens, "a refusal left something"
+            )
+            if self.mode.paged:
+                _require(needed > room, f"{needed} blocks refused though there are {room}")
+            else:
+                _require(not self.run_of(worst), f"a run of {worst} blocks refused though there is one")
+            return False
+        table = sequence.block_table
+        if self.mode.paged:
+            idle = len(set(table) - held)
+            _require(needed - len(table) + idle <= room, f"{needed} blocks let in where there are {room}")
+            _require(sequence.num_computed_tokens == len(table) * self.size, "a found page is not computed")
+            _require(sequence.num_computed_tokens < sequence.num_tokens, "no token is left to be computed")
+            _require(self.mode.caching or not table, "pages were found without a prefix cache")
+            logprobs = sequence.request.sampling.prompt_logprobs is not None
+            _require(not (table and logprobs), "pages were found for one that wants prompt_logprobs")
+            self.result.pages_found += len(table)
+        else:
+            _require(held.isdisjoint(table), "a block in use was handed out")
+            _require(table == list(range(table[0], table[0] + worst)), "not one run")
+        if reserve:
+            books.reserved.add(sequence)
+        books.set_table(sequence, table)
+        books.check_content(sequence, "a page from the prefix cache")
+        return True
+
+    def run_of(self, count: int) -> bool:
+        free = [block not in self.books.holders for block in range(self.books.num_blocks)]
+        return any(all(free[i : i + count]) for i in range(len(free) - count + 1))
+
+    def compute(self) -> None:
+        """Some of a sequence's tokens; one that has them all gains a token, or ends."""
+        sequence = self.choose()
+        if sequence is None:
+            return
+        books = self.books
+        start = sequence.num_computed_tokens
+        stop = self.chance.randint(start + 1, sequence.num_tokens)
+        if not self.extend(sequence, stop):
+            self.preempt(self.choose() or sequence)
+            return
+        for position in range(start, stop):
+            books.slots[books.slot(books.tables[sequence], position)] = books.marks[sequence][position]
+        sequence.num_computed_tokens = stop
+        if stop == sequence.num_tokens:
+            sequence.token_ids.append(self.chance.randrange(3))
+            books.mark(sequence)
+        if self.chance.random() < 0.9:
+            self.manager.keep(sequence)
+            self.calls["keep"] += 1
+        if sequence.num_tokens == sequence.max_num_tokens:
+            self.end(sequence)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        books, table = self.books, list(sequence.block_table)
+        missing = max(books.pages(num_tokens) - len(table), 0)
+        possible = missing - min(missing, books.due(sequence)) <= max(books.room, 0)
+        extended = self.manager.extend(sequence, num_tokens)
+        self.calls["extend" if extended else "extend in vain"] += 1
+        _require(extended == possible, f"extend says {extended} for {missing} more blocks")
+        fresh = sequence.block_table[len(table) :]
+        _require(sequence.block_table[: len(table)] == table, "extend changed the table")
+        _require(len(fresh) == (missing if extended else 0), "extend gave too many blocks, or too few")
+        _require(books.holders.keys().isdisjoint(fresh), "a block in use was handed out")
+        _require(len(set(fresh)) == len(fresh), "a block was handed out twice at once")
+        books.set_table(sequence, sequence.block_table)
+        return extended
+
+    def fork(self) -> None:
+        source = self.choose()
+        if source is None or source.num_computed_tokens == 0:
+            return
+        length = self.chance.randint(2, source.num_tokens)
+        child = self.new_sequence(source.request.tenant, source.token_ids[:length])
+        if child is None or not self.let_in(child):
+            return
+        books = self.books
+        for other in self.chance.sample(
+            list(books.tables), min(len(books.tables), self.chance.randint(0, 3))
+        ):
+            if other is not child:  # Others take blocks in between.
+                self.extend(other, other.max_num_tokens - 1)
+        own = child.num_computed_tokens
+        last = min(source.num_computed_tokens, length - 1)
+        if own > last:
+            return
+        count = self.chance.randint(own, last)
+        full = count // self.size
+        shares = self.mode.paged
+        room = books.room + min(books.due(child), full - own // self.size)
+        copies = self.manager.fork(source, child, count)
+        self.calls["fork" if copies is not None else "fork in vain"] += 1
+        if copies is None:
+            _require(
+                shares and count % self.size != 0 and room < 1, "a fork was refused though there is room"
+            )
+            _require(child.block_table == books.tables[child], "a refused fork left something")
+            return
+        table = child.block_table
+        if shares:
+            _require(table[:full] == source.block_table[:full], "full pages are not shared")
+            _require(len(table) == books.pages(count), "a fork has too many blocks, or too few")
+            _require(books.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
+        else:
+            _require(table == books.tables[child], "a fork changed a run")
+        for block, copy in copies:
+            for i in range(self.size):
+                books.slots[copy * self.size + i] = books.slots[block * self.size + i]
+        _require(child.num_computed_tokens == count, "a fork has not what it was given")
+        books.set_table(child, table)
+        books.check_content(child, "a fork")
+
+    def release(self) -> None:
+        sequence = self.choose()
+        if sequence is not None:
+            self.end(sequence)
+            if self.chance.random() < 0.2:
+                self.manager.release(sequence)
+                self.calls["release again"] += 1
+
+    def fail(self) -> None:
+        """A sequence ends and what it alone holds is scrubbed."""
+        sequence = self.choose()
+        if sequence is None:
+            return
+        blocks = [block for block in sequence.block_table if self.books.holders[block] == 1]
+        if self.chance.random() < 0.5:
+            self.manager.forget(blocks)
+            self.end(sequence)
+        else:
+            self.end(sequence)
+            self.manager.forget(blocks)
+        self.calls["forget"] += 1
+        for block in blocks:
+            self.books.slots[block * self.size : (block + 1) * self.size] = [None] * self.size
+
+    def forget(self) -> None:
+        blocks = self.chance.sample(range(self.books.num_blocks), min(2, self.books.num_blocks))
+        self.manager.forget(blocks)
+        self.calls["forget"] += 1
+
+    def preempt(self, sequence: Sequence) -> None:
+        self.end(sequence)
+        if len(self.waiting) < 5:
+            self.waiting.append(sequence)
+            self.books.mark(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        self.books.check_content(sequence, "at its end")
+        self.books.remove(sequence)
+        del self.books.marks[sequence]
+        self.manager.release(sequence)
+        self.calls["release"] += 1
+        _require(
+            not sequence.block_table and not sequence.num_computed_tokens, "a released sequence has something"
+        )
+
+    def choose(self) -> Sequence | None:
+        held = self.books.tables
+        return self.chance.choice(list(held)) if held else None
+
+    def check_counts(self) -> None:
+        manager, books = self.manager, self.books
+        free, cached, used = manager.num_free, manager.num_cached, manager.num_used
+        _require(used == len(books.holders), f"{used} blocks used, sequences hold {len(books.holders)}")
+        _require(
+            free + cached + used == books.num_blocks and min(free, cached) >= 0,
+            f"{free} free, {cached} cached and {used} used blocks are not all {books.num_blocks}",
+        )
+        _require(books.room >= 0, "more is promised than there is")
+
+    def audit(self) -> None:
+        books = self.books
+        self.manager.check()
+        slots = 0
+        for sequence, table in books.tables.items():
+            _require(sequence.block_table == table, f"the table of {sequence.id} was changed")
+            books.check_content(sequence, "while it runs")
+            slots += len(table) * self.size - sequence.num_computed_tokens
+        _require(self.manager.num_unfilled_slots == slots, f"{slots} slots are not filled")
+
+    def drain(self) -> None:
+        """All end; then one sequence gets all blocks."""
+        for sequence in list(self.books.tables):
+            self.end(sequence)
+        self.check_counts()
+        self.audit()
+        lone = make_sequence("lone", [1] * self.books.num_blocks * self.size, 1)
+        _require(self.manager.admit(lone, reserve=True), "a block is lost: not all can be had")
+        _require(self.manager.extend(lone, lone.num_tokens), "a promise was broken")
+        _require(sorted(lone.block_table) == list(range(self.books.num_blocks)), "a block is lost")
+        self.manager.release(lone)
+        self.manager.check()
+
+
+def colliding(manager: PagedBlocks) -> None:
+    """Replace the keys of a prefix cache by ones of 8 values."""
+    cache = manager.prefix_cache
+    if cache is not None:
+        original = cache._make_key
+        cache._make_key = lambda parent_key, content: bytes([original(parent_key, content)[0] % 8])  # type: ignore[method-assign]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Random operations on the allocators, beside naive books.")
+    parser.add_argument("--operations", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    try:
+        result = run(options.operations, options.seed)
+    except Violation as violation:
+        print(violation)
+        return 1
+    seconds = time.perf_counter() - begin
+    print(", ".join(f"{count:,} {kind}" for kind, count in result.calls.most_common()))
+    print(
+        f"{result.calls.total():,} operations in {seconds:.1f} s; "
+        f"{result.pages_found:,} pages found in the prefix cache, {result.num_evictions:,} evicted"
+    )
+    print("no leak, no double free")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Sequences as a policy sees them: no blocks, no engine."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from engines.core import Request, SamplingParams
+from engines.mpi.policies.base import SchedulingPolicy
+from engines.mpi.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from engines.mpi.sequence import Sequence
+
+
+def make_sequence(
+    number: int, tenant: str = "", priority: int = 0, num_prompt_tokens: int = 1, num_output_tokens: int = 8
+) -> Sequence:
+    request = Request(
+        f"r{number}",
+        (1,) * num_prompt_tokens,
+        SamplingParams(num_output_tokens),
+        0.0,
+        priority=priority,
+        tenant=tenant,
+    )
+    return Sequence(request, number)
+
+
+def admit_head(policy: SchedulingPolicy) -> Sequence:
+    """As the scheduler does it."""
+    sequence = policy.head()
+    policy.remove(sequence)
+    policy.admitted(sequence)
+    sequence.row = 0
+    return sequence
+
+
+def compute(policy: SchedulingPolicy, sequence: Sequence, num_tokens: int) -> None:
+    """One step of a running sequence; at its end it has the next token."""
+    policy.computed({sequence: num_tokens})
+    sequence.num_computed_tokens += num_tokens
+    if sequence.num_computed_tokens == sequence.num_tokens:
+        sequence.token_ids.append(1)
+
+
+def preempt(policy: SchedulingPolicy, sequence: Sequence) -> None:
+    sequence.num_preemptions += 1
+    sequence.num_ever_computed = max(sequence.num_ever_computed, sequence.num_computed_tokens)
+    sequence.num_computed_tokens = 0
+    sequence.row = -1
+    policy.add(sequence)
+
+
+class Server:
+    """Runs `num_places` sequences at once, a token of each in a step, prompts whole; keeps every tenant's service."""
+
+    def __init__(self, policy: SchedulingPolicy, num_places: int, seed: int, longest: int = 20) -> None:
+        self.policy = policy
+        self.served: dict[str, int] = {}
+        self.admitted: deque[Sequence] = deque()
+        self._num_places = num_places
+        self._running: list[Sequence] = []
+        self._random = random.Random(seed)
+        self._longest = longest
+        self._num_arrived = 0
+
+    def arrive(self, tenant: str) -> Sequence:
+        lengths = self._random.randint(1, self._longest), self._random.randint(1, self._longest)
+        sequence = make_sequence(self._num_arrived, tenant, 0, *lengths)
+        self._num_arrived += 1
+        self.policy.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        while len(self._running) < self._num_places and len(self.policy):
+            sequence = admit_head(self.policy)
+            self._serve(sequence, PROMPT_WEIGHT * sequence.num_prompt_tokens)
+            self._running.append(sequence)
+            self.admitted.append(sequence)
+        for sequence in self._running:
+            if sequence.num_output_tokens:
+                self._serve(sequence, OUTPUT_WEIGHT)
+            compute(self.policy, sequence, sequence.num_tokens - sequence.num_computed_tokens)
+        self._running = [s for s in self._running if s.num_tokens < s.max_num_tokens]
+
+    def _serve(self, sequence: Sequence, cost: int) -> None:
+        tenant = sequence.request.tenant
+        self.served[tenant] = self.served.get(tenant, 0) + cost

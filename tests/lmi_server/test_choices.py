@@ -1,0 +1,194 @@
+"""`n` and `best_of`: several answers to a prompt, on every path."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason, Request, RequestOutput
+from engines.errors import RequestFailed
+from lmi_server.candidates import choice_seed
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import MakeClient
+from tests.lmi_server.fakes import FakeEngine, tokens
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+LOGPROBS = {"one": -3.0, "two": -1.0, "three": -2.0, "four": -0.5}
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture
+def counting(engine: FakeEngine, text_model: TextModel) -> FakeEngine:
+    """The k-th request of a submission is answered with the k-th word, and its log-probability."""
+
+    def script(request: Request) -> list[RequestOutput]:
+        word = WORDS[int(request.id.rpartition("-")[2]) if "-" in request.id else 0]
+        return tokens(request, text_model.encode(word), logprob=LOGPROBS.get(word, -9.0), num_cached_tokens=7)
+
+    engine.script = script
+    return engine
+
+
+def chunks(reply: TestResponse) -> list[dict[str, Any]]:
+    blocks = reply.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def lmi(client: FlaskClient, **parameters: Any) -> TestResponse:
+    return client.post("/invocations", json={"inputs": "Hello", "parameters": parameters})
+
+
+def test_each_answer_is_a_request_that_may_share_the_prompts_pages(
+    client: FlaskClient, counting: FakeEngine, text_model: TextModel
+) -> None:
+    body = {"prompt": ["Hello", "Hi"], "n": 3, "temperature": 0.5, "seed": 11, "priority": -4}
+    reply = client.post("/v1/completions", json=body)
+    choices = reply.get_json()["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == list(enumerate(WORDS[:6]))
+    assert counting.submissions == [6]
+    requests = counting.requests
+    assert [r.prompt_token_ids for r in requests] == [
+        text_model.encode(p) for p in ("Hello", "Hi") for _ in "123"
+    ]
+    first, second = requests[0].id, requests[3].id
+    assert [r.same_prompt_as for r in requests] == ["", first, first, "", second, second]
+    seeds = [choice_seed(11, choice) for choice in range(3)]
+    assert [r.sampling.seed for r in requests] == seeds * 2
+    assert seeds[0] == 11
+    assert len(set(seeds)) == 3
+    assert {r.priority for r in requests} == {-4}
+    assert len({r.id for r in requests}) == 6
+
+
+def test_seeds_of_later_answers_never_change() -> None:
+    assert choice_seed(11, 1) == 17564306983642144096
+    assert choice_seed(2**64 - 1, 7) < 2**64
+
+
+def test_usage_counts_a_prompt_once_and_all_that_was_generated(
+    client: FlaskClient, counting: FakeEngine, text_model: TextModel
+) -> None:
+    body = {"prompt": ["Hello", "Hi"], "n": 1, "best_of": 2}
+    usage = client.post("/v1/completions", json=body).get_json()["usage"]
+    prompts = sum(len(text_model.encode(prompt)) for prompt in body["prompt"])
+    generated = sum(len(text_model.encode(word)) for word in WORDS[:4])
+    assert usage == {
+        "prompt_tokens": prompts,
+        "completion_tokens": generated,
+        "total_tokens": prompts + generated,
+        "prompt_tokens_details": {"cached_tokens": 14},
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+def test_chat_choices_whole_and_streamed(path: str, client: FlaskClient, counting: FakeEngine) -> None:
+    whole = client.post(path, json={**CHAT, "n": 3}).get_json()
+    expected = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": word},
+            "logprobs": None,
+            "finish_reason": "length",
+        }
+        for index, word in enumerate(WORDS[:3])
+    ]
+    assert whole["choices"] == expected
+    records = chunks(client.post(path, json={**CHAT, "n": 3, "stream": True}))
+    deltas = [record["choices"][0] for record in records]
+    assert [delta["index"] for delta in deltas[:3]] == [0, 1, 2]
+    assert all(delta["delta"] == {"role": "assistant", "content": ""} for delta in deltas[:3])
+    for index, word in enumerate(WORDS[:3]):
+        own = [delta for delta in deltas if delta["index"] == index]
+        assert "".join(delta["delta"].get("content", "") for delta in own) == word
+        assert [delta["finish_reason"] for delta in own][-1] == "length"
+
+
+def test_completions_stream_has_chunks_by_index(client: FlaskClient, counting: FakeEngine) -> None:
+    body = {"prompt": ["Hello", "Hi"], "n": 2, "stream": True, "echo": True}
+    texts: dict[int, str] = {}
+    for record in chunks(client.post("/v1/completions", json=body)):
+        (choice,) = record["choices"]
+        texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert texts == {0: "Helloone", 1: "Hellotwo", 2: "Hithree", 3: "Hifour"}
+
+
+def test_best_of_gives_the_likeliest_first(client: FlaskClient, counting: FakeEngine) -> None:
+    body = {"prompt": "Hello", "n": 2, "best_of": 4}
+    choices = client.post("/v1/completions", json=body).get_json()["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "four"), (1, "two")]
+    assert all(choice["logprobs"] is None for choice in choices)
+    assert all(request.sampling.logprobs for request in counting.requests)
+    assert len(counting.requests) == 4
+
+
+def test_the_mean_counts_not_the_sum(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    def script(request: Request) -> list[RequestOutput]:
+        if request.id.endswith("-0"):
+            return tokens(request, text_model.encode("seven eight nine ten"), logprob=-0.4)
+        return tokens(request, text_model.encode("a"), logprob=-0.5)
+
+    engine.script = script
+    reply = client.post("/v1/completions", json={"prompt": "Hello", "best_of": 2})
+    assert reply.get_json()["choices"][0]["text"] == "seven eight nine ten"
+
+
+def test_lmi_tells_the_others_in_details(client: FlaskClient, counting: FakeEngine) -> None:
+    body = lmi(client, n=3, return_full_text=True).get_json()
+    assert body["generated_text"] == "Helloone"
+    details = body["details"]
+    assert details["finish_reason"] == "length"
+    assert [token["log_prob"] for token in details["tokens"]] == [-3.0] * details["generated_tokens"]
+    others = details["best_of_sequences"]
+    assert [other["generated_text"] for other in others] == ["Hellotwo", "Hellothree"]
+    assert {tuple(other) for other in others} == {
+        ("generated_text", "finish_reason", "generated_tokens", "inputs", "tokens")
+    }
+
+
+def test_lmi_best_of_without_n_gives_all_and_the_likeliest_with_it(
+    client: FlaskClient, counting: FakeEngine
+) -> None:
+    details = lmi(client, best_of=3).get_json()["details"]
+    assert len(details["best_of_sequences"]) == 2
+    body = lmi(client, best_of=4, n=2).get_json()
+    assert body["generated_text"] == "four"
+    assert [other["generated_text"] for other in body["details"]["best_of_sequences"]] == ["two"]
+    assert "best_of_sequences" not in lmi(client, best_of=4, n=1).get_json()["details"]
+    assert lmi(client, best_of=1, n=1).get_json() == {"generated_text": "one"}
+
+
+def test_engine_python_takes_lists_with_n(make_client: MakeClient, counting: FakeEngine) -> None:
+    body = {"inputs": ["Hello", "Hi"], "parameters": {"n": 2}}
+    first, second = make_client(engine_kind="Python").post("/invocations", json=body).get_json()
+    assert (first["generated_text"], second["generated_text"]) == ("one", "three")
+    assert [other["generated_text"] for other in second["details"]["best_of_sequences"]] == ["four"]
+
+
+def test_one_answer_that_fails_fails_the_request(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    def script(request: Request) -> list[RequestOutput]:
+        error = RequestFailed("not a number") if request.id.endswith("-1") else FinishReason.LENGTH
+        return tokens(request, text_model.encode("one two three four"), error, per_step=2)
+
+    engine.script = script
+    reply = lmi(client, n=3)
+    assert reply.status_code == 424
+    assert reply.get_json()["error"] == "not a number"
+    assert engine.requests[1].id not in engine.aborted
+    assert set(engine.aborted) <= {engine.requests[0].id, engine.requests[2].id}
+
+
+def test_an_answer_that_reports_on_its_prompt_shares_no_pages(
+    client: FlaskClient, counting: FakeEngine
+) -> None:
+    body = {"prompt": "Hello", "n": 2, "echo": True, "logprobs": 1}
+    choices = client.post("/v1/completions", json=body).get_json()["choices"]
+    assert [request.same_prompt_as for request in counting.requests] == ["", ""]
+    assert choices[0]["logprobs"]["token_logprobs"][0] is None
+    assert choices[1]["logprobs"]["token_logprobs"][0] is None

@@ -1,0 +1,231 @@
+"""Log-probabilities in answers: of the chosen token, of the likeliest in its place, of the prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason, RequestOutput
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER
+from tests.lmi_server.fakes import FakeEngine, says, tokens, top
+
+PROMPT = "What is the capital of France?"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+def completions(client: FlaskClient, **fields: Any) -> TestResponse:
+    return client.post("/v1/completions", json={"prompt": PROMPT, **fields})
+
+
+def chat(client: FlaskClient, **fields: Any) -> TestResponse:
+    return client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields})
+
+
+def lmi(client: FlaskClient, stream: bool = False, **parameters: Any) -> TestResponse:
+    return client.post("/invocations", json={"inputs": PROMPT, "parameters": parameters, "stream": stream})
+
+
+def chunks(reply: TestResponse) -> list[dict[str, Any]]:
+    blocks = reply.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def joined(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The lists of a stream's choice, put together."""
+    lists: dict[str, list[Any]] = {}
+    for record in records:
+        for name, values in (record["choices"][0]["logprobs"] or {}).items():
+            lists.setdefault(name, [])
+            lists[name] += values or []
+    return lists
+
+
+def expected_top(text_model: TextModel, token_id: int, text: str, number: int) -> dict[str, float]:
+    """A row of `top_logprobs`: the likeliest under their texts, the token's own as it is told."""
+    row: dict[str, float] = {}
+    for other, logprob in top(token_id, number):
+        row.setdefault(text if other == token_id else text_model.token_text(other), logprob)
+    return row
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_lists(
+    number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    reply = completions(client, logprobs=number, stream=stream, temperature=0.5)
+    lists = joined(chunks(reply)) if stream else reply.get_json()["choices"][0]["logprobs"]
+    sampling = engine.requests[0].sampling
+    assert (sampling.logprobs, sampling.top_logprobs) == (True, number)
+    ids = text_model.encode(ANSWER)
+    assert lists["token_logprobs"] == [-0.5] * len(ids)
+    assert "".join(lists["tokens"]) == ANSWER
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        assert ANSWER.startswith(token, offset)
+    rows = [
+        expected_top(text_model, one, text, number) for one, text in zip(ids, lists["tokens"], strict=True)
+    ]
+    assert lists["top_logprobs"] == (rows if number else [] if stream else None)
+
+
+def test_the_token_is_listed_even_where_it_is_none_of_the_likeliest(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    (one,) = text_model.encode("a")
+    others = ((text_model.encode("b")[0], -0.1), (text_model.encode("c")[0], -0.2))
+    engine.script = lambda request: [
+        RequestOutput(
+            request.id, (one,), (-3.0,), (others,), finish_reason=FinishReason.LENGTH
+        )
+    ]  # fmt: skip
+    lists = completions(client, logprobs=2, temperature=1).get_json()["choices"][0]["logprobs"]
+    assert lists["top_logprobs"] == [{"b": -0.1, "c": -0.2, "a": -3.0}]
+    content = chat(client, logprobs=True, top_logprobs=2).get_json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content[0]["top_logprobs"]] == ["b", "c"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_lists_the_prompt_first(
+    stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    reply = completions(client, logprobs=2, echo=True, stream=stream)
+    if stream:
+        records = chunks(reply)
+        lists = joined(records)
+        text = "".join(record["choices"][0]["text"] for record in records)
+    else:
+        choice = reply.get_json()["choices"][0]
+        lists, text = choice["logprobs"], choice["text"]
+    assert text == PROMPT + ANSWER == "".join(lists["tokens"])
+    num_prompt = len(text_model.encode(PROMPT))
+    own = [None, *(float(-place) for place in range(1, num_prompt))]
+    assert lists["token_logprobs"] == own + [-0.5] * len(text_model.encode(ANSWER))
+    assert lists["top_logprobs"][0] is None
+    assert all(len(row) >= 1 for row in lists["top_logprobs"][1:])
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        assert text.startswith(token, offset)
+    assert engine.requests[0].sampling.prompt_logprobs == 2
+
+
+def test_echo_of_a_cut_prompt_is_what_is_left_of_it(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    choice = completions(client, logprobs=0, echo=True, truncate_prompt_tokens=3).get_json()["choices"][0]
+    rest = text_model.decode(text_model.encode(PROMPT)[-3:])
+    assert choice["text"] == rest + ANSWER == "".join(choice["logprobs"]["tokens"])
+
+
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_content(
+    number: int, stream: bool, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = says(text_model, "café 😀 one")
+    reply = chat(client, logprobs=True, top_logprobs=number, stream=stream)
+    content = (
+        joined(chunks(reply))["content"] if stream else reply.get_json()["choices"][0]["logprobs"]["content"]
+    )
+    assert "".join(entry["token"] for entry in content) == "café 😀 one"
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "café 😀 one"
+    assert {entry["logprob"] for entry in content} == {-0.5}
+    ids = text_model.encode("café 😀 one")
+    for token_id, entry in zip(ids, content, strict=True):
+        assert len(entry["top_logprobs"]) == number
+        for (other, logprob), told in zip(top(token_id, number), entry["top_logprobs"], strict=True):
+            text = entry["token"] if other == token_id else text_model.token_text(other)
+            known = None if "\ufffd" in text else list(text.encode())
+            assert told == {"token": text, "logprob": logprob, "bytes": known}
+
+
+def test_chat_without_logprobs_has_none(client: FlaskClient, engine: FakeEngine) -> None:
+    assert chat(client, logprobs=False).get_json()["choices"][0]["logprobs"] is None
+    assert all(record["choices"][0]["logprobs"] is None for record in chunks(chat(client, stream=True)))
+    assert not engine.requests[0].sampling.logprobs
+
+
+@pytest.mark.parametrize("path", ["completions", "chat", "lmi"])
+def test_no_list_tells_a_stop_string(
+    path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    """Not even token by token: 'F', 'r', 'an', 'ce' are held back until it is clear what they become."""
+    engine.script = says(text_model, ANSWER)
+    if path == "completions":
+        reply = completions(client, logprobs=1, stream=True, stop="France is")
+    elif path == "chat":
+        reply = chat(client, logprobs=True, top_logprobs=1, stream=True, stop="France is")
+    else:
+        reply = lmi(client, stream=True, top_n_tokens=1, stop="France is")
+    records = [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n") if line[-1:] == "}"]
+    texts: list[str] = []
+    for record in records:
+        if path == "lmi":
+            texts += [record["token"]["text"], *(one["text"] for one in record["top_tokens"])]
+        elif logprobs := record["choices"][0]["logprobs"]:
+            texts += (
+                logprobs["tokens"] if path == "completions" else [e["token"] for e in logprobs["content"]]
+            )
+    assert "The" in texts
+    assert not any(set("Fr") & set(text) for text in texts)
+
+
+def test_lmi_top_tokens(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    ids = text_model.encode(ANSWER)
+    for name in ("top_n_tokens", "logprobs"):
+        details = lmi(client, **{name: 2}).get_json()["details"]
+        assert engine.requests[-1].sampling.top_logprobs == 2
+        for token, likeliest, token_id in zip(details["tokens"], details["top_tokens"], ids, strict=True):
+            assert [one["id"] for one in likeliest] == [other for other, _ in top(token_id, 2)]
+            assert likeliest[0] == token
+            assert likeliest[1]["log_prob"] == -1.5
+    lines = [json.loads(line) for line in lmi(client, stream=True, top_n_tokens=2).text.splitlines()]
+    assert [len(line["top_tokens"]) for line in lines] == [2] * len(ids)
+    assert "details" in lines[-1]
+    assert lmi(client, logprobs=False).get_json() == {"generated_text": ANSWER}
+
+
+def test_lmi_prefill(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    details = lmi(client, decoder_input_details=True).get_json()["details"]
+    prefill = details["prefill"]
+    assert [token["id"] for token in prefill] == list(text_model.encode(PROMPT))
+    assert "".join(token["text"] for token in prefill) == PROMPT
+    assert [token["log_prob"] for token in prefill] == [None, *(float(-i) for i in range(1, len(prefill)))]
+    assert "prompt_logprobs" not in details
+    assert engine.requests[0].sampling.prompt_logprobs == 0
+    one = client.post("/invocations", json={"inputs": "a", "parameters": {"decoder_input_details": True}})
+    assert [token["log_prob"] for token in one.get_json()["details"]["prefill"]] == [None]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_prompt_logprobs_in_vllms_form(
+    number: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    told = {
+        "completions": completions(client, prompt_logprobs=number).get_json()["choices"][0],
+        "chat": chat(client, prompt_logprobs=number).get_json(),
+        "lmi": lmi(client, prompt_logprobs=number).get_json()["details"],
+    }
+    for (path, body), request in zip(told.items(), engine.requests, strict=True):
+        rows = body["prompt_logprobs"]
+        assert rows[0] is None
+        assert len(rows) == len(request.prompt_token_ids)
+        own = rows[1][str(request.prompt_token_ids[1])]
+        assert own["logprob"] == -1.0
+        assert own["rank"] == (1 if number else None)
+        assert path == "chat" or own["decoded_token"] == text_model.token_text(request.prompt_token_ids[1])
+        assert all(len(row) == max(1, number) for row in rows[1:])
+    assert "prompt_logprobs" not in completions(client).get_json()["choices"][0]
+
+
+def test_minus_infinity_is_told_as_a_number(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.script = lambda request: tokens(request, text_model.encode("a"), logprob=float("-inf"))
+    lists = completions(client, logprobs=1).get_json()["choices"][0]["logprobs"]
+    assert lists["token_logprobs"] == [-9999.0]
+    assert lists["top_logprobs"] == [{"a": -9999.0}]

@@ -1,0 +1,159 @@
+"""The rolling engine in this process, without sockets: one loaded model, any number of schedulers over it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettings
+from engines.health import StatusBoard
+from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.executor import StepExecutor
+from engines.mpi.model_runner import ModelRunner
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.trace import StepTrace
+from engines.parallel import SingleProcess
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What can be chosen in a properties file, apart from the model."""
+
+    policy: str = "max_utilization"
+    paged: bool = True
+    prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    chunked_prefill: bool = True
+    max_num_seqs: int = 8
+    max_prefill_tokens: int = 64
+    max_num_batched_tokens: int = 64
+    num_blocks: int | None = None
+    """None: all that there are."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further `SchedulerSettings`."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy}, {'paged' if self.paged else 'contiguous'}"
+            f"{', prefix cache' if self.prefix_caching else ''}, {self.scheduling_policy}, "
+            f"{'chunks' if self.chunked_prefill else 'pauses'}, at most {self.max_num_seqs} sequences, "
+            f"{self.max_prefill_tokens}/{self.max_num_batched_tokens} tokens, {self.num_blocks} blocks"
+        )
+
+
+@dataclass(slots=True)
+class Running:
+    """An engine, and the parts of it that tests look into."""
+
+    core: EngineCore
+    scheduler: Scheduler
+    blocks: BlockManager
+    stopwatch: Stopwatch
+
+
+class CoreLab:
+    """Loads the model twice, for paged and for contiguous attention; weights are read once each."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 512,
+        max_model_len: int = 2048,
+        max_step_tokens: int = 256,
+        threads: int = 1,
+        batch_invariant: bool = True,
+        dtype: str = "fp32",
+    ) -> None:
+        """`folder`: for the status board."""
+        torch.set_num_threads(threads)
+        self._board = StatusBoard.create(folder / "status", 1)
+        self._num_blocks = num_blocks
+        self._model, self._dtype, self._max_model_len = model, dtype, max_model_len
+        self._block_size, self._threads, self._batch_invariant = block_size, threads, batch_invariant
+        self._max_step_tokens = max_step_tokens
+        self._stopwatch = Stopwatch(time.perf_counter)
+        self._runners: dict[bool, ModelRunner] = {}
+
+    def start(self, mode: Mode, trace: StepTrace | None = None) -> Running:
+        """A fresh engine over the loaded model. One at a time: they share the cache's memory."""
+        runner = self._runner(mode.paged)
+        blocks = make_block_manager(
+            mode.num_blocks or self._num_blocks, self._block_size, mode.paged, mode.prefix_caching
+        )
+        settings = SchedulerSettings(
+            mode.max_num_seqs,
+            mode.max_prefill_tokens,
+            mode.max_num_batched_tokens,
+            max_waiting=100_000,
+            scheduling_policy=mode.scheduling_policy,
+            chunked_prefill=mode.chunked_prefill,
+            **mode.more,
+        )
+        scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len)
+        executor = StepExecutor(runner, SingleProcess(), self._board, self._stopwatch)
+        sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+        core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace or StepTrace(""))
+        return Running(core, scheduler, blocks, self._stopwatch)
+
+    def _runner(self, paged: bool) -> ModelRunner:
+        if paged not in self._runners:
+            limits = SchedulerSettings(64, self._max_step_tokens, self._max_step_tokens, 1)
+            config = MpiEngineConfig(
+                model=ModelSettings(str(self._model), "model", self._dtype, self._max_model_len),
+                parallel=ParallelConfig(1, "cpu", self._threads, self._batch_invariant),
+                cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
+                scheduler=SchedulerConfig(limits),
+            )
+            self._runners[paged] = ModelRunner(
+                config, SingleProcess(), torch.device("cpu"), self._stopwatch
+            )
+        return self._runners[paged]
+
+    def _cache_bytes(self) -> int:
+        from engines.models.config import ModelConfig
+
+        per_token = ModelConfig.from_folder(self._model).kv_elements_per_token * 4
+        return self._num_blocks * self._block_size * per_token
+
+
+def greedy(name: str, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_new_tokens), 0.0, **fields)
+
+
+def run_all(running: Running, requests: Sequence[Request], *, gap: float = 0.0, seed: int = 0) -> dict[str, list[int]]:
+    """Each request's tokens. `gap`: steps between two arrivals, on average (exponential); 0: all at once."""
+    rng = random.Random(seed)
+    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+    waiting = list(requests)
+    due = 0.0
+    step = 0
+    while waiting or running.core.has_work:
+        while waiting and due <= step:
+            running.core.add(waiting.pop(0))
+            due += rng.expovariate(1 / gap) if gap else 0.0
+        for output in running.core.step():
+            _take(tokens, output)
+        step += 1
+    running.blocks.check()
+    if running.blocks.num_used:
+        raise AssertionError(f"{running.blocks.num_used} blocks are held by nobody")
+    return tokens
+
+
+def _take(tokens: dict[str, list[int]], output: RequestOutput) -> None:
+    if output.error_kind:
+        raise AssertionError(f"{output.id}: {output.error_message}")
+    tokens[output.id].extend(output.token_ids)

@@ -1,0 +1,272 @@
+"""Sampling steps equal transformers' logits processors, frequencies are probabilities, and seeds decide alone.
+
+Needs no server and no model: the sampler of both engines on random logits, on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engines.core import SampledToken, SamplingParams
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import STEPS, Sampler
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.sampling_oracle import CLOSE, apply, call, deviation, is_clear, processed, stages
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 20
+TITLE = "Sampling: transformers' processors to 1e-5, frequencies are probabilities, seeds decide alone"
+
+NUM_BATCHES = 150
+"""Batches of random rows, each row through every step that it asks for."""
+MAX_ROWS = 24
+VOCAB_SIZES = (50, 257, 1024, 5000, 49_152)
+NUM_DRAWS = 200_000
+"""For each distribution."""
+LEAST_P_VALUE = 1e-4
+"""Seeds are fixed, so the outcome is too: an honest stream among a dozen distributions passes with room to spare."""
+CPU = torch.device("cpu")
+
+_DISTRIBUTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"typical_p": 0.8},
+    {"repetition_penalty": 1.5},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {"logit_bias": ((1, 1.0), (2, -1.0)), "bad_words": ((4,), (3, 5)), "min_new_tokens": 9},
+    {"temperature": 1.3, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2},
+)
+
+
+def random_rows(rng: random.Random, vocab_size: int) -> list[SamplingRow]:
+    """Rows that each ask for some steps, most of them with values as people choose them."""
+
+    def sometimes(value: Any, off: Any) -> Any:
+        return value if rng.random() < 0.4 else off
+
+    rows = []
+    for i in range(rng.randint(1, MAX_ROWS)):
+        ids = [rng.randrange(vocab_size) for _ in range(12)]
+        words = [tuple(rng.choices(ids, k=rng.randint(1, 3))) for _ in range(6)]
+        biases = {token: rng.uniform(-100, 100) for token in rng.choices(range(vocab_size), k=20)}
+        params = SamplingParams(
+            max_new_tokens=64,
+            temperature=rng.choice([0.0, 1.0, rng.uniform(0.05, 5)]),
+            top_k=sometimes(rng.choice([1, 5, 50, 1000, vocab_size, 2 * vocab_size]), 0),
+            top_p=sometimes(rng.choice([1e-6, rng.random(), 0.9, 0.9999]), 1.0),
+            min_p=sometimes(rng.choice([1e-4, rng.random(), 1.0]), 0.0),
+            typical_p=sometimes(rng.choice([0.05, 0.9, 0.999]), 1.0),
+            repetition_penalty=sometimes(rng.uniform(0.2, 5), 1.0),
+            presence_penalty=sometimes(rng.uniform(-2, 2), 0.0),
+            frequency_penalty=sometimes(rng.uniform(-2, 2), 0.0),
+            logit_bias=sometimes(tuple(biases.items()), ()),
+            bad_words=sometimes(tuple(words), ()),
+            min_new_tokens=sometimes(rng.randint(1, 40), 0),
+            seed=rng.getrandbits(64),
+            stop_token_ids=tuple(ids[:3]),
+            logprobs=rng.random() < 0.5,
+            top_logprobs=sometimes(rng.randint(1, 20), 0),
+        )
+        num_prompt, num_output = rng.randint(1, 60), rng.randint(0, 60)
+        rows.append(SamplingRow(f"r{i}", params, rng.choices(ids, k=num_prompt + num_output), num_prompt))
+    return rows
+
+
+def random_logits(rng: random.Random, num_rows: int, vocab_size: int) -> torch.Tensor:
+    """Peaked or flat; some with many equal logits, some with half of the tokens ruled out."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(31))
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * rng.choice([0.5, 3.0, 6.0])
+    kind = rng.random()
+    if kind < 0.2:
+        return logits.mul_(4).round_().div_(4)
+    if kind < 0.4:
+        logits[torch.rand(num_rows, vocab_size, generator=generator) < 0.5] = -math.inf
+        logits[:, -1] = 1.0
+    return logits
+
+
+def batches(rng: random.Random) -> Iterator[tuple[torch.Tensor, list[SamplingRow]]]:
+    for number in range(NUM_BATCHES):
+        vocab_size = VOCAB_SIZES[number % len(VOCAB_SIZES)]
+        rows = random_rows(rng, vocab_size)[: 4 if vocab_size > 10_000 else MAX_ROWS]
+        yield random_logits(rng, len(rows), vocab_size), rows
+
+
+def compare_steps(report: Report, rng: random.Random) -> None:
+    """Each step on what transformers made of the step before it, and the whole list at once."""
+    worst: defaultdict[str, float] = defaultdict(float)
+    times: Counter[str] = Counter()
+    edges = unclear = 0
+    for logits, rows in batches(rng):
+        together = apply(STEPS, logits, rows)
+        for own, result, row in zip(logits, together, rows, strict=True):
+            scores = own
+            for stage in stages(row):
+                theirs = call(stage.processor, scores, row.token_ids)
+                ours, edge = apply([stage.step], scores[None], [row])[0], stage.edge(scores)
+                name = stage.step.__name__  # type: ignore[attr-defined]
+                worst[name] = max(worst[name], deviation(ours, theirs, edge))
+                times[name] += 1
+                edges += int(edge.sum())
+                scores = theirs
+            if not is_clear(own, row):
+                unclear += 1
+                continue
+            nowhere = torch.zeros_like(own, dtype=torch.bool)
+            worst["all in their order"] = max(worst["all in their order"], deviation(result, scores, nowhere))
+            times["all in their order"] += 1
+    for name, largest in worst.items():
+        report.require(
+            largest <= CLOSE, f"{name}: largest deviation {largest:.1e} in {times[name]} random rows"
+        )
+    named = {step.__name__ for step in STEPS}  # type: ignore[attr-defined]
+    report.require(named <= set(times), f"{len(named)} steps were compared")
+    report.figure(
+        f"{edges} tokens stood so near to an edge that rounding decides; {unclear} rows had such ones"
+    )
+
+
+def compare_logprobs(report: Report, rng: random.Random) -> None:
+    worst, count, right = 0.0, 0, True
+    for logits, rows in batches(rng):
+        sampled = Sampler(logits.shape[-1], CPU).sample(logits, rows)
+        wanted = logits.double().log_softmax(-1)
+        for row, own, token in zip(rows, wanted, sampled, strict=True):
+            pairs = [*token.top, *([] if token.logprob is None else [(token.token_id, token.logprob)])]
+            worst = max([worst, *(abs(float(own[i]) - value) for i, value in pairs)])
+            count += len(pairs)
+            possible = min(row.params.top_logprobs, int((own > -math.inf).sum()))
+            largest = own.topk(possible).values.tolist() if possible else []
+            listed = [float(own[i]) for i, _ in token.top]
+            right &= len(listed) == possible and all(
+                abs(a - b) <= CLOSE for a, b in zip(largest, listed, strict=True)
+            )
+    report.require(
+        worst <= CLOSE, f"log-probabilities: largest deviation {worst:.1e} in {count} reported ones"
+    )
+    report.require(right, "top_logprobs are the largest, in their order")
+
+
+def p_value(counts: Counter[int], probabilities: torch.Tensor) -> float:
+    """Of the chi-square statistic, by Wilson and Hilferty; tokens expected fewer than 5 times are taken together."""
+    expected = (probabilities * counts.total()).tolist()
+    rare = [i for i, value in enumerate(expected) if 0 < value < 5]
+    cells = [(counts[i], value) for i, value in enumerate(expected) if value >= 5]
+    if rare:
+        cells.append((sum(counts[i] for i in rare), sum(expected[i] for i in rare)))
+    freedom = len(cells) - 1
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    part = 2 / (9 * freedom)
+    return 0.5 * math.erfc(((statistic / freedom) ** (1 / 3) - (1 - part)) / math.sqrt(2 * part))
+
+
+def draw_many(logits: torch.Tensor, params: SamplingParams, tokens: list[int]) -> Counter[int]:
+    """By as many seeds; and, every other time, of a later position."""
+    counts: Counter[int] = Counter()
+    sampler = Sampler(len(logits), CPU)
+    size = 10_000
+    for start in range(0, NUM_DRAWS, size):
+        rows = [
+            SamplingRow(f"r{i}", replace(params, seed=i), tokens * (1 + i % 2), len(tokens) * (1 + i % 2) - 1)
+            for i in range(start, start + size)
+        ]
+        counts.update(s.token_id for s in sampler.sample(logits.expand(size, -1), rows))
+        for row in rows:
+            sampler.forget(row.id)
+    return counts
+
+
+def compare_frequencies(report: Report, rng: random.Random) -> None:
+    generator = torch.Generator().manual_seed(rng.getrandbits(31))
+    logits, tokens = torch.randn(50, generator=generator) * 1.5, [7, 5, 3]
+    plain = None
+    for changes in _DISTRIBUTIONS:
+        params = SamplingParams(64, **({"temperature": 1.0, "stop_token_ids": (0,)} | changes))
+        counts = draw_many(logits, params, tokens)
+        row = SamplingRow("x", params, tokens, len(tokens) - 1)
+        probabilities = processed(logits, row).double().softmax(-1)
+        impossible = sum(count for token, count in counts.items() if float(probabilities[token]) == 0.0)
+        value = p_value(counts, probabilities)
+        text = f"{changes or 'temperature 1'}: p = {value:.3f} over {NUM_DRAWS} draws"
+        report.require(value > LEAST_P_VALUE and not impossible, text)
+        if plain is None:
+            plain = counts
+        elif "temperature" in changes and not impossible:
+            ignored = p_value(plain, probabilities)
+            report.require(ignored < 1e-12, f"{changes}: p = {ignored:.0e} when they are ignored")
+
+
+def _seeded_case() -> tuple[torch.Tensor, list[SamplingRow]]:
+    rng = random.Random(5)
+    rows = random_rows(rng, 4999) + random_rows(rng, 4999) + random_rows(rng, 4999)
+    rows = [row._replace(id=f"r{i}") for i, row in enumerate(rows)]
+    return torch.randn(len(rows), 4999, generator=torch.Generator().manual_seed(5)) * 3, rows
+
+
+def sample_seeded_case() -> list[SampledToken]:
+    """All rows in one batch."""
+    logits, rows = _seeded_case()
+    return Sampler(logits.shape[-1], CPU).sample(logits, rows)
+
+
+def compare_batches(report: Report, rng: random.Random) -> None:
+    logits, rows = _seeded_case()
+    together = sample_seeded_case()
+    differing = companies = 0
+    for size in [1] * len(rows) + [rng.randint(2, len(rows)) for _ in range(60)]:
+        chosen = [companies] if companies < len(rows) else rng.sample(range(len(rows)), size)
+        companies += 1
+        sampled = Sampler(logits.shape[-1], CPU).sample(logits[chosen], [rows[i] for i in chosen])
+        differing += sum(token != together[i] for token, i in zip(sampled, chosen, strict=True))
+    report.require(
+        differing == 0, f"{differing} of {len(rows)} rows differ in a bit over {companies} batches and orders"
+    )
+    program = (
+        "import json, torch; torch.set_num_threads({});"
+        "from tests.verify.sampling import sample_seeded_case; print(json.dumps(sample_seeded_case()))"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program.format(threads)],
+            cwd=REPO_ROOT,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 2)
+    ]
+    here = json.dumps(together) + "\n"
+    report.require(
+        printed == [here, here], "two more processes, with 1 and 2 threads, give the same tokens and bits"
+    )
+
+
+def verify(lab: Lab, report: Report) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        compare_steps(report, random.Random(1))
+        compare_logprobs(report, random.Random(2))
+        compare_frequencies(report, random.Random(3))
+        compare_batches(report, random.Random(4))
+    finally:
+        torch.set_num_threads(threads)
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
