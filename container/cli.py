@@ -30,6 +30,8 @@ _LATER = Registry(
     {
         "bench": "container.bench.bench_command:bench",
         "compare": "container.compare.compare_command:compare",
+        "kv-waste": "container.scheduler_bench.kv_waste_command:kv_waste",
+        "scheduler-cost": "container.scheduler_bench.scheduler_cost_command:scheduler_cost",
     }
 )
 """Commands whose modules are loaded when they are called: the others start faster without them."""

@@ -120,8 +120,8 @@ class SampledToken(NamedTuple):
     finite: bool = True
     """False when the sequence's logits were not; the token means nothing then."""
     top: TokenLogprobs = ()
-    """The `top_logprobs` likeliest under the same distribution. In beam search the 2 * num_beams likeliest
-    continuations after penalties and bans."""
+    """The `top_logprobs` likeliest under the same distribution. In beam search what `BeamSearch.advance` asks for:
+    the likeliest continuations after penalties and bans."""
 
 
 class PromptLogprob(NamedTuple):

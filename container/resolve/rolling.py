@@ -68,7 +68,10 @@ def resolve(
             max_model_len=_max_model_len(options, model, capacity, made),
         ),
         parallel=ParallelConfig(
-            tp_size=degree, device=device, threads_per_rank=max(1, machine.cpu_count // degree)
+            tp_size=degree,
+            device=device,
+            threads_per_rank=max(1, machine.cpu_count // degree),
+            batch_invariant=_batch_invariant(options, device, made),
         ),
         cache=cache,
         scheduler=_scheduler(options, device, made),
@@ -124,6 +127,18 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
     made.computed(name, degree, f"{cause} ({machine.gpu_count} here)")
     return degree
+
+
+def _batch_invariant(options: EngineOptions, device: str, made: Decisions) -> bool:
+    name, given = "option.batch_invariant", options.batch_invariant
+    if given is None:
+        made.computed(name, str(device == "cpu").lower(), f"on {weights.a(device)}")
+        return device == "cpu"
+    if given and device != "cpu":
+        raise CannotServe(
+            f"{name}=true: on a GPU the bits of a result depend on the batch; it is done on CPUs"
+        )
+    return given
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:

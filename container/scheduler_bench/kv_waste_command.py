@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -17,24 +19,32 @@ _MAX_TOKENS = 1 << 20
 _COLUMNS = (
     "",
     "KV waste",
-    "pool allocated",
-    "pool promised",
-    "running, mean",
-    "while others wait",
+    "allocated",
+    "promised",
+    "running",
+    "loaded",
     "most",
     "preemptions",
     "recomputed",
     "steps",
 )
 _NOTES = (
-    "KV waste: 1 - tokens stored / slots allocated, mean over the steps. Allocated: in blocks that a sequence holds.",
-    "Promised: in blocks that running sequences are sure to get when they need them, and nobody can be admitted to "
-    "before; not allocated, so not in the waste. Both are means over the steps, as shares of the pool.",
+    "KV waste: 1 - tokens stored / slots allocated, mean over the steps.",
+    "Allocated: slots of blocks that sequences hold; promised: of blocks that running sequences are sure to get when "
+    "they need them, so that nobody is admitted to them. Both as shares of the pool, mean over the steps. What is only "
+    "promised is not allocated, and not in the waste.",
+    "Running: sequences at once, mean over all steps; loaded: over those in which others waited; most: in any step. "
+    "Recomputed: tokens that were computed again after a preemption.",
 )
 
 
-def _tokens(name: str, default: int, text: str) -> click.Option:  # type: ignore[type-arg]
-    return click.option(name, type=click.IntRange(1, _MAX_TOKENS), default=default, show_default=True, help=text)
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _tokens(name: str, default: int, text: str) -> Callable[[Command], Command]:
+    return click.option(
+        name, type=click.IntRange(1, _MAX_TOKENS), default=default, show_default=True, help=text
+    )
 
 
 @click.command("kv-waste")

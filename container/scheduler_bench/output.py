@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_WIDTH = 120
+_WIDTH = 130
 
 json_option = click.option(
     "--json",
@@ -24,13 +24,17 @@ json_option = click.option(
 
 
 def show(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], json_path: Path | None
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    json_path: Path | None,
 ) -> None:
     """A table with its title above and notes below; on stderr when JSON goes to stdout."""
     console = Console(file=sys.stderr if str(json_path) == "-" else sys.stdout)
     if not console.is_terminal:
         console.width = _WIDTH
-    table = Table(columns[0], *(Column(name, justify="right") for name in columns[1:]))
+    table = Table(Column(columns[0], no_wrap=True), *(Column(name, justify="right") for name in columns[1:]))
     for row in rows:
         table.add_row(*row)
     console.print(Text(title, style="bold"), soft_wrap=True)

@@ -38,7 +38,11 @@ _MAX_STEPS = 100_000
     help="Measured, of each case.",
 )
 @click.option(
-    "--scheduling-policy", type=click.Choice(list(POLICIES)), default="fcfs", show_default=True, help="Who is next."
+    "--scheduling-policy",
+    type=click.Choice(list(POLICIES)),
+    default="fcfs",
+    show_default=True,
+    help="Who is next.",
 )
 @click.option(
     "--blocked-by",
@@ -71,8 +75,11 @@ def scheduler_cost(steps: int, scheduling_policy: str, blocked_by: str, json_pat
             f"{RUNNING[-1] // RUNNING[0]} times as many running cost "
             + _ratios(with_running, "waiting")
             + " times as much, divided by that (1: linear)",
-            f"{WAITING[-1]} waiting cost " + _ratios(with_waiting, "running") + " times as much as none (1: no growth)",
-            "schedule: deadlines and the next plan; update: taking in one token a sequence. Encoding is for further ranks.",
+            f"{WAITING[-1]} waiting cost "
+            + _ratios(with_waiting, "running")
+            + " times as much as none (1: no growth)",
+            "Schedule: deadlines and the next plan; update: taking in one token a sequence. A plan is encoded where "
+            "there are further ranks. Growth is that of the 10th percentiles.",
         ],
         json_path,
     )

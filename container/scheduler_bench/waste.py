@@ -38,7 +38,7 @@ class WasteLoad:
 
     def output_lengths(self) -> list[int]:
         numbers = random.Random(self.seed)
-        lengths = []
+        lengths: list[int] = []
         while len(lengths) < self.num_requests:
             length = math.ceil(numbers.expovariate(1 / self.mean_output_tokens))
             if 1 <= length <= self.max_new_tokens:
@@ -116,7 +116,8 @@ def _scheduler(arm: Arm, load: WasteLoad, blocks: BlockManager) -> Scheduler:
 
 def _sample(step: Step, lengths: list[int]) -> list[SampledToken]:
     return [
-        _END if sequence.num_output_tokens + 1 == lengths[sequence.number] else _GO_ON for sequence in step.sampled
+        _END if sequence.num_output_tokens + 1 == lengths[sequence.number] else _GO_ON
+        for sequence in step.sampled
     ]
 
 

@@ -86,6 +86,7 @@ class ModelRunner:
         weight_bytes = memory.in_use(device) - before
         self._rotary = RotaryTable(self.config, config.model.max_model_len, device)
         self._contiguous = not config.cache.paged
+        self._batch_invariant = config.parallel.batch_invariant
         self._kv_heads = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
         self._tables = BlockTables()
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
@@ -137,12 +138,19 @@ class ModelRunner:
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._comm.rank == 0 else None
-            scores = score_prompts(hidden, batch.prompt_rows, batch.prompt_lens, mine, self._model.logits)
+            scores = score_prompts(
+                hidden,
+                batch.prompt_rows,
+                batch.prompt_lens,
+                mine,
+                self._model.logits,
+                self._batch_invariant,
+            )
         num_sampled = len(batch.sample_rows)
         if num_sampled == 0:
             return StepResult(None, scores)
         rows = batch.sample_rows
-        padding = batch_invariant_rows(num_sampled) - num_sampled
+        padding = batch_invariant_rows(num_sampled, dense=self._batch_invariant) - num_sampled
         if padding:
             rows = torch.cat((rows, rows[:1].expand(padding)))
         logits: torch.Tensor | None = self._model.logits(hidden[rows])
@@ -223,4 +231,6 @@ class ModelRunner:
         )
 
     def _group_limits(self, config: MpiEngineConfig, cache: KvCache) -> GroupLimits:
-        return GroupLimits(cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS)
+        return GroupLimits(
+            cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
+        )

@@ -30,6 +30,7 @@ def score_prompts(
     lens: Sequence[int],
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
+    batch_invariant: bool = False,
 ) -> list[list[PromptLogprob]]:
     """Log-probabilities of each chunk's next tokens, log-softmax in fp32 of the model's logits.
 
@@ -38,12 +39,13 @@ def score_prompts(
         rows, lens: as in `Batch`.
         targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
         head: [n, hidden] -> [n, vocab_size] on rank 0, None on the others.
+        batch_invariant: the head's weights may be dense, and its rows are padded for that.
     """
     found: list[PromptLogprob | None] = []
     wanted = None if targets is None else _by_row(lens, targets)
     for start in range(0, len(rows), _SLICE_ROWS):
         part = rows[start : start + _SLICE_ROWS]
-        padding = part[:1].expand(batch_invariant_rows(len(part)) - len(part))
+        padding = part[:1].expand(batch_invariant_rows(len(part), dense=batch_invariant) - len(part))
         logits = head(hidden[torch.cat((part, padding))])
         if logits is not None and wanted is not None:
             found += _score(logits[: len(part)], wanted[start : start + len(part)])

@@ -67,7 +67,7 @@ class RunningSet:
         for sequence in self.sequences():
             computed, num_tokens = sequence.num_computed_tokens, len(sequence.token_ids)
             if computed != num_tokens - 1 or num_tokens == sequence.num_prompt_tokens:
-                if not sequence.waits and computed < num_tokens:
+                if not sequence.waits:
                     behind.append(sequence)
             elif len(decodes) == max_num_tokens:
                 break

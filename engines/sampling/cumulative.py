@@ -18,8 +18,11 @@ _WIDER = 16
 
 
 def fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
-    """In units of 2**-62, int64; a sum over a vocabulary, which is 1 but for rounding, stays below 2**63."""
-    return (probabilities * 2.0**_BITS).to(torch.int64)
+    """In units of 2**-62, int64; a sum over a vocabulary, which is 1 but for rounding, stays below 2**63.
+
+    probabilities: fp32, used up: another tensor of a batch's size would cost more than the rest of a draw.
+    """
+    return probabilities.mul_(2.0**_BITS).to(torch.int64)
 
 
 def fixed_point_limit(probability: float) -> int:

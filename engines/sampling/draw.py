@@ -13,7 +13,7 @@ def draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     logits: [num_rows, vocab_size], fp32; numbers: [num_rows], fp64, in [0, 1) -> token ids, [num_rows], int64.
     Tokens of probability 0 are never drawn. A row that is not finite gets any id.
     """
-    cumulative = fixed_point(logits.softmax(dim=-1)).cumsum(dim=-1)
+    cumulative = fixed_point(logits.softmax(dim=-1)).cumsum_(dim=-1)
     # In parts of the whole, whose rounding else leaves numbers that no token answers to; `right` passes over tokens of
     # probability 0.
     total = cumulative[:, -1]

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from lmi_kernels.attention_cpu import attend_chunk, attend_singles
+from lmi_kernels.attention_cpu import attend_chunk, attend_singles, cuts_long_sums
 from lmi_kernels.attention_plan import AttentionGroup, KvView
 
 
 class Workspace:
-    """Memory kept between calls, grown to the largest shape asked for. One thread at a time."""
+    """Memory kept between calls, grown to the largest shape asked for, and what was found out about the machine. One
+    thread at a time."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
+        self.long_sums = cuts_long_sums()
 
     def take(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """An uninitialised contiguous tensor of `shape`, dtype and device as `like`; valid until the next call."""
@@ -64,9 +66,10 @@ def attention(
         if q.device.type != "cpu":
             _attend_fused(queries, keys_values, group, results)
         elif group.query_len == 1:
-            attend_singles(queries, keys_values, group.mask, results)
+            attend_singles(queries, keys_values, group.mask, workspace.long_sums, results)
         else:
-            attend_chunk(queries, keys_values[:, 0], group.first_position, group.mask, results)
+            past = group.first_position
+            attend_chunk(queries, keys_values[:, 0], past, group.mask, workspace.long_sums, results)
 
 
 def attention_reference(

@@ -9,7 +9,7 @@ head dimensions 2 to 256 and avoided here:
 - columns: fewer than 16 go through other kernels. There are at least `MIN_KEYS` keys, the hidden ones included.
 - tiny products are not MKL's but torch's own, below 400 multiplications. Rows are padded beyond that.
 - long sums are cut at places that depend on their length. Values are weighed in tiles of `KEY_TILE` keys, counted
-  from a sequence's first, and the tiles are added in order.
+  from a sequence's first, and the tiles are added in order; by MKL itself where it is seen to cut there.
 
 Hidden keys behind the last visible one then change nothing: their weight is exactly 0.
 """
@@ -24,9 +24,29 @@ _ROWS = 4
 _SMALLEST_PRODUCT = 400
 """Multiplications below which torch takes a loop of its own instead of MKL."""
 
+_LONG = 2 * KEY_TILE
+"""Keys from which on MKL cuts sums in the same places, whatever their length."""
+
+
+def cuts_long_sums() -> bool:
+    """Whether this machine's matmul library cuts a sum over `_LONG` keys or more into tiles of `KEY_TILE` by itself,
+    so that one call gives the bits of one a tile. Tried on random numbers, in less than a millisecond.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(2, 2 * _ROWS, 1000, generator=generator)
+    values = torch.randn(2, 1000, 64, generator=generator)
+    return all(
+        torch.equal(torch.bmm(w, v), _sum_in_tiles(w, v))
+        for w, v in ((weights[:, :, :keys], values[:, :keys]) for keys in (_LONG, 400, 560, 1000))
+    )
+
 
 def attend_singles(
-    q: torch.Tensor, keys_values: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor
+    q: torch.Tensor,
+    keys_values: torch.Tensor,
+    mask: torch.Tensor | None,
+    long_sums: bool,
+    out: torch.Tensor,
 ) -> None:
     """One query token a sequence.
 
@@ -34,6 +54,7 @@ def attend_singles(
         q: [num_seqs, num_kv_heads, share, head_dim].
         keys_values: [2, num_seqs, num_kv_heads, kv_len, head_dim], q's dtype.
         mask: [num_seqs, 1, 1, kv_len], fp32, added to the scores; or None.
+        long_sums: what `cuts_long_sums` said.
         out: as q, written.
     """
     num_seqs, kv_heads, share, head_dim = q.shape
@@ -44,14 +65,15 @@ def attend_singles(
         keys, values = keys_values.flatten(1, 2)
         if mask is not None:
             mask = mask.expand(-1, kv_heads, -1, -1).flatten(0, 1)
-        results = _weigh(_scores(scaled.flatten(0, 1), keys, mask), values).view(scaled.shape)
+        scores = _scores(scaled.flatten(0, 1), keys, mask)
+        results = _weigh(scores, values, long_sums).view(scaled.shape)
         out.copy_(results[:, :, :share])
         return
     # In a view of the pool sequences and heads are no common dimension.
     for head in range(kv_heads):
         keys, values = keys_values[:, :, head]
         scores = _scores(scaled[:, head], keys, None if mask is None else mask[:, 0])
-        out[:, head] = _weigh(scores, values)[:, :share]
+        out[:, head] = _weigh(scores, values, long_sums)[:, :share]
 
 
 def attend_chunk(
@@ -59,6 +81,7 @@ def attend_chunk(
     keys_values: torch.Tensor,
     first_position: int,
     mask: torch.Tensor | None,
+    long_sums: bool,
     out: torch.Tensor,
 ) -> None:
     """Consecutive query tokens of one sequence, `QUERY_TILE` at a time, each tile over the keys up to its last token.
@@ -69,6 +92,7 @@ def attend_chunk(
         first_position: of the first query.
         mask: [t, 1, t + MIN_KEYS], fp32: what the first t queries, at most a tile, see of the keys from
             `first_position` on.
+        long_sums: what `cuts_long_sums` said.
         out: as q, written.
 
     Raises:
@@ -89,7 +113,7 @@ def attend_chunk(
         scores = _scores(scaled.flatten(1, 2), keys[:, :visible], None)
         by_token = scores.view(kv_heads, padded, share, visible)[:, :tokens, :, position:]
         by_token += mask[:tokens, :, : visible - position]
-        results = _weigh(scores, values[:, :visible]).view(scaled.shape)
+        results = _weigh(scores, values[:, :visible], long_sums).view(scaled.shape)
         out[start : start + QUERY_TILE].copy_(results[:, :tokens].transpose(0, 1))
 
 
@@ -121,9 +145,15 @@ def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None) -> t
     return torch.baddbmm(mask, q, keys.transpose(1, 2))
 
 
-def _weigh(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _weigh(scores: torch.Tensor, values: torch.Tensor, long_sums: bool) -> torch.Tensor:
     """scores: [batch, rows, kv_len]; values: [batch, kv_len, head_dim] -> [batch, rows, head_dim]."""
     weights = scores.softmax(dim=-1)
+    if long_sums and values.shape[1] >= _LONG:
+        return torch.bmm(weights, values)
+    return _sum_in_tiles(weights, values)
+
+
+def _sum_in_tiles(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     sums = torch.bmm(weights[:, :, :KEY_TILE], values[:, :KEY_TILE])
     for start in range(KEY_TILE, values.shape[1], KEY_TILE):
         sums.baddbmm_(weights[:, :, start : start + KEY_TILE], values[:, start : start + KEY_TILE])

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 QUERY_TILE = 64
 """Tokens of a chunk that one product takes on a CPU: 32 calls more often for little, 128 computes more hidden keys."""
 KEY_TILE = 192
@@ -76,6 +75,9 @@ class GroupLimits:
     num_kv_heads: int
     max_keys: int
     """num_seqs * kv_len of a group; a single sequence may be longer."""
+    batch_invariant: bool = False
+    """A step's rows are padded such that dense products have the same bits too (`batch_invariant_rows`); attention's
+    always have them on a CPU."""
 
     @property
     def num_slots(self) -> int:

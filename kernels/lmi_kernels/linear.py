@@ -49,19 +49,19 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     return F.linear(x, weight.dense, weight.bias)
 
 
-def batch_invariant_rows(num_rows: int) -> int:
-    """The number of rows, at most 2 more, at which the packed product of a row does not depend on its neighbours.
+def batch_invariant_rows(num_rows: int, dense: bool = False) -> int:
+    """The least number of rows from `num_rows` on at which a row's product does not depend on its neighbours (CPU).
 
-    FBGEMM's fp16 kernels walk rows in tiles of up to 6 and treat some tails by another summation order; measured:
-    rows are bit-equal at all counts but 1, 2, 7, 14 and, from 31 on, those with remainder 1 or 2 modulo 6.
+    Packed (FBGEMM walks rows in tiles of up to 6 and treats some tails by another summation order), measured: rows
+    are bit-equal at all counts but 1, 2, 7, 14 and, from 31 on, those with remainder 1 or 2 modulo 6; at most 2 rows
+    more. `dense`: of fp32 weights too. MKL gives 1 to 3 rows, with several threads also the last rows of a few more,
+    to other kernels: at multiples of 4 all are bit-equal. One row then takes twice its time, more rows the same.
     """
-    if num_rows in (1, 2):
-        return 3
-    if num_rows in (7, 14):
-        return num_rows + 1
-    if num_rows >= 31 and num_rows % 6 in (1, 2):
-        return num_rows + 3 - num_rows % 6
-    return num_rows
+    step = 4 if dense else 1
+    rows = -(-num_rows // step) * step
+    while rows in (1, 2, 7, 14) or (rows >= 31 and rows % 6 in (1, 2)):
+        rows += step
+    return rows
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:

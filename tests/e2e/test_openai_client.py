@@ -49,7 +49,10 @@ def test_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> No
     text = "".join(choice.delta.content or "" for choice in choices)
     assert text == whole.choices[0].message.content
     assert [choice.finish_reason for choice in choices][-1] == "stop"
-    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    # How much of the prompt was found in the cache differs between the two.
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -192,9 +195,9 @@ def test_a_prompt_too_long_has_its_code(api: openai.OpenAI) -> None:
 
 
 def test_what_is_not_done_is_refused_by_name(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"\bn\b") as caught:
-        api.chat.completions.create(model="lmi", messages=CAPITAL, n=2)
-    assert caught.value.param == "n"
+    with pytest.raises(openai.BadRequestError, match="response_format") as caught:
+        api.chat.completions.create(model="lmi", messages=CAPITAL, response_format={"type": "json_object"})
+    assert caught.value.param == "response_format"
 
 
 def test_what_there_is_not_is_a_not_found_error(api: openai.OpenAI) -> None:

@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_kernels.attention_plan import (
+    KEY_TILE,
+    MIN_KEYS,
+    QUERY_TILE,
     AttentionGroup,
     GroupLimits,
     KvGather,
@@ -92,11 +95,21 @@ def test_groups_keep_their_limits(layout: Layout) -> None:
         assert group.num_seqs == 1 or group.num_seqs * max(padded) <= layout.max_keys
         # Keys behind the mask are work for nothing: never more than about half.
         assert max(padded) <= 2 * min(padded)
-        assert group.kv_len in (max(padded), max(lens[group.first_row : group.first_row + group.num_seqs]))
-        if layout.contiguous:
-            assert isinstance(group.source, KvView)
-        elif group.num_seqs > 1:
+        longest = max(lens[group.first_row : group.first_row + group.num_seqs])
+        _check_keys(group, longest, layout)
+        if not layout.contiguous and group.num_seqs > 1:
             assert isinstance(group.source, KvGather)
+
+
+def _check_keys(group: AttentionGroup, longest: int, layout: Layout) -> None:
+    """As many keys as the longest sequence needs, few more, and no tile of them with less than MKL's own kernels take."""
+    step = 1 if isinstance(group.source, KvView) else layout.block_size
+    needed = _padded(longest, step)
+    assert needed <= group.kv_len < needed + max(MIN_KEYS, step)
+    assert not 0 < group.kv_len % KEY_TILE < MIN_KEYS
+    assert group.kv_len == needed or 0 < needed % KEY_TILE < MIN_KEYS
+    if layout.contiguous and group.num_seqs > 1:
+        assert isinstance(group.source, KvView)
 
 
 @settings(max_examples=200, deadline=None)
@@ -107,20 +120,25 @@ def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> Non
         seq_len, query_len, table = layout.seq_lens[i], layout.query_lens[i], layout.block_tables[i]
         group = plan_chunk(first_row, query_len, seq_len, table, layout.limits(KV_HEADS), CPU)
         assert (group.first_row, group.num_seqs, group.query_len) == (first_row, 1, query_len)
-        if layout.contiguous:
-            assert isinstance(group.source, KvView)
+        _check_keys(group, seq_len, layout)
         seen = _slots_seen(group, 0, layout.block_size)
         assert len(seen) == group.kv_len
         assert all(0 <= slot < layout.limits(KV_HEADS).num_slots for slot in seen)
         assert seen[:seq_len] == _slots_of(table, seq_len, layout.block_size)
-        if group.causal:
-            assert group.mask is None
-            assert query_len == seq_len == group.kv_len
-        else:
-            assert group.mask is not None
-            for query, row in enumerate(group.mask[0, 0].tolist()):
-                visible = seq_len - query_len + query + 1
-                assert row == [0.0] * visible + [-math.inf] * (group.kv_len - visible)
+        assert group.first_position == seq_len - query_len
+        tile = min(query_len, QUERY_TILE)
+        assert group.mask is not None
+        assert group.mask.shape == (tile, 1, tile + MIN_KEYS)
+        for query, row in enumerate(group.mask[:, 0].tolist()):
+            assert row == [0.0] * (query + 1) + [-math.inf] * (tile + MIN_KEYS - query - 1)
+
+
+def test_a_run_at_the_pools_end_is_copied_where_a_view_would_leave_it() -> None:
+    limits = GroupLimits(block_size=4, num_blocks=6, num_kv_heads=KV_HEADS, max_keys=1000)
+    (group,) = plan_decodes([7], [[4, 5]], limits, True, CPU)
+    assert isinstance(group.source, KvGather)
+    assert _blocks_of(group.source, 1) == [[4, 5, 4, 4]]
+    assert group.kv_len == MIN_KEYS
 
 
 def test_equal_runs_at_equal_distances_share_one_view() -> None:
@@ -128,7 +146,7 @@ def test_equal_runs_at_equal_distances_share_one_view() -> None:
     tables = [[0, 1, 2], [5, 6, 7], [10, 11, 12]]
     (group,) = plan_decodes([9, 12, 10], tables, limits, True, CPU)
     assert group.source == KvView(first_slot=0, stride=20)
-    assert group.kv_len == 12
+    assert group.kv_len == MIN_KEYS
 
 
 def test_a_view_that_would_leave_the_pool_is_split() -> None:
@@ -155,9 +173,9 @@ def test_paged_sequences_of_like_length_share_a_gather() -> None:
     (group,) = plan_decodes([9, 5], [[7, 3, 9], [1, 8]], limits, False, CPU)
     assert isinstance(group.source, KvGather)
     first, second = _blocks_of(group.source, 2)
-    assert first == [7, 3, 9]
+    assert first == [7, 3, 9, 7]
     assert second[:2] == [1, 8]
-    assert len(second) == 3
+    assert len(second) == 4
 
 
 def test_decode_order_groups_by_place_or_by_length() -> None:

@@ -117,9 +117,7 @@ class CoreLab:
                 cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
                 scheduler=SchedulerConfig(limits),
             )
-            self._runners[paged] = ModelRunner(
-                config, SingleProcess(), torch.device("cpu"), self._stopwatch
-            )
+            self._runners[paged] = ModelRunner(config, SingleProcess(), torch.device("cpu"), self._stopwatch)
         return self._runners[paged]
 
     def _cache_bytes(self) -> int:
@@ -133,7 +131,9 @@ def greedy(name: str, prompt: Sequence[int], max_new_tokens: int, **fields: Any)
     return Request(name, tuple(prompt), SamplingParams(max_new_tokens), 0.0, **fields)
 
 
-def run_all(running: Running, requests: Sequence[Request], *, gap: float = 0.0, seed: int = 0) -> dict[str, list[int]]:
+def run_all(
+    running: Running, requests: Sequence[Request], *, gap: float = 0.0, seed: int = 0
+) -> dict[str, list[int]]:
     """Each request's tokens. `gap`: steps between two arrivals, on average (exponential); 0: all at once."""
     rng = random.Random(seed)
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}

@@ -22,11 +22,18 @@ from tests.verify import (
     dynamic_equality,
     failures,
     fresh_clone,
+    kv_waste,
     leaving_clients,
     malformed,
+    overlay,
+    prefix_cache,
     rolling,
     s3_faults,
     s3_serve,
+    sampling,
+    scheduler_cost,
+    scheduler_properties,
+    schedules,
     startup,
     token_equality,
 )
@@ -48,6 +55,7 @@ LINES = tuple(
     for module in (
         *(fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed),
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
+        *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
     )
 )
 

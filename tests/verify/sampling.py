@@ -147,7 +147,8 @@ def compare_logprobs(report: Report, rng: random.Random) -> None:
         wanted = logits.double().log_softmax(-1)
         for row, own, token in zip(rows, wanted, sampled, strict=True):
             pairs = [*token.top, *([] if token.logprob is None else [(token.token_id, token.logprob)])]
-            worst = max([worst, *(abs(float(own[i]) - value) for i, value in pairs)])
+            deviations = (abs(float(own[i]) - value) / max(1.0, abs(value)) for i, value in pairs)
+            worst = max([worst, *deviations])
             count += len(pairs)
             possible = min(row.params.top_logprobs, int((own > -math.inf).sum()))
             largest = own.topk(possible).values.tolist() if possible else []

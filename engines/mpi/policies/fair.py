@@ -118,23 +118,34 @@ class Fair:
         prefix cache had of it is counted, nor what it is going to take over from a sibling."""
         if sequence.num_preemptions or (sequence.sibling is not None and not sequence.sibling.waits):
             return
-        self._charge(sequence, PROMPT_WEIGHT * (sequence.num_prompt_tokens - sequence.num_computed_tokens))
+        tenant = sequence.request.tenant
+        self._charge(tenant, PROMPT_WEIGHT * (sequence.num_prompt_tokens - sequence.num_computed_tokens))
 
     def computed(self, counts: Mapping[Sequence, int]) -> None:
         """Tokens of output are counted, each once."""
-        for sequence, count in counts.items():
-            computed = sequence.num_computed_tokens
-            new = computed + count - max(computed, sequence.num_ever_computed, sequence.num_prompt_tokens)
-            if new > 0:
-                self._charge(sequence, OUTPUT_WEIGHT * new)
+        costs: dict[str, int] = {}
+        for sequence, num_tokens in counts.items():
+            start = sequence.num_computed_tokens
+            stop = start + num_tokens
+            first = sequence.num_prompt_tokens
+            if first < sequence.num_ever_computed:
+                first = sequence.num_ever_computed
+            if start > first:
+                first = start
+            if first < stop:
+                tenant = sequence.request.tenant
+                costs[tenant] = costs.get(tenant, 0) + OUTPUT_WEIGHT * (stop - first)
+        for tenant, cost in costs.items():
+            self._charge(tenant, cost)
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         """The latest of the tenant with the largest counter."""
         return max(candidates, key=lambda one: (self.served(one.request.tenant), one.number))
 
-    def _charge(self, sequence: Sequence, cost: int) -> None:
-        tenant = self._tenant(sequence.request.tenant)
-        tenant.counter = max(tenant.counter, self._floor) + cost
+    def _charge(self, name: str, cost: int) -> None:
+        tenant = self._tenants.get(name) or self._tenant(name)
+        before = tenant.counter
+        tenant.counter = (before if before > self._floor else self._floor) + cost
 
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)

@@ -88,7 +88,7 @@ class CheckedCache:
         ]
 
     def _write(self, step: Step, rows: list[tuple[int, int, int, int, Subject]]) -> None:
-        memory, block_size = self._memory, self._block_size
+        block_size = self._block_size
         token_ids, at = step.plan.token_ids, 0
         written: list[int] = []
         for (row, start, count, want, subject), sequence in zip(rows, step.sequences, strict=True):

@@ -141,7 +141,8 @@ class Checks:
             raise Violation(f"{blocks.num_used} blocks are said to be used, {len(holders)} are")
         if blocks.num_free + blocks.num_cached + blocks.num_used != blocks.num_blocks:
             raise Violation(
-                f"free {blocks.num_free} + cached {blocks.num_cached} + used {blocks.num_used} is not {blocks.num_blocks}"
+                f"free {blocks.num_free} + cached {blocks.num_cached} + used {blocks.num_used}, "
+                f"and there are {blocks.num_blocks}"
             )
         shared = [block for block in written if holders[block] > 1]
         if shared:

@@ -58,7 +58,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Workload:
-    """Makes subjects: prompts that begin alike, siblings with one prompt, stop tokens, deadlines, all kinds of faults."""
+    """Makes subjects: prompts that begin alike, siblings, stop tokens, deadlines, all kinds of faults."""
 
     rng: random.Random
     limit: int

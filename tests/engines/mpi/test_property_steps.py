@@ -35,7 +35,7 @@ def test_the_steps_are_such_that_everything_happens() -> None:
     assert not report.violation
     for count in (report.num_refused, report.num_failed, report.num_hit_tokens, report.num_recomputed_tokens):
         assert count > 20
-    assert report.num_preemptions > 100
+    assert report.num_preemptions > 20
 
 
 def test_the_same_seed_gives_the_same_steps() -> None:

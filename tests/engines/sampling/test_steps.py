@@ -82,7 +82,7 @@ def _rows_asking(draw: st.DrawFn, names: list[str], share: int) -> list[Sampling
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", ["smooth", "ties", "holes"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data(), VOCAB_SIZES, SEEDS)
 def test_a_step_is_transformers_processor(
     step: Any, kind: str, data: st.DataObject, vocab_size: int, seed: int
@@ -208,3 +208,17 @@ def test_sets_of_any_size_are_found(step: Any, spread: float) -> None:
         (stage,) = stages(row)
         theirs = call(stage.processor, logits[i], row.token_ids)
         assert deviation(ours[i], theirs, stage.edge(logits[i])) == 0.0
+
+
+@pytest.mark.parametrize("changes", [{"top_k": 3}, {"min_p": 1.0}, {"typical_p": 0.2}])
+@pytest.mark.parametrize("vocab_size", [5, 1000])
+def test_equals_stay_together(changes: dict[str, Any], vocab_size: int) -> None:
+    """As in transformers; only top_p chooses among them."""
+    logits = torch.full((2, vocab_size), 1.5)
+    logits[1, 4] = -50.0
+    rows = [_row("a", replace(OFF, **changes), 0), _row("b", replace(OFF, **changes), 1)]
+    out = apply(STEPS, logits, rows)
+    assert torch.equal(out[0], logits[0])
+    assert (out[1] == -math.inf).nonzero().tolist() == [[4]]
+    for own, row, result in zip(logits, rows, out, strict=True):
+        assert torch.equal(processed(own, row), result)

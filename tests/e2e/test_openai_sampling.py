@@ -1,0 +1,234 @@
+"""How tokens are chosen, and what is told of them, as the real openai package sees it; on both engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from lmi_server.text.tokenizer import TextModel
+from tests.support.server import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+STORY = "Once upon a time,"
+CAPITAL: list[openai.types.chat.ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France?"}
+]
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(params=["paged_server", "dynamic_server"])
+def api(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    server: Server = request.getfixturevalue(request.param)
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def rolling(paged_server: Server) -> Iterator[openai.OpenAI]:
+    """engine=MPI, for what only that one does."""
+    with openai.OpenAI(base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def text(bundled_model: Any) -> TextModel:
+    return TextModel.from_folder(bundled_model)
+
+
+def complete(api: openai.OpenAI, **fields: Any) -> openai.types.Completion:
+    return api.completions.create(**{"model": "lmi", "prompt": STORY, "max_tokens": 16, **fields})
+
+
+def only(reply: openai.types.Completion) -> str:
+    (choice,) = reply.choices
+    return choice.text
+
+
+def chat(api: openai.OpenAI, **fields: Any) -> openai.types.chat.ChatCompletion:
+    return api.chat.completions.create(**{"model": "lmi", "messages": CAPITAL, "temperature": 0, **fields})
+
+
+def content(choice: Any) -> str:
+    return choice.message.content or ""
+
+
+def test_n_choices_have_seeds_of_their_own(api: openai.OpenAI) -> None:
+    def texts(**fields: Any) -> list[str]:
+        reply = complete(api, temperature=1.0, seed=7, max_tokens=12, **fields)
+        assert [choice.index for choice in reply.choices] == list(range(len(reply.choices)))
+        return [choice.text for choice in reply.choices]
+
+    four = texts(n=4)
+    assert len(set(four)) == 4
+    assert texts(n=4) == four
+    assert texts() == four[:1]
+    assert texts(prompt=[STORY, STORY], n=2) == four[:2] * 2
+
+
+def test_streamed_choices_are_the_whole_ones(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"n": 3, "temperature": 0.9, "seed": 5, "max_tokens": 12}
+    whole = [content(choice) for choice in chat(api, **fields).choices]
+    streamed = dict.fromkeys(range(3), "")
+    for chunk in api.chat.completions.create(model="lmi", messages=CAPITAL, stream=True, **fields):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert list(streamed.values()) == whole
+
+
+def test_best_of_is_the_likeliest(api: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 8, "logprobs": 0}
+
+    def score(choice: openai.types.CompletionChoice) -> float:
+        assert choice.logprobs is not None
+        known = [one for one in choice.logprobs.token_logprobs or [] if one is not None]
+        return sum(known) / len(known)
+
+    everything = complete(api, n=5, **fields).choices
+    best = complete(api, n=2, best_of=5, **fields)
+    expected = sorted(everything, key=score, reverse=True)[:2]
+    assert [choice.text for choice in best.choices] == [choice.text for choice in expected]
+    assert best.usage is not None
+    assert best.usage.completion_tokens == 5 * 8
+
+
+def test_chat_logprobs_whole_and_streamed(api: openai.OpenAI) -> None:
+    (choice,) = chat(api, logprobs=True, top_logprobs=5).choices
+    assert choice.logprobs is not None
+    entries = choice.logprobs.content or []
+    assert "".join(entry.token for entry in entries) == content(choice) == ANSWER
+    for entry in entries:
+        # Greedy: the chosen one is the likeliest.
+        assert entry.top_logprobs[0].token == entry.token
+        assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-5)
+        likely = [other.logprob for other in entry.top_logprobs]
+        assert likely == sorted(likely, reverse=True)
+        assert 0.05 < sum(map(math.exp, likely)) <= 1 + 1e-5
+    streamed = []
+    for chunk in api.chat.completions.create(
+        model="lmi", messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=5, stream=True
+    ):
+        for one in chunk.choices:
+            streamed += (one.logprobs.content if one.logprobs else None) or []
+    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
+    for one, other in zip(streamed, entries, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_echo_with_logprobs_scores_a_text(rolling: openai.OpenAI) -> None:
+    """What a text's tokens are told with when it is given is what they were told with when they were generated."""
+    first = complete(rolling, logprobs=3, max_tokens=10).choices[0]
+    assert first.logprobs is not None
+    again = complete(rolling, prompt=STORY + first.text, logprobs=3, echo=True, max_tokens=1).choices[0]
+    assert again.logprobs is not None
+    scores, tokens = again.logprobs.token_logprobs or [], again.logprobs.tokens or []
+    assert again.text.startswith(STORY + first.text)
+    assert "".join(tokens) == again.text
+    assert scores[0] is None
+    generated = len(first.logprobs.tokens or [])
+    assert tokens[-1 - generated : -1] == first.logprobs.tokens
+    assert scores[-1 - generated : -1] == pytest.approx(first.logprobs.token_logprobs, abs=1e-3)
+
+
+def test_prompt_logprobs_in_vllms_form(rolling: openai.OpenAI, text: TextModel) -> None:
+    reply = complete(rolling, max_tokens=1, extra_body={"prompt_logprobs": 2})
+    rows = reply.choices[0].model_extra["prompt_logprobs"]  # type: ignore[index]
+    ids = text.encode(STORY)
+    assert rows[0] is None
+    assert len(rows) == len(ids)
+    for token_id, row in zip(ids[1:], rows[1:], strict=True):
+        assert len(row) in (2, 3)
+        assert row[str(token_id)]["logprob"] <= max(other["logprob"] for other in row.values())
+
+
+def test_logit_bias_bans_and_forces(api: openai.OpenAI, text: TextModel) -> None:
+    (paris,) = text.encode(" Paris")
+    assert " Paris" not in content(chat(api, logit_bias={str(paris): -100}, max_tokens=12).choices[0])
+    assert only(complete(api, logit_bias={str(paris): 100}, max_tokens=4)) == " Paris" * 4
+
+
+def test_bad_words_do_not_come_up(api: openai.OpenAI) -> None:
+    banned = content(chat(api, max_tokens=16, extra_body={"bad_words": ["Paris", "capital of"]}).choices[0])
+    assert "Paris" not in banned
+    assert "capital of" not in banned
+
+
+def test_penalties_break_a_loop(api: openai.OpenAI, text: TextModel) -> None:
+    def kinds(**fields: Any) -> int:
+        return len(
+            set(text.encode(only(complete(api, max_tokens=64, extra_body={"ignore_eos": True}, **fields))))
+        )
+
+    assert kinds() < kinds(frequency_penalty=2.0, presence_penalty=2.0)
+
+
+def test_min_tokens_put_off_the_end(api: openai.OpenAI) -> None:
+    usage = chat(api, max_tokens=40).usage
+    assert usage is not None
+    assert usage.completion_tokens < 30
+    longer = chat(api, max_tokens=40, extra_body={"min_tokens": 30}).usage
+    assert longer is not None
+    assert longer.completion_tokens >= 30
+
+
+def test_stop_token_ids_end_the_text(api: openai.OpenAI, text: TextModel) -> None:
+    (paris,) = text.encode(" Paris")
+    (choice,) = chat(api, extra_body={"stop_token_ids": [paris]}).choices
+    assert content(choice) == "The capital of France is"
+    assert choice.finish_reason == "stop"
+    both = {"stop_token_ids": [paris], "include_stop_str_in_output": True}
+    assert content(chat(api, extra_body=both).choices[0]) == "The capital of France is Paris"
+
+
+@pytest.mark.parametrize("stop", ["ital of Fr", "France is P", " is Paris.", "e c"])
+def test_stop_strings_over_tokens_are_never_streamed(stop: str, api: openai.OpenAI) -> None:
+    expected = ANSWER[: ANSWER.index(stop)]
+    stream = api.chat.completions.create(
+        model="lmi", messages=CAPITAL, temperature=0, stop=["never", stop], stream=True, logprobs=True
+    )
+    shown = told = ""
+    for chunk in stream:
+        for choice in chunk.choices:
+            shown += choice.delta.content or ""
+            told += "".join(e.token for e in (choice.logprobs.content if choice.logprobs else None) or [])
+            assert expected.startswith(shown)
+            assert expected.startswith(told)
+            reason = choice.finish_reason
+    assert shown == expected
+    assert reason == "stop"
+
+
+def test_beams_find_a_likelier_text(rolling: openai.OpenAI) -> None:
+    def score(answer: str) -> float:
+        choice = complete(rolling, prompt=STORY + answer, echo=True, logprobs=0, max_tokens=1).choices[0]
+        assert choice.logprobs is not None
+        return sum(one for one in (choice.logprobs.token_logprobs or [])[:-1] if one is not None)
+
+    greedy = only(complete(rolling, max_tokens=12))
+    beams = only(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
+    assert beams == only(complete(rolling, max_tokens=12, extra_body={"num_beams": 4}))
+    assert score(beams) >= score(greedy) - 1e-3
+
+
+def test_what_engine_python_does_not_do_is_refused(dynamic_server: Server) -> None:
+    with openai.OpenAI(base_url=f"{dynamic_server.base_url}/v1", api_key="none", max_retries=0) as api:
+        for extra in ({"num_beams": 2}, {"prompt_logprobs": 1}):
+            with pytest.raises(openai.BadRequestError, match="engine=MPI does it"):
+                complete(api, extra_body=extra)
+
+
+def test_cached_tokens_of_a_prompt_that_comes_again(rolling: openai.OpenAI) -> None:
+    prompt = "A long story that nobody has told before. " * 20
+
+    def cached() -> int:
+        usage = complete(rolling, prompt=prompt, max_tokens=1).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    cached()
+    assert cached() > 100

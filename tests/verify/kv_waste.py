@@ -1,0 +1,41 @@
+"""What contiguous and paged allocation waste of the same KV cache: `lmi kv-waste`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 16
+TITLE = "lmi kv-waste: 512-token prompts, outputs of mean 128, max_new_tokens 512, pages of 16: paged wastes below 4 %"
+
+
+def verify(lab: Lab, report: Report) -> None:
+    path = lab.folder / "kv-waste.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "container", "kv-waste", "--json", str(path)],
+        cwd=REPO_ROOT,
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    for line in done.stdout.splitlines():
+        report.figure(line)
+    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    for result in results:
+        report.figure(
+            f"{result['arm']}: waste {result['waste']:.1%}, {result['mean_running_loaded']:.0f} at once while others "
+            f"wait, {result['preemptions']} preemptions"
+        )
+    paged = [result for result in results if "contiguous" not in result["arm"]]
+    report.require(len(results) == 3 and len(paged) == 2, "contiguous and both paged ways are in the table")
+    worst = max(result["waste"] for result in paged)
+    report.require(worst < 0.04, f"paged wastes {worst:.1%} at most")
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

@@ -1,0 +1,115 @@
+"""What the prefix cache gains where prompts begin alike, and costs where they do not."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engines.mpi.paged_blocks import PagedBlocks
+from tests.support.core_lab import CoreLab, Mode, Running, greedy
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 17
+TITLE = "Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared costs under 1 % of the step time"
+
+_LENGTH, _SHARED = 640, 576
+_PAIRS = 7
+_METHODS = ("find", "hold", "keep", "share", "release", "set_idle", "evict", "forget")
+"""All that the cache does is done in these."""
+
+
+def verify(lab: Lab, report: Report) -> None:
+    core = CoreLab(lab.model, lab.folder, num_blocks=1024, threads=2, batch_invariant=False)
+    _shared(core, report)
+    _nothing_shared(core, report)
+
+
+def _shared(core: CoreLab, report: Report) -> None:
+    """One request after the other, each with the same first 90 %: time to the first token, with and without."""
+    rng = random.Random(1)
+    beginning = [rng.randrange(49_000) for _ in range(_SHARED)]
+
+    def ttft(running: Running, number: int) -> float:
+        rest = [rng.randrange(49_000) for _ in range(_LENGTH - _SHARED)]
+        running.core.add(greedy(str(number), [*beginning, *rest], 2))
+        started = time.perf_counter()
+        first = 0.0
+        while running.core.has_work:
+            if running.core.step() and not first:
+                first = time.perf_counter() - started
+        return first
+
+    with_cache, without = [], []
+    cached = core.start(Mode(max_prefill_tokens=256, max_num_batched_tokens=256))
+    ttft(cached, -1)  # the first one fills the cache
+    for number in range(_PAIRS):
+        plain = core.start(Mode(prefix_caching=False, max_prefill_tokens=256, max_num_batched_tokens=256))
+        without.append(ttft(plain, number))
+        # The other engine wrote over the same memory: compute the shared pages anew, then measure.
+        cached = core.start(Mode(max_prefill_tokens=256, max_num_batched_tokens=256))
+        ttft(cached, -1)
+        with_cache.append(ttft(cached, number))
+    ratios = [slow / fast for slow, fast in zip(without, with_cache, strict=True)]
+    report.figure(
+        f"{_SHARED} of {_LENGTH} prompt tokens shared: without {statistics.median(without) * 1000:.0f} ms, "
+        f"with {statistics.median(with_cache) * 1000:.0f} ms (medians of {_PAIRS})"
+    )
+    report.require(
+        statistics.median(ratios) >= 5,
+        f"TTFT is {statistics.median(ratios):.1f}x lower ({min(ratios):.1f} to {max(ratios):.1f})",
+    )
+
+
+def _nothing_shared(core: CoreLab, report: Report) -> None:
+    rng = random.Random(2)
+    running = core.start(Mode(max_num_seqs=16, max_prefill_tokens=256, max_num_batched_tokens=256))
+    spent = _time_cache(running)
+    for number in range(32):
+        prompt = [rng.randrange(49_000) for _ in range(rng.randint(100, 300))]
+        running.core.add(greedy(str(number), prompt, 24))
+    started = time.perf_counter()
+    steps = 0
+    while running.core.has_work:
+        running.core.step()
+        steps += 1
+    total = time.perf_counter() - started
+    hits = running.scheduler.num_prefix_hit_tokens
+    report.figure(
+        f"{steps} steps in {total:.1f} s; {sum(spent.values()) * 1000:.2f} ms of it in the prefix cache: "
+        + ", ".join(f"{name} {seconds * 1000:.2f}" for name, seconds in spent.items() if seconds)
+    )
+    report.require(hits == 0, f"{hits} tokens were found: nothing is shared")
+    share = sum(spent.values()) / total
+    report.require(share < 0.01, f"time in prefix-cache code is {share:.3%} of the steps' time")
+
+
+def _time_cache(running: Running) -> dict[str, float]:
+    """Seconds in each method of the prefix cache, from now on; the clock's own cost counts too."""
+    if not isinstance(running.blocks, PagedBlocks) or running.blocks.prefix_cache is None:
+        raise TypeError("this engine has no prefix cache")
+    spent = dict.fromkeys(_METHODS, 0.0)
+
+    class Timed(type(running.blocks.prefix_cache)):  # type: ignore[misc]
+        pass
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                spent[name] += time.perf_counter() - started
+
+        return call
+
+    for name in _METHODS:
+        setattr(Timed, name, timed(name, getattr(type(running.blocks.prefix_cache), name)))
+    running.blocks.prefix_cache.__class__ = Timed
+    return spent
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

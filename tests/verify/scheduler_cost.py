@@ -1,0 +1,44 @@
+"""What a step costs outside of the model: `lmi scheduler-cost`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 19
+TITLE = (
+    "Scheduler: at most 500 us a step at 256 running and 1,000 waiting; linear in running, flat in waiting"
+)
+
+_LINEAR, _FLAT = 1.2, 1.2
+"""Ratios up to here count as linear growth, and as none: timings repeat no better."""
+
+
+def verify(lab: Lab, report: Report) -> None:
+    path = lab.folder / "scheduler-cost.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "container", "scheduler-cost", "--json", str(path)],
+        cwd=REPO_ROOT,
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    for line in done.stdout.splitlines():
+        report.figure(line)
+    values = json.loads(path.read_text(encoding="utf-8"))
+    report.require(
+        done.returncode == 0 and values["within_limit"], f"within {values['limit_us']:.0f} us a step"
+    )
+    running = max(values["growth_with_running"].values())
+    report.require(running <= _LINEAR, f"cost grows {running:.2f} times as fast as the running sequences")
+    waiting = max(values["growth_with_waiting"].values())
+    report.require(waiting <= _FLAT, f"the most waiting ones make it {waiting:.2f} times what none do")
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
