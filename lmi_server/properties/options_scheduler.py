@@ -95,9 +95,9 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     _option(
         "option.batch_invariant",
         Bool(),
-        "On a CPU at degree 1 a request's results have the same bits whoever shares its steps, and however its prompt is"
-        " cut, computed again or found in the cache; on there without it. false saves half the time of weights that fp16"
-        " cannot hold when one token is computed alone; for others it changes nothing.",
+        "On a CPU at degree 1 a request's results have the same bits whoever shares its steps, and however its prompt"
+        " is cut, computed again or found in the cache; on there without it. false saves half the time of weights that"
+        " fp16 cannot hold when one token is computed alone; for others it changes nothing.",
         target="options.batch_invariant",
         example="true",
     ),

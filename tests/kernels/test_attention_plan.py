@@ -102,7 +102,7 @@ def test_groups_keep_their_limits(layout: Layout) -> None:
 
 
 def _check_keys(group: AttentionGroup, longest: int, layout: Layout) -> None:
-    """As many keys as the longest sequence needs, few more, and no tile of them with less than MKL's own kernels take."""
+    """As many keys as the longest sequence needs, few more, and no tile with fewer than MKL gives its usual kernels."""
     step = 1 if isinstance(group.source, KvView) else layout.block_size
     needed = _padded(longest, step)
     assert needed <= group.kv_len < needed + max(MIN_KEYS, step)

@@ -112,9 +112,9 @@ def _check_model(report: Report, name: str, folder: Path, dtype: str) -> None:
     seen: dict[str, torch.Tensor] = {}
     for paged in (True, False):
         runner = _runner(folder, dtype, paged)
-        for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [1]):
+        for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [170, *[1] * 30]):
             for neighbours in (0, 7):
-                way = f"{'paged' if paged else 'contiguous'}, chunks of {sizes}, {neighbours} neighbours"
+                way = f"{'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbours} neighbours"
                 seen[way] = _logits(runner, tokens, sizes, neighbours, paged, rng)
     first = next(iter(seen.values()))
     differing = [way for way, logits in seen.items() if not torch.equal(logits, first)]

@@ -70,7 +70,11 @@ def test_differences_are_those_of_effective_values_defaults_and_decisions_includ
     two = write_arm(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
     arms = read_arms([Named("one", one), Named("two", two)], {}, MACHINE, lambda source: model)
     # fp32 is what the first arm's dtype comes to on a CPU: no difference.
-    assert differences(arms) == (Difference("option.paged_attention", ("true", "false")),)
+    assert differences(arms) == (
+        Difference("option.batch_scheduler_policy", ("max_utilization", "guaranteed_no_evict")),
+        Difference("option.paged_attention", ("true", "false")),
+        Difference("option.enable_prefix_caching", ("true", "false")),
+    )
     assert [arm.dtype for arm in arms] == ["fp32", "fp32"]
     assert not warnings(arms)
 
