@@ -32,6 +32,9 @@ from engines.mpi.step import Step, StepDraft
 from engines.mpi.waiting_line import WaitingLine
 
 
+_new = tuple.__new__
+
+
 class Scheduler:
     """Waiting and running sequences."""
 
@@ -163,7 +166,7 @@ class Scheduler:
     def update(
         self,
         step: Step,
-        tokens: Iterable[SampledToken],
+        tokens: list[SampledToken],
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
@@ -171,33 +174,16 @@ class Scheduler:
 
         tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
         """
-        plan = step.plan
-        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
+        plan, decodes = step.plan, step.num_decodes
+        for sequence, start, count in zip(
+            step.sequences[decodes:], plan.starts[decodes:], plan.query_lens[decodes:], strict=True
+        ):
             sequence.num_computed_tokens = start + count
         for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
             sequence.prompt_logprobs.extend(scores)
-        outputs = []
-        block_size = self._blocks.block_size
-        for sequence, token in zip(step.sampled, tokens, strict=True):
-            token_ids, token_id = sequence.token_ids, token.token_id
-            if (
-                sequence.first_token_time is None
-                or token.logprob is not None
-                or not token.finite
-                or token_id in sequence.stop_token_ids
-                or len(token_ids) + 1 >= sequence.max_num_tokens
-            ):
-                if sequence.may_give_way:
-                    outputs.append(self._take(sequence, token, now))
-                else:
-                    outputs.extend(self._take_beam(sequence, token))
-                continue
-            # The common case, in few words: hundreds in every step.
-            token_ids.append(token_id)
-            computed = sequence.num_verified_tokens = sequence.num_computed_tokens
-            if not computed % block_size:
-                self._blocks.keep(sequence)
-            outputs.append(token_output(sequence.id, token_id))
+        outputs = self._take_decodes(step, tokens[:decodes], now)
+        for sequence, token in zip(step.sampled[decodes:], tokens[decodes:], strict=True):
+            outputs += self._take(sequence, token, now)
         return outputs
 
     def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
@@ -232,27 +218,35 @@ class Scheduler:
             if start < sequence.num_ever_computed:
                 self.num_recomputed_tokens += min(start + count, sequence.num_ever_computed) - start
 
-    def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
-        """What can follow in one sequence of a beam search; it may have ended in this very step."""
-        group = self._beams.get(sequence.request.id)
-        if group is None:
-            return []
-        if not token.finite:
-            return self.fail([sequence], _not_finite())
-        sequence.num_verified_tokens = sequence.num_computed_tokens
-        self._blocks.keep(sequence)
-        output = group.take(sequence, token.top, self._running)
-        if output is None:
-            return []
-        self._remove(self._by_id[output.id])
-        return [output]
+    def _take_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
+        """The next tokens of those that are generating. In few words, for there are hundreds in every step."""
+        outputs: list[RequestOutput] = []
+        block_size = self._blocks.block_size
+        sequences, starts = step.sequences[: len(tokens)], step.plan.starts[: len(tokens)]
+        for sequence, start, token in zip(sequences, starts, tokens, strict=True):
+            sequence.num_computed_tokens = computed = start + 1
+            token_id = token.token_id
+            # `start` is the place of the token before.
+            if start < sequence.last_plain_start and token_id not in sequence.stop_token_ids and token.finite:
+                sequence.token_ids.append(token_id)
+                sequence.num_verified_tokens = computed
+                if not computed % block_size:
+                    self._blocks.keep(sequence)
+                outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
+            else:
+                outputs += self._take(sequence, token, now)
+        return outputs
 
-    def _take(self, sequence: Sequence, token: SampledToken, now: float) -> RequestOutput:
+    def _take(self, sequence: Sequence, token: SampledToken, now: float) -> list[RequestOutput]:
         """A token that is a first or a last one, or comes with something to tell."""
+        if sequence.waits:  # its beam search has ended in this very step
+            return []
         if not token.finite:
-            return self.fail([sequence], _not_finite())[0]
+            return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
         sequence.num_verified_tokens = sequence.num_computed_tokens
         self._blocks.keep(sequence)
+        if not sequence.may_give_way:
+            return self._take_beam(sequence, token)
         sequence.token_ids.append(token.token_id)
         reason = None
         if token.token_id in sequence.stop_token_ids:
@@ -264,9 +258,11 @@ class Scheduler:
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
         if sequence.first_token_time is not None:
-            return RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
+            return [RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)]
         sequence.first_token_time = now
-        return RequestOutput(
+        if token.logprob is None:
+            sequence.last_plain_start = sequence.max_num_tokens - 2
+        output = RequestOutput(
             sequence.id,
             (token.token_id,),
             logprobs,
@@ -275,15 +271,21 @@ class Scheduler:
             reason,
             num_cached_tokens=sequence.num_cached_tokens,
         )
+        return [output]
+
+    def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
+        """What can follow in one sequence of a beam search; it may have ended in this very step."""
+        group = self._beams.get(sequence.request.id)
+        output = None if group is None else group.take(sequence, token.top, self._running)
+        if output is None:
+            return []
+        self._remove(self._by_id[output.id])
+        return [output]
 
     def _remove(self, sequence: Sequence, failed: bool = False) -> None:
         del self._by_id[sequence.id]
         self._beams.pop(sequence.id, None)
         self._running.remove(sequence, failed)
-
-
-def _not_finite() -> RequestFailed:
-    return RequestFailed("the model's output for this request is not finite")
 
 
 def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:

@@ -53,6 +53,8 @@ class Sequence:
     num_preemptions: int = 0
     scheduled_time: float | None = None
     first_token_time: float | None = None
+    last_plain_start: int = -1
+    """Computing a token before this place gives a token that is not the last and of which nothing else is to be told."""
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     """Those computed so far, where the request asked."""
 

@@ -14,6 +14,8 @@ class Step:
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
+    num_decodes: int
+    """So many of the first sequences are generating: one token each, and each gains the next."""
 
     @property
     def sampled(self) -> list[Sequence]:
@@ -38,9 +40,10 @@ class Step:
     def halves(self) -> tuple[Step, Step]:
         """The same tokens as two steps. What else a plan does was done when the whole was tried."""
         middle, end = len(self.sequences) // 2, len(self.sequences)
+        decodes = min(self.num_decodes, middle)
         return (
-            Step(self.plan.part(0, middle), self.sequences[:middle]),
-            Step(self.plan.part(middle, end), self.sequences[middle:]),
+            Step(self.plan.part(0, middle), self.sequences[:middle], decodes),
+            Step(self.plan.part(middle, end), self.sequences[middle:], self.num_decodes - decodes),
         )
 
 
@@ -98,7 +101,7 @@ class StepDraft:
             self.copies,
             scrub_blocks,
         )
-        return Step(plan, sequences)
+        return Step(plan, sequences, len(decodes))
 
 
 def is_decoding(sequence: Sequence) -> bool:

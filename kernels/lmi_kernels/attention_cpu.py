@@ -17,6 +17,7 @@ Hidden keys behind the last visible one then change nothing: their weight is exa
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from lmi_kernels.attention_plan import KEY_TILE, MIN_KEYS, QUERY_TILE
 
@@ -126,14 +127,16 @@ def _fewest_rows(head_dim: int) -> int:
 
 
 def _scaled(q: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
-    """q / sqrt(head_dim) in fp32, contiguous, in a tensor of `shape`. The rows that q does not fill hold anything:
-    no row sees another, and nobody looks at their results.
+    """q / sqrt(head_dim) in fp32, padded with zeros to `shape`, contiguous.
 
     Queries and not scores are scaled: a product's own factor is rounded in with its first partial sum.
     """
-    scaled = q.new_empty(shape, dtype=torch.float32)
-    torch.mul(q.float(), shape[-1] ** -0.5, out=scaled[:, : q.shape[1], : q.shape[2]])
-    return scaled
+    scale = shape[-1] ** -0.5
+    if q.shape == shape:
+        return (q.float() * scale).contiguous()
+    return (
+        F.pad(q.float(), (0, 0, 0, shape[2] - q.shape[2], 0, shape[1] - q.shape[1])).mul_(scale).contiguous()
+    )
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
