@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.sequence import Sequence
-from engines.mpi.step import StepDraft
+from engines.mpi.step import StepDraft, is_decoding
 from engines.mpi.waiting_line import WaitingLine
 
 _WATERMARK = 0.01
@@ -45,6 +45,8 @@ class RunningSet:
         self._mode = mode
         self._blocks = blocks
         self._running: dict[str, Sequence] = {}
+        self._generating: dict[Sequence, None] = {}
+        """Of these, those that only have their newest token to compute; beams are not among them."""
         self._free_rows: list[int] = []
         self._num_rows = 0
         self._scrub: list[int] = []
@@ -61,21 +63,36 @@ class RunningSet:
     def plan_decodes(self, max_num_tokens: int, draft: StepDraft) -> list[Sequence]:
         """Give generating sequences their newest token's place, as many as the step holds. Returns the others, which
         have to catch up; who gives way in between shows by `waits`."""
+        decodes = list(self._generating)[:max_num_tokens]
         block_size = self._blocks.block_size
-        decodes = draft.decodes
+        for sequence in [s for s in decodes if not s.num_computed_tokens % block_size]:
+            # Its token is the first of a page.
+            if not sequence.waits:
+                self.make_room(sequence, len(sequence.token_ids), draft)
+            draft.grown.append(sequence)
+        if draft.preempted:
+            decodes = [sequence for sequence in decodes if not sequence.waits]
+        draft.decodes = dict.fromkeys(decodes, 1)
+        if len(self._generating) == len(self._running):
+            return []
         behind = []
         for sequence in self.sequences():
-            computed, num_tokens = sequence.num_computed_tokens, len(sequence.token_ids)
-            if computed != num_tokens - 1 or num_tokens == sequence.num_prompt_tokens:
-                if not sequence.waits:
-                    behind.append(sequence)
-            elif len(decodes) == max_num_tokens:
-                break
-            elif computed < len(sequence.block_table) * block_size or (
-                not sequence.waits and self.make_room(sequence, num_tokens, draft)
-            ):
-                decodes[sequence] = 1
+            if sequence in self._generating or sequence.waits:
+                continue
+            if not is_decoding(sequence):
+                behind.append(sequence)
+            elif len(draft.decodes) < max_num_tokens and self.make_room(
+                sequence, len(sequence.token_ids), draft
+            ):  # a beam, or one that was preempted and found all but its newest token in the cache
+                draft.decodes[sequence] = 1
+                draft.grown.append(sequence)
+                if sequence.may_give_way:
+                    self.generates(sequence)
         return behind
+
+    def generates(self, sequence: Sequence) -> None:
+        """All of its tokens but the newest are computed, and from now on it gains one in each step."""
+        self._generating[sequence] = None
 
     def take_scrub(self) -> list[int]:
         """Blocks to be zeroed before the next step; each is told once."""
@@ -218,6 +235,7 @@ class RunningSet:
         if sequence.num_verified_tokens < sequence.num_computed_tokens:
             self._scrub.extend(sequence.block_table[first:last])
         del self._running[sequence.id]
+        self._generating.pop(sequence, None)
         self._blocks.release(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1

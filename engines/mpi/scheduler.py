@@ -18,7 +18,6 @@ from engines.core import (
     RequestOutput,
     SampledToken,
     SchedulerSettings,
-    token_output,
 )
 from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, RequestFailed
 from engines.mpi.beam_group import BeamGroup
@@ -30,7 +29,6 @@ from engines.mpi.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.sequence import Sequence
 from engines.mpi.step import Step, StepDraft
 from engines.mpi.waiting_line import WaitingLine
-
 
 _new = tuple.__new__
 
@@ -253,7 +251,9 @@ class Scheduler:
             reason = FinishReason.EOS_TOKEN
         elif len(sequence.token_ids) >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        if reason is not None:
+        if reason is None:
+            self._running.generates(sequence)
+        else:
             self._remove(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()

@@ -54,7 +54,7 @@ class Sequence:
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_plain_start: int = -1
-    """Computing a token before this place gives a token that is not the last and of which nothing else is to be told."""
+    """What follows a token before this place is not the last token, and there is nothing to tell of it but itself."""
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     """Those computed so far, where the request asked."""
 

@@ -56,6 +56,8 @@ class StepDraft:
         self.prefills: dict[Sequence, int] = {}
         """Those that catch up, each with so many tokens."""
         self.num_prefill_tokens = 0
+        self.grown: list[Sequence] = []
+        """Of the generating ones, those whose block tables may have new entries."""
         self.copies: list[int] = []
         """Pairs of blocks, source and destination."""
         self.preempted = False
@@ -85,8 +87,10 @@ class StepDraft:
         for (sequence, count), start in zip(prefills.items(), starts[len(decodes) :], strict=True):
             token_ids.extend(sequence.token_ids[start : start + count])
         updates: list[int] = []
-        for sequence in [s for s in sequences if s.num_told_blocks != len(s.block_table)]:
+        for sequence in (*self.grown, *prefills):
             told, num_blocks = sequence.num_told_blocks, len(sequence.block_table)
+            if told == num_blocks:
+                continue
             updates.extend((sequence.row, told, num_blocks - told))
             updates.extend(sequence.block_table[told:])
             sequence.num_told_blocks = num_blocks

@@ -7,6 +7,7 @@ on stderr and on the status board.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -116,6 +117,9 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     prompt = tuple(range(min(8, config.model.max_model_len - 2)))
     leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
     seconds = {**rank.seconds, "warm-up": process_age() - before}
+    # What is loaded stays: the garbage collector need not look at it again and again while steps wait.
+    gc.collect()
+    gc.freeze()
     front = Front(address)
     board.set_state(EngineState.READY)
     logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})

@@ -131,12 +131,12 @@ def _scaled(q: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
 
     Queries and not scores are scaled: a product's own factor is rounded in with its first partial sum.
     """
-    scale = shape[-1] ** -0.5
+    scale: float = shape[-1] ** -0.5
     if q.shape == shape:
         return (q.float() * scale).contiguous()
-    return (
-        F.pad(q.float(), (0, 0, 0, shape[2] - q.shape[2], 0, shape[1] - q.shape[1])).mul_(scale).contiguous()
-    )
+    missing = (0, 0, 0, shape[2] - q.shape[2], 0, shape[1] - q.shape[1])
+    padded: torch.Tensor = F.pad(q.float(), missing)
+    return padded.mul_(scale).contiguous()
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -151,7 +151,8 @@ def _scores(q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None) -> t
 def _weigh(scores: torch.Tensor, values: torch.Tensor, long_sums: bool) -> torch.Tensor:
     """scores: [batch, rows, kv_len]; values: [batch, kv_len, head_dim] -> [batch, rows, head_dim]."""
     weights = scores.softmax(dim=-1)
-    if long_sums and values.shape[1] >= _LONG:
+    kv_len = values.shape[1]
+    if kv_len <= KEY_TILE or (long_sums and kv_len >= _LONG):
         return torch.bmm(weights, values)
     return _sum_in_tiles(weights, values)
 

@@ -72,9 +72,23 @@ def test_a_line_of_the_readme(line: str, paged_server: Server) -> None:
     assert command == "curl"
     assert any(README_ADDRESS in argument for argument in arguments)
     arguments = [argument.replace(README_ADDRESS, paged_server.base_url) for argument in arguments]
+    if any("/admin/" in argument for argument in arguments):
+        _check_admin_line(arguments, f"{paged_server.base_url}/admin/scheduler")
+        return
     text = curl(*arguments)
     if not any(argument.endswith("/metrics") for argument in arguments):
         check(text)
+
+
+def _check_admin_line(arguments: list[str], url: str) -> None:
+    """What it asks for is in force then; the server is left as it was, for others use it too."""
+    before = json.loads(curl("-s", url))
+    try:
+        after = json.loads(curl(*arguments))
+        asked = json.loads(arguments[arguments.index("-d") + 1])
+        assert after == {**before, **asked} != before
+    finally:
+        curl("-s", "-X", "PATCH", url, "-H", "Content-Type: application/json", "-d", json.dumps(before))
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/any-model", "/predictions/any-model/v1"])

@@ -86,7 +86,8 @@ def _check_attention(report: Report, threads: int) -> None:
     """Chunks of one sequence, in pages and among others, against all of it at once; the same by torch's own."""
     generator, rng = fresh_generator(), random.Random(threads)
     q, pool, table = _sequence(_LENGTH, generator)
-    whole = _attend(q, pool, table, 0)
+    workspace = Workspace()
+    whole = _attend(q, pool, table, 0, workspace)
     keys_values = pool[:, :, table].reshape(2, _KV_HEADS, -1, _HEAD_DIM)[:, :, :_LENGTH]
     fused = _fused(q, keys_values, 0)
     cases = ours = torchs = 0
@@ -96,7 +97,8 @@ def _check_attention(report: Report, threads: int) -> None:
         stop = start + size
         others = [rng.randint(1, _LENGTH) for _ in range(rng.randint(0, 7))] if size == 1 else []
         cases += 1
-        ours += not torch.equal(_attend(q[start:stop], pool, table, start, others), whole[start:stop])
+        results = _attend(q[start:stop], pool, table, start, workspace, others)
+        ours += not torch.equal(results, whole[start:stop])
         torchs += not torch.equal(_fused(q[start:stop], keys_values[:, :, :stop], start), fused[start:stop])
     text = (
         f"attention, {threads} threads: {torchs} of {cases} chunks differ with torch's own, {ours} with ours"
@@ -159,7 +161,7 @@ def _logits(
 
 def _time(report: Report) -> None:
     """Ratios of the least of many short runs, taken in turns."""
-    generator = fresh_generator()
+    generator, workspace = fresh_generator(), Workspace()
     with torch.inference_mode():
         for dense in (False, True):
             # Several layers, so that weights come from memory as they do in a model.
@@ -178,7 +180,9 @@ def _time(report: Report) -> None:
             keys_values = pool.view(2, _KV_HEADS, -1, _HEAD_DIM)[:, :, : start + size]
             fused, ours = _least(
                 lambda q=q[start:], kv=keys_values, start=start: _fused(q, kv, start),
-                lambda q=q[start:], pool=pool, table=table, start=start: _attend(q, pool, table, start),
+                lambda q=q[start:], pool=pool, table=table, start=start: _attend(
+                    q, pool, table, start, workspace
+                ),
                 6,
             )
             report.figure(f"attention of {size} tokens behind {start}: time / torch's own {ours / fused:.2f}")
@@ -215,20 +219,25 @@ def _sequence(length: int, generator: torch.Generator) -> tuple[torch.Tensor, to
 
 
 def _attend(
-    q: torch.Tensor, pool: torch.Tensor, table: list[int], start: int, others: list[int] | None = None
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    table: list[int],
+    start: int,
+    workspace: Workspace,
+    others: list[int] | None = None,
 ) -> torch.Tensor:
     """Of the queries from position `start` on, with others that share blocks and are so many keys long."""
     limits = GroupLimits(_BLOCK_SIZE, pool.shape[2], _KV_HEADS, 2048)
     out = torch.empty_like(q)
     if len(q) > 1:
-        attention(q, pool, [plan_chunk(0, len(q), start + len(q), table, limits, CPU)], Workspace(), out)
+        attention(q, pool, [plan_chunk(0, len(q), start + len(q), table, limits, CPU)], workspace, out)
         return out
     lens = [start + 1, *(others or [])]
     order = decode_order(lens, [table] * len(lens), contiguous=False)
     groups = plan_decodes([lens[i] for i in order], [table] * len(lens), limits, False, CPU)
     queries = q.expand(len(lens), -1, -1)
     results = torch.empty(queries.shape)
-    attention(queries, pool, groups, Workspace(), results)
+    attention(queries, pool, groups, workspace, results)
     place = order.index(0)
     return results[place : place + 1]
 
