@@ -35,7 +35,7 @@ class ParallelConfig:
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
     batch_invariant: bool = False
-    """A row's result has the same bits whoever shares its step and however its prompt was cut, on a CPU in fp32."""
+    """On a CPU a row's result has the same bits whoever shares its step, for weights that fp16 does not hold too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class EngineOptions:
     waiting_steps: int = 0
     max_queued_tokens: int | None = None
     step_trace: str | None = None
-    batch_invariant: bool | None = None
+    batch_invariant: bool = False
     paged_attention: bool = True
     enable_prefix_caching: bool | None = None
     block_size: int | None = None

@@ -71,7 +71,7 @@ def resolve(
             tp_size=degree,
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
-            batch_invariant=_batch_invariant(options, device, made),
+            batch_invariant=_batch_invariant(options, device),
         ),
         cache=cache,
         scheduler=_scheduler(options, device, made),
@@ -129,16 +129,12 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
     return degree
 
 
-def _batch_invariant(options: EngineOptions, device: str, made: Decisions) -> bool:
-    name, given = "option.batch_invariant", options.batch_invariant
-    if given is None:
-        made.computed(name, str(device == "cpu").lower(), f"on {weights.a(device)}")
-        return device == "cpu"
-    if given and device != "cpu":
+def _batch_invariant(options: EngineOptions, device: str) -> bool:
+    if options.batch_invariant and device != "cpu":
         raise CannotServe(
-            f"{name}=true: on a GPU the bits of a result depend on the batch; it is done on CPUs"
+            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; it is done on CPUs"
         )
-    return given
+    return options.batch_invariant
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:

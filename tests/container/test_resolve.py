@@ -74,7 +74,6 @@ def test_everything_open_is_decided_on_a_cpu(model: Path) -> None:
     assert settings.max_num_seqs == EngineOptions().max_rolling_batch_size
     assert settings.max_waiting == EngineOptions().job_queue_size
     assert engine.scheduler.batch_scheduler_policy == "max_utilization"
-    assert engine.parallel.batch_invariant
     assert set(resolved.origins) == set(resolved.values)
     assert resolved.values["option.kv_cache_gb"] == "4"
     assert all(origin.startswith("computed: ") for origin in resolved.origins.values())
@@ -88,7 +87,6 @@ def test_everything_open_is_decided_on_gpus(model: Path) -> None:
     assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (16, None)
     assert engine.scheduler.settings.max_prefill_tokens == 2048
     assert engine.scheduler.settings.max_num_batched_tokens == 2048
-    assert not engine.parallel.batch_invariant
     assert resolved.kv_capacity_tokens is None
 
 
@@ -107,7 +105,6 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "waiting_steps": 2,
         "step_trace": str(model / "steps.jsonl"),
         "enable_prefix_caching": False,
-        "batch_invariant": False,
         "paged_attention": False,
         "block_size": 16,
         "max_model_len": 1000,
@@ -152,6 +149,8 @@ def test_steps_that_are_smaller_than_the_batch_are_pointed_out(model: Path) -> N
 def test_on_a_gpu_nobody_promises_equal_bits(model: Path) -> None:
     with pytest.raises(CannotServe, match="it is done on CPUs"):
         resolve(config(batch_invariant=True), model, GPUS)
+    assert resolve(config(batch_invariant=True), model, CPU).config.parallel.batch_invariant
+    assert not resolve(config(), model, CPU).config.parallel.batch_invariant
 
 
 @pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also when called
 
 from tests.verify import (
     aws_post,
+    batch_invariance,
     clients,
     differing_parameters,
     dynamic_equality,
@@ -56,6 +57,7 @@ LINES = tuple(
         *(fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed),
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
+        batch_invariance,
     )
 )
 
