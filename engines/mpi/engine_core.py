@@ -33,6 +33,8 @@ from engines.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
+_AUDIT_BEAT = 2
+
 
 class EngineCore:
     """What rank 0 does in a step. Broad excepts stand at the step's edge alone."""
@@ -55,6 +57,8 @@ class EngineCore:
         self._stopwatch = stopwatch
         self._trace = trace
         self._ceilings = ceilings or Ceilings()
+        self._num_beats = 0
+        """Since the last step."""
 
     @property
     def has_work(self) -> bool:
@@ -99,10 +103,12 @@ class EngineCore:
         if step is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
+            self._check_books()
             self._stopwatch.reset()
             self._stopwatch.start()
             return outputs
         self._stopwatch.stop("schedule")
+        self._num_beats = 0
         computed = self._compute(step)
         self._count(step, computed, now)
         return outputs + computed if outputs else computed
@@ -123,6 +129,19 @@ class EngineCore:
             "lmi_prefix_hit_tokens_total": float(scheduler.num_prefix_hit_tokens),
         }
         return dataclasses.replace(stats, counters={**stats.counters, **counters})
+
+    def _check_books(self) -> None:
+        """Nobody runs, so nobody may hold a block. The whole audit waits for the second beat: it takes a while where
+        there are many blocks, and a request may come right after the last one's end."""
+        self._num_beats += 1
+        if self._num_beats != _AUDIT_BEAT or self._scheduler.has_work:
+            return
+        try:
+            self._blocks.check()
+            if self._blocks.num_used:
+                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nobody runs")
+        except RuntimeError:
+            logger.exception("the books of the KV cache are wrong; requests go on, but memory is lost")
 
     def _compute(self, step: Step) -> list[RequestOutput]:
         """Compute a step. One that fails is halved until the culprit is alone, and only that one ends with an error:

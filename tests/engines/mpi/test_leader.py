@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from engines.mpi.engine_core import EngineCore
 from engines.mpi.executor import StepFailed, StepResult
 from engines.mpi.leader import Leader
 from engines.mpi.scheduler import Scheduler
+from engines.mpi.sequence import Sequence
 from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
@@ -59,7 +60,7 @@ class _Sampler:
         self.not_finite: set[str] = set()
         self.forgotten: list[str] = []
 
-    def sample(self, logits: list[int], rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    def sample(self, logits: list[int], rows: abc.Sequence[SamplingRow]) -> list[SampledToken]:
         if any(row.id in self.broken for row in rows):
             raise ZeroDivisionError("a sampling step divides by zero")
         return [
@@ -133,6 +134,21 @@ def test_an_idle_engine_waits_for_messages_and_beats(lab: _Lab) -> None:
     assert lab.executor.kinds[:3] == [PlanKind.BEAT, PlanKind.BEAT, PlanKind.STEP]
     assert front.timeouts[:3] == [2.0, 2.0, 2.0]
     assert front.timeouts[3] == 0.0, "a running engine does not wait"
+
+
+def test_an_idle_engine_audits_its_blocks_once(lab: _Lab, caplog: pytest.LogCaptureFixture) -> None:
+    lab.serve(_submit(make_request("a", [1], 3)), *[[] for _ in range(6)])
+    assert not caplog.records
+    request = make_request("holder", [1, 2], 3)
+    holder = Sequence(request)
+    assert lab.blocks.admit(holder, reserve=False)
+    assert lab.blocks.extend(holder, 2)
+    lab.core.add(make_request("b", [1], 1))
+    for _ in range(6):
+        lab.core.step()
+    told = [record for record in caplog.records if "books of the KV cache" in record.message]
+    assert len(told) == 1
+    lab.blocks.release(holder)
 
 
 # Whose failure it is
