@@ -22,6 +22,7 @@ from lmi_server.properties.loader import EffectiveValue, Examination, examine
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import shorten, shown
+from lmi_server.properties.reference import OPEN_DEFAULTS
 
 Locate = Callable[[ModelSource], Path | None]
 _WIDTH = 110
@@ -199,12 +200,8 @@ def _with_decision(value: EffectiveValue, resolved: Resolved | None) -> Effectiv
         return EffectiveValue(value.key, decided, f"{resolved.origins[value.key]}{said}", value.note)
     if value.value:
         return value
-    open_values = {
-        "option.model_id": "(the folder itself)",
-        "option.revision": "(none)",
-        "option.output_formatter": "(by the request)",
-    }
-    return EffectiveValue(value.key, open_values.get(value.key, "(at start)"), value.source, value.note)
+    meaning = OPEN_DEFAULTS.get(value.key, "at start")
+    return EffectiveValue(value.key, f"({meaning})", value.source, value.note)
 
 
 def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> list[str]:

@@ -13,11 +13,14 @@ from lmi_server.properties.kinds import Choice
 from lmi_server.properties.option import Option, Status, show
 from lmi_server.properties.options import OPTIONS
 
-_OPEN_DEFAULTS = {
+OPEN_DEFAULTS = {
     "option.model_id": "the folder itself",
     "option.output_formatter": "by the request",
     "option.revision": "none",
+    "option.max_queued_tokens": "no bound",
+    "option.step_trace": "none",
 }
+"""What no value means, where it is not decided at the start."""
 
 _HEAD = """# Options
 
@@ -91,7 +94,7 @@ def _variables(option: Option) -> tuple[str, ...]:
 
 
 def _default(option: Option) -> str:
-    return show(option.default) or _OPEN_DEFAULTS.get(
+    return show(option.default) or OPEN_DEFAULTS.get(
         option.name, "decided at start" if option.target else ""
     )
 
