@@ -23,12 +23,13 @@ from container.scheduler_bench.output import json_option, show, write_json
 from engines.mpi.policies import POLICIES
 
 _MAX_STEPS = 100_000
+_ROUNDS = 5
 
 
 @click.command(
     "scheduler-cost",
     epilog="Exit code 1 when 256 running and 1,000 waiting requests cost more than the limit. Other programs on the "
-    "machine make the figures larger, never smaller.",
+    "machine make the figures larger, never smaller, so each case is the quietest of several rounds.",
 )
 @click.option(
     "--steps",
@@ -59,14 +60,20 @@ def scheduler_cost(steps: int, scheduling_policy: str, blocked_by: str, json_pat
     No model, no server.
     """
     bench = Bench(steps, scheduling_policy, blocked_by)
-    costs = [measure(bench, running, waiting) for running in RUNNING for waiting in WAITING]
+    rounds = [
+        [measure(bench, running, waiting) for running in RUNNING for waiting in WAITING]
+        for _ in range(_ROUNDS)
+    ]
+    # Of each case the quietest round: what else runs on the machine can only add.
+    costs = [min(case, key=lambda cost: cost.total.median) for case in zip(*rounds, strict=True)]
     at_aim = next(c for c in costs if (c.num_running, c.num_waiting) == AIM[:2])
     running, waiting, aim, limit = AIM
     kept = at_aim.total.median <= limit
     with_running, with_waiting = growth_with_running(costs), growth_with_waiting(costs)
     verdict = "within the aim" if at_aim.total.median <= aim else "beyond the aim, within the limit"
     show(
-        f"microseconds a step, {scheduling_policy}, {steps} steps each: median (10th to 90th percentile)",
+        f"microseconds a step, {scheduling_policy}, {steps} steps each, the quietest of {_ROUNDS} rounds: "
+        "median (10th to 90th percentile)",
         ("running", "waiting", "schedule", "update", "schedule + update", "a sequence", "encode the plan"),
         [_row(cost) for cost in costs],
         [
