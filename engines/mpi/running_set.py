@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from itertools import islice
 
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.sequence import Sequence
@@ -63,15 +64,18 @@ class RunningSet:
     def plan_decodes(self, max_num_tokens: int, draft: StepDraft) -> list[Sequence]:
         """Give generating sequences their newest token's place, as many as the step holds. Returns the others, which
         have to catch up; who gives way in between shows by `waits`."""
-        decodes = list(self._generating)[:max_num_tokens]
         block_size = self._blocks.block_size
-        for sequence in [s for s in decodes if not s.num_computed_tokens % block_size]:
-            # Its token is the first of a page.
-            if not sequence.waits:
-                self.make_room(sequence, len(sequence.token_ids), draft)
-            draft.grown.append(sequence)
-        if draft.preempted:
-            decodes = [sequence for sequence in decodes if not sequence.waits]
+        left = iter(list(self._generating))
+        decodes: list[Sequence] = []
+        while more := list(islice(left, max_num_tokens - len(decodes))):
+            for sequence in [s for s in more if not s.num_computed_tokens % block_size]:
+                # Its token is the first of a page.
+                if not sequence.waits:
+                    self.make_room(sequence, len(sequence.token_ids), draft)
+                draft.grown.append(sequence)
+            decodes += more
+            if draft.preempted:
+                decodes = [sequence for sequence in decodes if not sequence.waits]
         draft.decodes = dict.fromkeys(decodes, 1)
         if len(self._generating) == len(self._running):
             return []

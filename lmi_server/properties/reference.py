@@ -94,9 +94,7 @@ def _variables(option: Option) -> tuple[str, ...]:
 
 
 def _default(option: Option) -> str:
-    return show(option.default) or OPEN_DEFAULTS.get(
-        option.name, "decided at start" if option.target else ""
-    )
+    return show(option.default) or OPEN_DEFAULTS.get(option.name, "decided at start" if option.target else "")
 
 
 def _section(option: Option) -> str:
