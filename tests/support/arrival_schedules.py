@@ -35,11 +35,16 @@ class Tally:
     first_difference: str = ""
 
 
-def draw_mode(rng: random.Random, longest: int, block_size: int) -> Mode:
-    """Any of the modes, with limits so tight that prompts are cut and sequences give way."""
+def draw_mode(
+    rng: random.Random, longest: int, block_size: int, prefills: Sequence[int] = (1, 3, 16, 37, 64)
+) -> Mode:
+    """Any of the modes, with limits so tight that prompts are cut and sequences give way.
+
+    prefills: prompt tokens of a step, one of them.
+    """
     policy = rng.choice(_POLICIES)
     paged = policy == "max_utilization" or rng.random() < 0.6
-    prefill = rng.choice((1, 3, 16, 37, 64))
+    prefill = rng.choice(prefills)
     total = max(prefill, rng.choice((4, 16, 64)))
     least = -(-longest // block_size) + 1
     return Mode(

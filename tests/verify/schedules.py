@@ -52,7 +52,7 @@ def _real(lab: Lab, report: Report) -> None:
     subjects = [
         Subject(answer.prompt_ids, answer.unending_token_ids[:_REAL_TOKENS])
         for answer in answers
-        if len(answer.prompt_ids) <= 300
+        if len(answer.prompt_ids) <= 150
     ]
     core = CoreLab(
         lab.model, lab.folder, block_size=_BLOCK_SIZE, num_blocks=400, max_step_tokens=64, threads=2
@@ -61,7 +61,7 @@ def _real(lab: Lab, report: Report) -> None:
     longest = max(len(subject.prompt) for subject in subjects) + _REAL_TOKENS
     for seed in range(NUM_REAL):
         rng = random.Random(10_000 + seed)
-        mode = draw_mode(rng, longest, _BLOCK_SIZE)
+        mode = draw_mode(rng, longest, _BLOCK_SIZE, (16, 37, 64))
         few = rng.sample(subjects, 6)
         run_schedule(core, few, mode, seed, tally)
     _tell(report, "SmolLM2-135M (against transformers)", tally, NUM_REAL)
