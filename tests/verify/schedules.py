@@ -54,9 +54,7 @@ def _real(lab: Lab, report: Report) -> None:
         for answer in answers
         if len(answer.prompt_ids) <= 150
     ]
-    core = CoreLab(
-        lab.model, lab.folder, block_size=_BLOCK_SIZE, num_blocks=400, max_step_tokens=64, threads=2
-    )
+    core = CoreLab(lab.model, lab.folder, block_size=_BLOCK_SIZE, num_blocks=400, max_step_tokens=64)
     tally = Tally()
     longest = max(len(subject.prompt) for subject in subjects) + _REAL_TOKENS
     for seed in range(NUM_REAL):
