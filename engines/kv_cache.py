@@ -1,35 +1,16 @@
-"""The KV cache's tensors, and what layers need to see of them."""
+"""The KV cache's tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lmi_kernels import Workspace
-from lmi_kernels.attention_plan import AttentionGroup
 
 _MOST_COPIES = 256
 """Blocks that are copied at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionMetadata:
-    """Where a step's tokens stand; made once a step, an argument of every layer.
-
-    Rows beyond `num_tokens` are padding: computed, never stored, never attended to.
-    """
-
-    num_tokens: int
-    slot_mapping: torch.Tensor
-    """[num_tokens], int64."""
-    cos: torch.Tensor
-    """[num_rows, 1, head_dim], fp32."""
-    signed_sin: torch.Tensor
-    """[num_rows, 1, head_dim], fp32; see `lmi_kernels.rotary_`."""
-    groups: tuple[AttentionGroup, ...]
 
 
 class KvCache:

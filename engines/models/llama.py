@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 
 import lmi_kernels
-from engines.kv_cache import AttentionMetadata, KvCache
+from engines.kv_cache import KvCache
 from engines.layers.attention import Attention
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.step_attention import Heads, StepAttention
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
 from engines.parallel import Communicator
@@ -52,17 +53,17 @@ class Llama:
         self,
         input_ids: torch.Tensor,
         cache: KvCache,
-        metadata: AttentionMetadata,
+        step: StepAttention,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm.
 
         num_layers: only the first so many, to see what does not depend on how many there are.
         """
-        x = self._embedding(input_ids)
+        x, residual = self._embedding(input_ids), None
         for layer in self._layers[:num_layers]:
-            x = layer(x, cache, metadata)
-        return x
+            x, residual = layer(x, residual, cache, step)
+        return x if residual is None else residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden: [num_rows, hidden], only the rows to be sampled -> [num_rows, vocab_size] on rank 0, else None."""
@@ -80,10 +81,20 @@ class _Layer:
         self._attention = _attention(index, f"{prefix}.self_attn", config, weights, comm, stopwatch)
         self._gate_up, self._down = _mlp(f"{prefix}.mlp", config, weights, comm)
 
-    def __call__(self, x: torch.Tensor, cache: KvCache, metadata: AttentionMetadata) -> torch.Tensor:
-        x = x + self._attention(lmi_kernels.rms_norm(x, self._input_norm, self._eps), cache, metadata)
-        middle = lmi_kernels.silu_and_mul(self._gate_up(lmi_kernels.rms_norm(x, self._post_norm, self._eps)))
-        return x + self._down(middle)
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: what the layer before (or, with no residual, the embedding) adds to the residual stream.
+
+        Returns: what this layer's MLP adds, and the stream before it.
+        """
+        if residual is None:
+            residual, x = x, lmi_kernels.rms_norm(x, self._input_norm, self._eps)
+        else:
+            x, residual = lmi_kernels.add_rms_norm(x, residual, self._input_norm, self._eps)
+        x = self._attention(x, cache, step)
+        x, residual = lmi_kernels.add_rms_norm(x, residual, self._post_norm, self._eps)
+        return self._down(lmi_kernels.silu_and_mul(self._gate_up(x))), residual
 
 
 def _attention(
@@ -104,9 +115,8 @@ def _attention(
     shape = (config.hidden_size, config.num_heads * config.head_dim)
     output = weights.columns(f"{prefix}.o_proj.weight", q_rows, shape)
     bias = weights.whole(f"{prefix}.o_proj.bias", (config.hidden_size,)) if config.attention_bias else None
-    return Attention(
-        index, qkv, RowParallelLinear(output, bias, comm), groups.size, config.head_dim, stopwatch
-    )
+    heads = Heads(q_rows.size // config.head_dim, groups.size, config.head_dim)
+    return Attention(index, qkv, RowParallelLinear(output, bias, comm), heads, stopwatch)
 
 
 def _mlp(

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engines.kv_cache import AttentionMetadata
 from engines.layers.rotary import RotaryTable
+from engines.layers.step_attention import GroupedStepAttention
 from engines.mpi.block_tables import BlockTables
 from engines.mpi.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-from lmi_kernels import batch_invariant_rows
+from lmi_kernels import Workspace, batch_invariant_rows
 from lmi_kernels.attention_plan import AttentionGroup, GroupLimits, decode_order, plan_chunk, plan_decodes
 
 Numbers = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ class Batch:
 
     input_ids: torch.Tensor
     """[num_rows], int64; rows beyond the tokens are padding."""
-    metadata: AttentionMetadata
+    attention: GroupedStepAttention
     sample_rows: torch.Tensor
     """[num_sampled], int64: the row of each sampling sequence's last token, in the plan's order."""
     prompt_rows: torch.Tensor | None
@@ -56,6 +56,7 @@ def make_batch(
     limits: GroupLimits,
     contiguous: bool,
     device: torch.device,
+    workspace: Workspace,
 ) -> Batch:
     """Lay a plan's sequences out as rows, and group them for attention. `tables` have the plan's updates already.
 
@@ -76,7 +77,9 @@ def make_batch(
         prompt_rows = _tensor(_ranges(layout.first_rows[scored], lens), device)
     return Batch(
         input_ids=_tensor(np.concatenate((token_ids, padding)), device),
-        metadata=AttentionMetadata(num_tokens, _tensor(slots, device), cos, signed_sin, groups),
+        attention=GroupedStepAttention(
+            num_tokens, _tensor(slots, device), cos, signed_sin, groups, workspace
+        ),
         sample_rows=_tensor((layout.first_rows + layout.query_lens - 1)[sampled], device),
         prompt_rows=prompt_rows,
         prompt_lens=tuple(layout.query_lens[scored].tolist()),

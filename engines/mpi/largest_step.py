@@ -106,7 +106,9 @@ def run_largest(
     for plan in step.plans(cache.block_size):
         tables = BlockTables()
         tables.apply(plan.table_updates)
-        batch = make_batch(plan, tables, rotary, limits, contiguous=False, device=device)
+        batch = make_batch(
+            plan, tables, rotary, limits, contiguous=False, device=device, workspace=cache.workspace
+        )
         targets = [PromptTargets((0,) * count, num_top=1) for count in batch.prompt_lens]
         logits = run(batch, targets)
         if logits is not None:

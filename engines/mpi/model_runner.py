@@ -121,7 +121,15 @@ class ModelRunner:
     def prepare(self, plan: StepPlan) -> Batch:
         """Lay a step, whose updates are done, out as tensors. Changes nothing and says nothing to other ranks: what
         goes wrong here can be agreed on before `compute`."""
-        return make_batch(plan, self._tables, self._rotary, self._limits, self._contiguous, self._device)
+        return make_batch(
+            plan,
+            self._tables,
+            self._rotary,
+            self._limits,
+            self._contiguous,
+            self._device,
+            self.cache.workspace,
+        )
 
     @torch.inference_mode()
     def compute(self, batch: Batch, targets: Sequence[PromptTargets] = ()) -> StepResult:
@@ -134,7 +142,7 @@ class ModelRunner:
     def _run(
         self, batch: Batch, cache: KvCache, targets: Sequence[PromptTargets], num_layers: int | None = None
     ) -> StepResult:
-        hidden = self._model.forward(batch.input_ids, cache, batch.metadata, num_layers)
+        hidden = self._model.forward(batch.input_ids, cache, batch.attention, num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._comm.rank == 0 else None

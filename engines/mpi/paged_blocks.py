@@ -77,7 +77,7 @@ class PagedBlocks(SequenceBlocks):
     def keep(self, sequence: Sequence) -> None:
         if (
             self.prefix_cache is not None
-            and sequence.num_computed_tokens >= (sequence.num_kept_pages + 1) * self.block_size
+            and sequence.num_settled_tokens >= (sequence.num_kept_pages + 1) * self.block_size
         ):
             self.prefix_cache.keep(sequence)
 

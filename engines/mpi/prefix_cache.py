@@ -89,7 +89,7 @@ class PrefixCache:
 
     def keep(self, sequence: Sequence) -> None:
         """Add the sequence's pages whose tokens are all computed and that were not offered before."""
-        first, stop = sequence.num_kept_pages, sequence.num_computed_tokens // self._block_size
+        first, stop = sequence.num_kept_pages, sequence.num_settled_tokens // self._block_size
         sequence.num_kept_pages = stop
         last = self._last_kept.pop(sequence, None)
         if first and (last is None or last.gone):

@@ -81,7 +81,7 @@ class RunningSet:
             return []
         behind = []
         for sequence in self.sequences():
-            if sequence in self._generating or sequence.waits:
+            if sequence in self._generating or sequence.waits or sequence.is_complete:
                 continue
             if not is_decoding(sequence):
                 behind.append(sequence)
@@ -97,6 +97,10 @@ class RunningSet:
     def generates(self, sequence: Sequence) -> None:
         """All of its tokens but the newest are computed, and from now on it gains one in each step."""
         self._generating[sequence] = None
+
+    def completes(self, sequence: Sequence) -> None:
+        """Its last token is on its way: there is nothing more to compute."""
+        self._generating.pop(sequence, None)
 
     def take_scrub(self) -> list[int]:
         """Blocks to be zeroed before the next step; each is told once."""
@@ -245,6 +249,7 @@ class RunningSet:
         sequence.row = -1
         sequence.num_told_blocks = 0
         sequence.num_verified_tokens = 0
+        sequence.num_in_flight = 0
 
     def _take_row(self) -> int:
         if self._free_rows:

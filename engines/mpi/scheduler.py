@@ -28,6 +28,7 @@ from engines.mpi.request_check import check_request
 from engines.mpi.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.sequence import Sequence
 from engines.mpi.step import Step, StepDraft
+from engines.mpi.step_plan import UNKNOWN_TOKEN, WANT_LOGITS
 from engines.mpi.waiting_line import WaitingLine
 
 _new = tuple.__new__
@@ -184,6 +185,38 @@ class Scheduler:
             outputs += self._take(sequence, token, now)
         return outputs
 
+    def begin(self, step: Step) -> None:
+        """The step is running, and the next one is planned before its tokens are known: what it computes counts as
+        computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
+        plan = step.plan
+        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
+            sequence.num_computed_tokens = start + count
+            sequence.num_in_flight += count
+        for sequence in step.sampled:
+            sequence.token_ids.append(UNKNOWN_TOKEN)
+            sequence.num_pending += 1
+            if sequence.is_complete:
+                self._running.completes(sequence)
+            else:
+                self._running.generates(sequence)
+
+    def finish(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
+        """Take in the tokens of a step that has begun. By now some of its sequences may have ended or given way."""
+        plan = step.plan
+        for sequence, count in zip(step.sequences, plan.query_lens, strict=True):
+            if not sequence.waits:
+                sequence.num_in_flight -= count
+        places = [
+            start + count
+            for start, count, want in zip(plan.starts, plan.query_lens, plan.wants, strict=True)
+            if want & WANT_LOGITS
+        ]
+        outputs: list[RequestOutput] = []
+        for sequence, place, token in zip(step.sampled, places, tokens, strict=True):
+            sequence.num_pending -= 1
+            outputs += self._take(sequence, token, now, place)
+        return outputs
+
     def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
         """End sequences with an error."""
         outputs = []
@@ -235,26 +268,35 @@ class Scheduler:
                 outputs += self._take(sequence, token, now)
         return outputs
 
-    def _take(self, sequence: Sequence, token: SampledToken, now: float) -> list[RequestOutput]:
-        """A token that is a first or a last one, or comes with something to tell."""
-        if sequence.waits:  # its beam search has ended in this very step
+    def _take(
+        self, sequence: Sequence, token: SampledToken, now: float, place: int | None = None
+    ) -> list[RequestOutput]:
+        """A token that is a first or a last one, or comes with something to tell, or (`place`) comes late."""
+        if (
+            sequence.done
+        ):  # by an earlier token of a late step, or its beam search has ended in this very step
             return []
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
-        sequence.num_verified_tokens = sequence.num_computed_tokens
-        self._blocks.keep(sequence)
+        if not sequence.waits:  # it may have given way since a late step began
+            sequence.num_verified_tokens = sequence.num_settled_tokens
+            self._blocks.keep(sequence)
         if not sequence.may_give_way:
             return self._take_beam(sequence, token)
-        sequence.token_ids.append(token.token_id)
+        if place is None:
+            sequence.token_ids.append(token.token_id)
+            place = len(sequence.token_ids) - 1
+        else:
+            sequence.token_ids[place] = token.token_id
         reason = None
         if token.token_id in sequence.stop_token_ids:
             reason = FinishReason.EOS_TOKEN
-        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+        elif place + 1 >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
-        if reason is None:
-            self._running.generates(sequence)
-        else:
+        if reason is not None:
             self._remove(sequence)
+        elif not sequence.num_pending and not sequence.waits:
+            self._running.generates(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
         if sequence.first_token_time is not None:
@@ -285,6 +327,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence, failed: bool = False) -> None:
         del self._by_id[sequence.id]
         self._beams.pop(sequence.id, None)
+        for one in (sequence, *sequence.companions):
+            one.done = True
         self._running.remove(sequence, failed)
 
 

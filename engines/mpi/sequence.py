@@ -25,6 +25,12 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache."""
+    num_in_flight: int = 0
+    """Of the computed ones, those of steps that still run."""
+    num_pending: int = 0
+    """Tokens at the end of `token_ids` that those steps will give: each stands as `UNKNOWN_TOKEN`."""
+    done: bool = False
+    """It has got its one end: what a late step still gives is nobody's."""
     num_verified_tokens: int = 0
     """Of the computed ones, those that are known to be finite: a later token was sampled from them."""
     max_num_tokens: int = field(init=False)
@@ -77,9 +83,20 @@ class Sequence:
         return self.request.sampling.num_beams == 1
 
     @property
+    def num_settled_tokens(self) -> int:
+        """Tokens whose keys and values were computed by steps that have ended."""
+        return self.num_computed_tokens - self.num_in_flight
+
+    @property
+    def is_complete(self) -> bool:
+        """It has all the tokens that it may come to; its last one, known or not, is never computed."""
+        return len(self.token_ids) >= self.max_num_tokens
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        """Those that are known."""
+        return len(self.token_ids) - self.num_pending - self.num_prompt_tokens

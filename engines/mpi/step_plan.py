@@ -19,6 +19,11 @@ WANT_PROMPT_LOGPROBS = 2
 """How likely each token made the prompt's next; may be added to `WANT_LOGITS`."""
 
 
+UNKNOWN_TOKEN = -1
+"""As a token id: the one that the device sampled for this row last. Rank 0 plans a step before it knows the tokens of
+the step before."""
+
+
 class PlanKind(IntEnum):
     STEP = 0
     BEAT = 1
@@ -40,7 +45,7 @@ class StepPlan:
     wants: Sequence[int] = ()
     """[num_seqs]: a sum of `WANT_*`."""
     token_ids: Sequence[int] = ()
-    """[sum of query_lens]: the tokens, sequence by sequence."""
+    """[sum of query_lens]: the tokens, sequence by sequence; `UNKNOWN_TOKEN` stands for one that only devices know."""
     table_updates: Sequence[int] = ()
     """Groups of: row, index of the first entry, number of entries, then these entries (blocks)."""
     copies: Sequence[int] = ()

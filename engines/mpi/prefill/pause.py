@@ -19,7 +19,9 @@ class Pause:
         behind = [
             sequence
             for sequence in running.sequences()
-            if sequence.num_computed_tokens < sequence.num_tokens and not is_decoding(sequence)
+            if sequence.num_computed_tokens < sequence.num_tokens
+            and not is_decoding(sequence)
+            and not sequence.is_complete
         ]
         if behind or self._is_time(len(running), len(running.waiting), settings):
             self._plan_prompts(behind, running, settings, draft, now)

@@ -14,7 +14,7 @@ from engines.models.config import ModelConfig
 from engines.mpi.batch import Batch, make_batch
 from engines.mpi.block_tables import BlockTables
 from engines.mpi.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-from lmi_kernels import batch_invariant_rows
+from lmi_kernels import Workspace, batch_invariant_rows
 from lmi_kernels.attention_plan import GroupLimits, KvGather
 from tests.support.plans import PlanMaker
 
@@ -60,7 +60,7 @@ def _make(parts: list[Part]) -> tuple[StepPlan, Batch]:
     chunks = {part.row: [1000 * i + j for j in range(part.count)] for i, part in enumerate(parts)}
     plan = maker.plan(chunks, {part.row: part.want for part in parts})
     tables.apply(plan.table_updates)
-    return plan, make_batch(plan, tables, ROTARY, LIMITS, contiguous=False, device=CPU)
+    return plan, make_batch(plan, tables, ROTARY, LIMITS, contiguous=False, device=CPU, workspace=Workspace())
 
 
 @given(_parts())
@@ -68,11 +68,11 @@ def test_every_token_has_its_place(parts: list[Part]) -> None:
     plan, batch = _make(parts)
     num_tokens = sum(part.count for part in parts)
     ids = batch.input_ids.tolist()
-    assert batch.metadata.num_tokens == num_tokens == plan.num_tokens
+    assert batch.attention.num_tokens == num_tokens == plan.num_tokens
     assert len(ids) == batch_invariant_rows(num_tokens)
     assert ids[num_tokens:] == [0] * (len(ids) - num_tokens)
     assert sorted(ids[:num_tokens]) == sorted(plan.token_ids)
-    slots = batch.metadata.slot_mapping.tolist()
+    slots = batch.attention.slot_mapping.tolist()
     assert len(slots) == num_tokens
     for row, token in enumerate(ids[:num_tokens]):
         part = parts[token // 1000]
@@ -80,8 +80,8 @@ def test_every_token_has_its_place(parts: list[Part]) -> None:
         block = part.table[position // BLOCK_SIZE]
         assert slots[row] == block * BLOCK_SIZE + position % BLOCK_SIZE
         cos, signed_sin = ROTARY.lookup(torch.tensor([position]))
-        assert torch.equal(batch.metadata.cos[row], cos[0])
-        assert torch.equal(batch.metadata.signed_sin[row], signed_sin[0])
+        assert torch.equal(batch.attention.cos[row], cos[0])
+        assert torch.equal(batch.attention.signed_sin[row], signed_sin[0])
 
 
 @given(_parts())
@@ -103,15 +103,15 @@ def test_groups_cover_every_token_once_and_decodes_come_first(parts: list[Part])
     _, batch = _make(parts)
     rows = [
         group.first_row + i
-        for group in batch.metadata.groups
+        for group in batch.attention.groups
         for i in range(group.num_seqs * group.query_len)
     ]
-    assert sorted(rows) == list(range(batch.metadata.num_tokens))
-    for source in (group.source for group in batch.metadata.groups):
+    assert sorted(rows) == list(range(batch.attention.num_tokens))
+    for source in (group.source for group in batch.attention.groups):
         if isinstance(source, KvGather):  # nothing of an earlier owner of a row
             assert int(source.pages.max()) < 2 * LIMITS.num_kv_heads * NUM_BLOCKS
     singles = sum(part.count == 1 for part in parts)
-    counts = [parts[token // 1000].count for token in batch.input_ids[: batch.metadata.num_tokens].tolist()]
+    counts = [parts[token // 1000].count for token in batch.input_ids[: batch.attention.num_tokens].tolist()]
     assert [count == 1 for count in counts] == [row < singles for row in range(len(counts))]
 
 
@@ -121,4 +121,4 @@ def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
     tables.apply(plan.table_updates)
     broken = StepPlan(plan.kind, plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids[:2])
     with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
-        make_batch(broken, tables, ROTARY, LIMITS, contiguous=False, device=CPU)
+        make_batch(broken, tables, ROTARY, LIMITS, contiguous=False, device=CPU, workspace=Workspace())

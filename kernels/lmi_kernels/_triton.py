@@ -1,0 +1,48 @@
+"""The only import of Triton. Where it is missing, kernels can be defined but not launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit: Any = triton.jit
+    INTERPRETED: bool = triton.knobs.runtime.interpret
+    """Kernels run on the CPU, operation by operation (TRITON_INTERPRET=1): for tests."""
+except ImportError:
+
+    class _Missing:
+        """Stands for a module or a kernel: any attribute is another one, and none can be launched."""
+
+        def __getattr__(self, name: str) -> _Missing:
+            return self
+
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError("Triton is not installed: pip install triton")
+
+    triton = tl = _Missing()
+
+    def jit(function: Any) -> Any:
+        return _Missing()
+
+    INTERPRETED = False
+
+__all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "tl", "triton", "uses_triton"]
+
+
+def uses_triton(tensor: torch.Tensor) -> bool:
+    """Whether an operation on this tensor goes to its Triton kernel: on a GPU always, on a CPU in the interpreter."""
+    return tensor.is_cuda or INTERPRETED
+
+
+def cdiv(total: int, part: int) -> int:
+    return -(-total // part)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is at least `number`, itself at least 1."""
+    return 1 << (number - 1).bit_length()

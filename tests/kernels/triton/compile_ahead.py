@@ -1,0 +1,169 @@
+"""`python -m tests.kernels.triton.compile_ahead [operation ...]`: every Triton kernel, as serving launches it, compiled
+for GPUs that are not here; registers, shared memory and spills by Triton's own ptxas. Spills end it with 1.
+
+What is compiled is what the launchers launch: they are called with `meta` tensors of real models' shapes, and Triton
+itself specialises their arguments, but compiles for the named target and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from lmi_kernels import tuning
+from lmi_kernels.checks import all_checks
+
+_SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
+_TUNED_FOR = {90: ("default", "NVIDIA_H200")}
+"""Whose launch parameters are tried, beside the default ones."""
+_PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+
+
+class Job(NamedTuple):
+    operation: str
+    capability: int
+    tuned_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One compiled kernel."""
+
+    job: Job
+    kernel: str
+    constants: str
+    num_warps: int
+    registers: int
+    shared: int
+    spilled: int
+    """Bytes stored by spills."""
+
+    @property
+    def fault(self) -> str:
+        """Why it must not be: empty when all is well."""
+        limit = _SHARED_LIMITS[self.job.capability]
+        if self.shared > limit:
+            return f"{self.shared} bytes of shared memory, the limit is {limit}"
+        return f"{self.spilled} bytes spilled" if self.spilled else ""
+
+
+class _AbsentGpu:
+    """A driver that only says for what to compile."""
+
+    def __init__(self, job: Job) -> None:
+        self._target = GPUTarget("cuda", job.capability, 32)
+        # Triton keeps what it compiled by device number.
+        self._device = 2 * job.capability + (job.tuned_for != tuning.DEFAULT)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_operation(job: Job) -> list[Variant]:
+    """All variants of an operation's kernels. Not in a process that serves: Triton's driver is replaced."""
+    launched: dict[str, tuple[Any, dict[str, Any]]] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        launched.setdefault(kernel.hash, (kernel, kwargs))
+        return kernel
+
+    driver.set_active(_AbsentGpu(job))
+    tuning.device_name = lambda device: job.tuned_for
+    tuning.num_multiprocessors = lambda device: 132
+    JITFunction.run = compile_only
+    try:
+        (check,) = (check for check in all_checks() if check.name == job.operation)
+        for dtype in (torch.bfloat16, torch.float16):
+            for inputs in check.production(dtype):
+                check.launch(**inputs)
+    finally:
+        JITFunction.run = run
+    return [_variant(job, kernel, kwargs) for kernel, kwargs in launched.values()]
+
+
+def _variant(job: Job, kernel: Any, kwargs: dict[str, Any]) -> Variant:
+    architecture = f"sm_{job.capability}a" if job.capability == 90 else f"sm_{job.capability}"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [_PTXAS, "-v", f"-arch={architecture}", source, "-o", Path(folder) / "kernel.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = done.stdout + done.stderr
+    constants = {name: value for name, value in kwargs.items() if name.isupper()}
+    return Variant(
+        job,
+        kernel.metadata.name,
+        " ".join(f"{name}={value}" for name, value in constants.items()),
+        kernel.metadata.num_warps,
+        _number(r"Used (\d+) registers", report),
+        kernel.metadata.shared,
+        _number(r"(\d+) bytes spill stores", report),
+    )
+
+
+def _number(pattern: str, report: str) -> int:
+    match = re.search(pattern, report)
+    if match is None:
+        raise ValueError(f"ptxas does not say {pattern!r}: {report}")
+    return int(match[1])
+
+
+def jobs(operations: list[str]) -> Iterator[Job]:
+    for check in all_checks():
+        if not operations or check.name in operations:
+            for capability in _SHARED_LIMITS:
+                for tuned_for in _TUNED_FOR.get(capability, ("default",)):
+                    yield Job(check.name, capability, tuned_for)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operations", nargs="*", help="names of operations; none: all")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    arguments = parser.parse_args()
+    print(
+        f"{'kernel':40} {'sm':>3} {'warps':>5} {'regs':>5} {'shared':>7} {'spill':>6}  tuned for, constants"
+    )
+    faults = count = 0
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(arguments.jobs) as pool:
+        for variants in pool.imap(compile_operation, jobs(arguments.operations), chunksize=1):
+            for variant in variants:
+                job = variant.job
+                print(
+                    f"{variant.kernel:40} {job.capability:3} {variant.num_warps:5} {variant.registers:5} "
+                    f"{variant.shared:7} {variant.spilled:6}  {job.tuned_for} {variant.constants} "
+                    f"{'FAULT: ' + variant.fault if variant.fault else ''}",
+                    flush=True,
+                )
+                count += 1
+                faults += bool(variant.fault)
+    print(f"{count} kernels compiled, {faults} at fault")
+    return 1 if faults or not count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

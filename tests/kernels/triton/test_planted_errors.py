@@ -1,0 +1,24 @@
+"""The comparison of kernels and references sees errors: each of these is planted, and must be caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_kernels._triton import INTERPRETED
+from tests.support.planted import Planted, assert_caught
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+PLANTED = (
+    Planted(
+        "missing tail", "rms_norm", "rms_norm", "inside = columns < HIDDEN", "inside = columns < HIDDEN - 1"
+    ),
+    Planted("the sum is not kept", "rms_norm", "add_rms_norm", "tl.store(residual_ptr", "tl.store(out_ptr"),
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
+def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+    assert_caught(planted, tmp_path)

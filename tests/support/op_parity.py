@@ -1,0 +1,61 @@
+"""An operation's Triton kernel against its reference, on fresh random inputs and over poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lmi_kernels.checks import Inputs, OpCheck
+
+
+def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator, device: str = "cpu") -> int:
+    """Raise AssertionError where kernel and reference differ; returns how many examples were compared."""
+    count = 0
+    for inputs in check.examples(generator, dtype):
+        expected = check.reference(**inputs)
+        with poisoned_memory():
+            found = check.launch(**_moved(inputs, device))
+        assert len(found) == len(expected), f"{check.name}: {len(found)} results, {len(expected)} expected"
+        for i, (got, want) in enumerate(zip(found, expected, strict=True)):
+            _compare(check, dtype, f"{check.name}, example {count}, result {i}", got.cpu(), want)
+        count += 1
+    assert count, f"{check.name} has no examples"
+    return count
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """What `torch.empty` and its like give is NaN or the largest number, so that what nobody wrote is seen."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def _moved(inputs: Inputs, device: str) -> Inputs:
+    """Copies: the reference's stay as they are, whatever the kernel writes."""
+    return {
+        name: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }
+
+
+def _compare(check: OpCheck, dtype: torch.dtype, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if check.exact or not want.is_floating_point():
+        assert torch.equal(got.to(want.dtype), want), f"{what}: {got} is not {want}"
+        return
+    tolerance = check.tolerance[dtype]
+    torch.testing.assert_close(
+        got.double(),
+        want.double(),
+        rtol=tolerance,
+        atol=tolerance,
+        msg=lambda message: f"{what}: {message}",
+    )

@@ -1,0 +1,52 @@
+"""Kernels with a planted error: a module's source with one piece replaced, loaded under another name."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmi_kernels
+from lmi_kernels.checks import OpCheck
+from tests.support.op_parity import check_parity
+from tests.support.seeds import fresh_generator
+
+
+@dataclass(frozen=True)
+class Planted:
+    """`right` stands exactly once in the module's source and is replaced by `wrong`."""
+
+    what: str
+    module: str
+    check: str
+    """The name of the `OpCheck` that must catch it."""
+    right: str
+    wrong: str
+
+
+def assert_caught(planted: Planted, folder: Path) -> None:
+    """The module's own check finds the error, and finds none without it."""
+    source = (Path(lmi_kernels.__file__).parent / f"{planted.module}.py").read_text(encoding="utf-8")
+    assert source.count(planted.right) == 1, f"{planted.right!r} stands {source.count(planted.right)} times"
+    right = _load(source, f"right_{planted.module}", folder, planted.check)
+    wrong = _load(
+        source.replace(planted.right, planted.wrong), f"wrong_{planted.module}", folder, planted.check
+    )
+    check_parity(right, torch.float32, fresh_generator())
+    with pytest.raises(Exception):  # noqa: B017  a wrong result, or an index that the interpreter refuses
+        check_parity(wrong, torch.float32, fresh_generator())
+
+
+def _load(source: str, name: str, folder: Path, check: str) -> OpCheck:
+    # In a file, because Triton reads its kernels' source from there.
+    file = folder / f"{name}.py"
+    file.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {each.name: each for each in module.CHECKS}[check]
