@@ -9,11 +9,15 @@ PROPERTIES ?= properties_examples/smollm2-rolling-paged
 PORT ?= 8080
 # Extra requirements besides those for serving; the image takes none.
 EXTRAS ?= [dev]
-# A Python that has torch and pytest, for `make gpu-check`; nothing is installed for it.
+# For `make gpu-check`: a Python that has what it needs (nothing is installed for it), which parts, and where figures go.
 GPU_PYTHON ?= python3
+GPU_PARTS ?= kernels engine ceilings attention steps workload aws
+GPU_RESULTS ?= build/gpu-check
 IMAGE ?= lmi-server:$(TORCH)
 # Tests that run at once.
 TEST_JOBS ?= 2
+
+KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test verify lint format docs gpu-check image clean
+.PHONY: install serve test kernels-check verify lint format docs gpu-check image clean
 
 install: $(STAMP)
 
@@ -78,11 +82,19 @@ format: install
 docs: install
 	$(BIN)/lmi options --markdown > docs/options.md
 
-# Only files with GPU tests are loaded, without conftest.py and plugins: that machine may have nothing but torch and pytest.
-GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests/kernels tests/engines)
+# Triton's kernels without a GPU: against their references in Triton's interpreter, and the GPU's step loop with them;
+# then compiled for GPUs that are not here, with registers, shared memory and spills.
+kernels-check: install
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -n $(TEST_JOBS)
+	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS)
+
+# On a machine with a GPU; see tests/gpu. It needs torch, triton, transformers, numpy, safetensors, mpi4py and pytest.
 gpu-check:
-	@test -n "$(GPU_TESTS)" || { echo "there are no GPU tests yet" >&2; exit 1; }
-	$(GPU_PYTHON) -m pytest --noconftest -W ignore::pytest.PytestConfigWarning -m gpu $(GPU_TESTS)
+	@mkdir -p $(GPU_RESULTS)
+	@status=0; for part in $(GPU_PARTS); do \
+		PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --part $$part --out $(GPU_RESULTS)/$$part.json || status=1; \
+	done; \
+	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.report $(GPU_RESULTS)/*.json > docs/gpu-results.md; exit $$status
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .

@@ -113,11 +113,12 @@ def check(
         folder = locate(config.source)
         model, refusal = _model(config.source, folder)
         resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
-        tokenizer = tokenizer_files.refusal(folder) if resolved is not None and folder is not None else None
-        reasons += [text for text in (refusal, tokenizer) if text]
+        reasons += [text for text in (refusal, _tokenizer_refusal(config, folder, resolved)) if text]
         near = [_with_short_source(value, found.folder) for value in found.loaded.values]
         values = tuple(_with_decision(value, resolved) for value in near)
         notes += _notes(resolved, config, machine)
+        if folder is not None and (said := tokenizer_files.note(folder, config.source.load_format)):
+            notes.append(said)
         if folder is None and not reasons:
             notes.append("the model's files are not at hand, and what they say is still to be seen")
     return CheckReport(
@@ -143,6 +144,13 @@ def _resolve(
         return resolve(config, folder, machine, allow_remote_code), []
     except CannotServe as error:
         return None, [str(error)]
+
+
+def _tokenizer_refusal(config: LmiConfig, folder: Path | None, resolved: Resolved | None) -> str | None:
+    """Why there is no tokenizer, where all else is decided."""
+    if folder is None or resolved is None:
+        return None
+    return tokenizer_files.refusal(folder, config.source.load_format)
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:

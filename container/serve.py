@@ -81,7 +81,9 @@ def _serve(
     resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
-    tokenizer_path = tokenizer_files.obtain(model_path, launch.cache_dir(environ), environ, view)
+    tokenizer_path = tokenizer_files.obtain(
+        model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
+    )
     prepared = time.monotonic()
     with _listen(options.host, options.port) as listener, runtime_folder() as folder:
         paths = RuntimePaths(folder)

@@ -1,7 +1,9 @@
 """Where a model's tokenizer.json is: in its folder, or, where that has another kind of tokenizer, made of it once.
 
+A model with random weights needs no tokenizer; where it has none, one of single bytes is made.
+
 The web process reads tokenizer.json and nothing else. What is made lies in the cache, under a name that is the content
-of the files that it was made of; the model's folder is only read. Imports no transformers.
+of what it was made of; the model's folder is only read. Imports no transformers.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from container import byte_tokenizer
 from container.model_files.base import ModelNotAvailable
 from container.progress import ProgressView
 from container.publish import lacking_space, locked, publish
@@ -41,9 +44,29 @@ def _kind(model: Path) -> str | None:
     return next((path.name for pattern in _READ[1::2] for path in sorted(model.glob(pattern))), None)
 
 
-def refusal(model: Path) -> str | None:
+def _has_one(model: Path) -> bool:
+    return (model / TOKENIZER).is_file() or _kind(model) is not None
+
+
+def note(model: Path, load_format: str) -> str | None:
+    """What is to be said of the tokenizer of a folder that has none; None when there is nothing to say."""
+    if load_format != "dummy" or _has_one(model):
+        return None
+    return (
+        f"{model} has no tokenizer, so texts are read as bytes: one token for each, and ids that stand for no byte show"
+        " as their numbers, as in <300>"
+    )
+
+
+def refusal(model: Path, load_format: str = "auto") -> str | None:
     """Why this folder has no tokenizer that can be used, as far as the names tell: one sentence; else None."""
-    if (model / TOKENIZER).is_file() or _kind(model) is not None:
+    if _has_one(model):
+        return None
+    if load_format == "dummy":
+        try:
+            byte_tokenizer.read_vocabulary(model)
+        except ValueError as error:
+            return f"the model folder {model} has no tokenizer, and none can be made: {error}"
         return None
     return (
         f"the model folder {model} has no tokenizer: neither {TOKENIZER} nor tokenizer.model, spiece.model, vocab.txt, "
@@ -61,17 +84,28 @@ def _key(model: Path) -> str:
     return digest.hexdigest()[:24]
 
 
-def obtain(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
+def obtain(
+    model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView, load_format: str = "auto"
+) -> Path:
     """The folder whose tokenizer.json belongs to the model in the folder `model`: that one, if it has such a file.
 
-    environ: what the converting process sees. Raises: ModelNotAvailable, one sentence.
+    environ: what the converting process sees; load_format: `dummy` does without a tokenizer of the model's own.
+    Raises: ModelNotAvailable, one sentence.
     """
     if (model / TOKENIZER).is_file():
         return model
-    if sentence := refusal(model):
+    if sentence := refusal(model, load_format):
         raise ModelNotAvailable(sentence)
+    folder = cache / "tokenizers"
     try:
-        return _converted(model, cache / "tokenizers", environ, view)
+        if _has_one(model):
+            what = f"converting the tokenizer of {model}"
+            return _made(
+                folder, _key(model), what, _kind(model), view, lambda part: _convert(model, part, environ)
+            )
+        made = _of_bytes(model, folder, view)
+        view.say(f"note: {note(model, load_format)} ({made / TOKENIZER})")
+        return made
     except OSError as error:
         why = error.strerror or str(error)
         raise ModelNotAvailable(
@@ -79,13 +113,33 @@ def obtain(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressV
         ) from error
 
 
-def _converted(model: Path, folder: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
-    key = _key(model)
+def _of_bytes(model: Path, folder: Path, view: ProgressView) -> Path:
+    vocabulary = byte_tokenizer.read_vocabulary(model)
+    key = hashlib.sha256(f"bytes {_VERSION} {vocabulary}".encode()).hexdigest()[:24]
+    what = f"making a tokenizer of bytes for {model}"
+    return _made(
+        folder,
+        key,
+        what,
+        f"{vocabulary.size} entries",
+        view,
+        lambda part: byte_tokenizer.save(vocabulary, part / TOKENIZER),
+    )
+
+
+def _made(
+    folder: Path,
+    key: str,
+    what: str,
+    detail: str | None,
+    view: ProgressView,
+    make: Callable[[Path], None],
+) -> Path:
+    """The folder `key` in `folder`, filled by `make` where it is not there yet."""
     target = folder / key
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    what = f"converting the tokenizer of {model}"
     with locked(folder / f".{key}.lock", what, view):
         if target.is_dir():
             return target
@@ -95,8 +149,8 @@ def _converted(model: Path, folder: Path, environ: Mapping[str, str], view: Prog
             raise ModelNotAvailable(lack)
         part = Path(tempfile.mkdtemp(prefix=f".{key}.part-", dir=folder))
         try:
-            view.start(f"{what} ({_kind(model)}), once")
-            _convert(model, part, environ)
+            view.start(f"{what} ({detail}), once")
+            make(part)
             publish(part, target)
         finally:
             view.finish()

@@ -15,13 +15,15 @@ class ModelSettings:
     """Which weights, in which precision."""
 
     path: str
-    """Local folder with config.json and safetensors files."""
+    """Local folder with config.json and, unless `load_format` is `dummy`, safetensors files."""
     name: str
     """What the user called it (`option.model_id`); for logs and replies only."""
     dtype: str
     """`fp32`, `fp16` or `bf16`: what the weights are stored as. On a CPU products are computed in fp32."""
     max_model_len: int
     """Longest prompt plus output, tokens."""
+    load_format: str = "auto"
+    """`auto`: weights are read from files. `dummy`: they are random, and config.json alone is needed."""
 
 
 @dataclass(frozen=True, slots=True)

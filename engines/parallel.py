@@ -27,6 +27,9 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a contiguous tensor over all ranks, in place; returns it."""
 
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's contiguous tensor at each of them, in place; returns it."""
+
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
 
@@ -50,6 +53,9 @@ class SingleProcess:
     world_size = 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
@@ -96,6 +102,10 @@ class MpiCommunicator:
         from mpi4py import MPI
 
         self._comm.Allreduce(MPI.IN_PLACE, tensor.numpy())
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._comm.Bcast(tensor.numpy())
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
@@ -165,6 +175,10 @@ class NcclCommunicator(MpiCommunicator):
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        torch.distributed.broadcast(tensor, 0)
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:

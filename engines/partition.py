@@ -21,6 +21,14 @@ class Shard:
         return Shard(self.start * factor, self.stop * factor)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """One rank's heads: of queries, and of the keys and values that these see."""
+
+    queries: Shard
+    keys_values: Shard
+
+
 def split_evenly(total: int, parts: int, index: int) -> Shard:
     """Part `index` of `total` units dealt out as evenly as possible, the larger parts first.
 
@@ -34,3 +42,33 @@ def split_evenly(total: int, parts: int, index: int) -> Shard:
     base, extra = divmod(total, parts)
     start = index * base + min(index, extra)
     return Shard(start, start + base + (1 if index < extra else 0))
+
+
+def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> HeadShare:
+    """Part `index` of a model's heads, each query head with its kv head; no part is larger than part 0.
+
+    Kv heads are dealt out with all their query heads, as evenly as possible. Where parts are more than kv heads, each
+    has one: parts are dealt out to kv heads, and what share a kv head, which each of them holds, share its query heads.
+
+    Raises:
+        ValueError: fewer query heads than parts, or an index out of range.
+    """
+    share = num_heads // num_kv_heads
+    if parts <= num_kv_heads:
+        groups = split_evenly(num_kv_heads, parts, index)
+        return HeadShare(groups.scaled(share), groups)
+    if num_heads < parts:
+        raise ValueError(
+            f"{num_heads} query heads cannot be dealt out to {parts} ranks: each needs at least one"
+        )
+    # From the last kv head on, so that those of few parts, whose parts are large, come first.
+    place = parts - 1 - index
+    for kv_head in range(num_kv_heads):
+        sharers = split_evenly(parts, num_kv_heads, kv_head)
+        if sharers.start <= place < sharers.stop:
+            owner = num_kv_heads - 1 - kv_head
+            part = split_evenly(share, sharers.size, sharers.stop - 1 - place)
+            return HeadShare(
+                Shard(owner * share + part.start, owner * share + part.stop), Shard(owner, owner + 1)
+            )
+    raise ValueError(f"part {index} of {parts} does not exist")

@@ -37,6 +37,8 @@ class ModelSource:
     """The folder of serving.properties."""
     revision: str | None = None
     trust_remote_code: bool = False
+    load_format: str = "auto"
+    """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough; engine=MPI only."""
 
 
 @dataclass(frozen=True, slots=True)

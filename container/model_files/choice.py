@@ -64,15 +64,18 @@ def _unsafe(path: str) -> str:
 def choose(snapshot: Snapshot) -> Snapshot:
     """The snapshot with those files only that serving needs: top-level ones, by their endings.
 
-    Raises: ModelNotAvailable: a name that is refused, no config.json, no safetensors, or more than is reasonable.
+    Raises: ModelNotAvailable: a name that is refused, no config.json, no safetensors where weights are wanted, or more
+        than is reasonable.
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
             raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
     suffixes = (*_SUFFIXES, ".py") if snapshot.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
-    _require_model(snapshot.name, top)
+    _require_model(snapshot, top)
     chosen = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    if not snapshot.with_weights:
+        chosen = {path: file for path, file in chosen.items() if not is_weights(path) and path != INDEX}
     if _SINGLE in chosen:
         # As transformers does: the one file is the model. Others are adapters, or the same weights once more.
         weights = {path for path in chosen if is_weights(path)}
@@ -83,10 +86,11 @@ def choose(snapshot: Snapshot) -> Snapshot:
     return dataclasses.replace(snapshot, files=files)
 
 
-def _require_model(name: str, top: dict[str, RemoteFile]) -> None:
+def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
+    name = snapshot.name
     if CONFIG not in top:
         raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_listed(top)}")
-    if any(is_weights(path) for path in top):
+    if not snapshot.with_weights or any(is_weights(path) for path in top):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
     if others:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from container import launch, prepare
 from container.model_files import fetch
 from container.model_files.base import ModelNotAvailable
+from container.model_files.no_weights import as_wanted, copy_name
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -96,7 +97,9 @@ class HubModel:
         return _problem(source)
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        return None if _problem(source) else fetch.locate(f"{source.model_id}@{_revision(source)}", cache)
+        if _problem(source):
+            return None
+        return fetch.locate(copy_name(f"{source.model_id}@{_revision(source)}", source), cache)
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         if sentence := _problem(source):
@@ -120,4 +123,4 @@ class HubModel:
             raise ModelNotAvailable(f"an HF_... environment variable has a wrong value: {error}") from error
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None
         asked = Asked(repo_id, revision, endpoint, folder)
-        return fetch.obtain(HubRemote(asked, source.trust_remote_code), cache, view)
+        return fetch.obtain(as_wanted(HubRemote(asked, source.trust_remote_code), source), cache, view)

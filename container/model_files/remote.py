@@ -34,6 +34,8 @@ class Snapshot:
     """All that is there, as it was listed; `fetch.py` checks the names and chooses what serving needs."""
     with_code: bool = False
     """Whether the model's own *.py are wanted too."""
+    with_weights: bool = True
+    """Whether weights are wanted."""
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from container.launch import environment
 from container.model_files import fetch
 from container.model_files.base import ModelNotAvailable
+from container.model_files.no_weights import as_wanted, copy_name
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -62,7 +63,7 @@ class S3Models:
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         try:
-            return fetch.locate(parse(source.model_id or "").name, cache)
+            return fetch.locate(copy_name(parse(source.model_id or "").name, source), cache)
         except ModelNotAvailable:
             return None
 
@@ -71,4 +72,4 @@ class S3Models:
         from container.model_files.s3_remote import S3Remote  # half a second, which nobody else should pay
 
         remote = S3Remote(address, environment(), source.trust_remote_code)
-        return fetch.obtain(remote, cache, view)
+        return fetch.obtain(as_wanted(remote, source), cache, view)

@@ -55,7 +55,9 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, made)
     dtype = weights.dtype(options.dtype, model.dtype, device, made)
-    if device == "cpu":
+    if config.source.load_format == "dummy":
+        weights.make_random(model, degree, dtype, machine, made)
+    elif device == "cpu":
         # Packed as fp16 where that keeps every weight, else fp32.
         weights.require_memory(model_path, model.dtype, 2, machine)
     cache = _cache(options, machine, device, made)
@@ -66,6 +68,7 @@ def resolve(
             name=config.source.model_id or str(model_path),
             dtype=dtype,
             max_model_len=_max_model_len(options, model, capacity, made),
+            load_format=config.source.load_format,
         ),
         parallel=ParallelConfig(
             tp_size=degree,
@@ -93,7 +96,8 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
         model = ModelConfig.from_folder(path)
     except UnsupportedModel as error:
         raise CannotServe(str(error)) from error
-    weights.require_safetensors(path)
+    if config.source.load_format != "dummy":
+        weights.require_safetensors(path)
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from container.machine import Machine
 from container.model_files.folder import weights_problem
 from container.resolve.decisions import CannotServe, Decisions
+from engines.models.config import ModelConfig
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -25,18 +26,39 @@ def require_safetensors(path: Path) -> None:
     raise CannotServe(f"{path} holds no *.safetensors file{seen}")
 
 
-def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: Machine) -> None:
-    """Raises `CannotServe` when the weights alone are more than the memory that is free.
-
-    checkpoint: the type of the weights on disk, in torch's words; bytes_per_weight: what each takes at least in memory.
-    """
-    on_disk = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    loaded = on_disk // (2 if checkpoint in _FROM_CHECKPOINT else 4) * bytes_per_weight
+def require_free(loaded: int, machine: Machine) -> None:
+    """Raises `CannotServe` when weights of so many bytes alone are more than the memory that is free."""
     if loaded > machine.memory_available_bytes:
         raise CannotServe(
             f"the weights take {loaded / _GIB:.1f} GiB in memory, and {machine.memory_available_bytes / _GIB:.1f} GiB"
             " are free"
         )
+
+
+def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: Machine) -> None:
+    """Raises `CannotServe` when the weights in the folder's files alone are more than the memory that is free.
+
+    checkpoint: the type of the weights on disk, in torch's words; bytes_per_weight: what each takes at least in memory.
+    """
+    on_disk = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    require_free(on_disk // (2 if checkpoint in _FROM_CHECKPOINT else 4) * bytes_per_weight, machine)
+
+
+def make_random(model: ModelConfig, degree: int, dtype: str, machine: Machine, made: Decisions) -> None:
+    """Notes what random weights take in memory: no files tell it.
+
+    Raises: CannotServe: on a CPU, more than is free.
+    """
+    on_gpu = machine.gpu_count > 0
+    element = (4 if dtype == "fp32" else 2) if on_gpu else None
+    size = model.weight_bytes(element, degree)
+    if not on_gpu:
+        require_free(size * degree, machine)
+    where = f"on each of {degree} {'GPUs' if on_gpu else 'ranks'}" if degree > 1 else "in memory"
+    made.notes.append(
+        f"option.load_format=dummy: the weights are random, so answers mean nothing; they take {size / _GIB:.3g} GiB"
+        f" {where}"
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:

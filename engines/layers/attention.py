@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engines.kv_cache import KvCache
-from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.linear import Linear
 from engines.layers.step_attention import Heads, StepAttention
 from engines.stopwatch import Stopwatch
 
@@ -14,9 +16,18 @@ class Attention:
     """Fused qkv projection, attention, output projection."""
 
     def __init__(
-        self, layer: int, qkv: Linear, output: RowParallelLinear, heads: Heads, stopwatch: Stopwatch
+        self,
+        layer: int,
+        qkv: Linear,
+        output: Callable[[torch.Tensor], torch.Tensor],
+        heads: Heads,
+        stopwatch: Stopwatch,
     ) -> None:
-        """`qkv` gives this rank's query heads, then key heads, then value heads."""
+        """
+        Args:
+            qkv: gives this rank's query heads, then key heads, then value heads.
+            output: a `RowParallelLinear`, or its `partial`.
+        """
         self._layer = layer
         self._qkv = qkv
         self._output = output
@@ -24,7 +35,7 @@ class Attention:
         self._stopwatch = stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank."""
+        """x: [num_rows, hidden] -> [num_rows, hidden], as `output` gives it."""
         qkv = self._qkv(x)
         self._stopwatch.start()
         out = step.attend(qkv, self._heads, cache.layers[self._layer])

@@ -30,4 +30,8 @@ class RowParallelLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_features of this rank] -> [num_rows, out_features], the same on every rank."""
-        return self._comm.all_reduce(lmi_kernels.linear(x, self._weight))
+        return self._comm.all_reduce(self.partial(x))
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum, for whoever adds up several layers' at once."""
+        return lmi_kernels.linear(x, self._weight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -15,8 +16,37 @@ from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
 from engines.partition import Shard
 
 
+class WeightSource(Protocol):
+    """One rank's way to its weights, wherever they come from. Each verb gives a contiguous tensor in the dtype and on
+    the device that the model computes with.
+
+    Every verb raises `BadCheckpoint` where a tensor is missing or has another shape than was asked for.
+    """
+
+    owned_bytes: int
+    """Bytes of this rank's parameters as they are stored, of all that was given so far."""
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that every rank has, of `shape`."""
+
+    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Rows `shards[i]` of tensor `names[i]`, one below the other. shape: of the whole tensors, so joined."""
+
+    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Several ranges of one tensor's rows, in this order, one below the other. shape: of the whole tensor."""
+
+    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Some columns of a matrix of `shape`: [shape[0], shard.size]."""
+
+    def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """The same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
+
+    def close(self) -> None:
+        """Nothing is asked for any more."""
+
+
 class WeightReader:
-    """One rank's way to its weights. Counts what the rank owns."""
+    """`WeightSource` over a folder of safetensors files."""
 
     def __init__(
         self, folder: Path, storage: torch.dtype, compute: torch.dtype, device: torch.device
@@ -39,8 +69,7 @@ class WeightReader:
         Raises:
             BadCheckpoint: it is missing or has another shape.
         """
-        self._check(name, shape)
-        return self.rows([name], [Shard(0, shape[0])], shape)
+        return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         """The named tensors' rows, one below the other: fused projections are read straight into place.
@@ -57,11 +86,47 @@ class WeightReader:
         if sum(self._files.shape(name)[0] for name in names) != shape[0]:
             found = " and ".join(f"{name!r} has {self._files.shape(name)[0]}" for name in names)
             raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
-        if len({self._files.dtype(name) for name in names}) > 1:
-            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} are not all of one dtype")
-        out = torch.empty(
-            (sum(shard.size for shard in shards), *shape[1:]), dtype=self._files.dtype(names[0])
-        )
+        return self._read_rows(names, shards)
+
+    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Several ranges of one tensor's rows, in this order: what is one projection to us may lie scattered in it.
+
+        Raises:
+            BadCheckpoint: the tensor is missing or has another shape.
+        """
+        self._check(name, shape)
+        return self._read_rows([name] * len(shards), shards)
+
+    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Some columns of a matrix of `shape`.
+
+        Raises:
+            BadCheckpoint: the tensor is missing or has another shape.
+        """
+        return self.stacked_columns([name], shard, shape)[0]
+
+    def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """The same columns of several matrices of `shape`: [len(names), shape[0], shard.size].
+
+        Raises:
+            BadCheckpoint: a tensor is missing or has another shape, or not all have one dtype.
+        """
+        for name in names:
+            self._check(name, shape)
+        out = torch.empty((len(names), shape[0], shard.size), dtype=self._common_dtype(names))
+        for name, part in zip(names, out, strict=True):
+            if shard.size == shape[1]:
+                self._files.read_rows(name, 0, shape[0], part)
+            else:
+                self._files.read_columns(name, shard.start, shard.stop, part)
+        return self._finish(out)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
+        length = sum(shard.size for shard in shards)
+        out = torch.empty((length, *self._files.shape(names[0])[1:]), dtype=self._common_dtype(names))
         start = 0
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
@@ -70,21 +135,11 @@ class WeightReader:
             start += shard.size
         return self._finish(out)
 
-    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Some columns of a matrix of `shape`.
-
-        Raises:
-            BadCheckpoint: the tensor is missing or has another shape.
-        """
-        self._check(name, shape)
-        if shard.size == shape[1]:
-            return self.whole(name, shape)
-        out = torch.empty((shape[0], shard.size), dtype=self._files.dtype(name))
-        self._files.read_columns(name, shard.start, shard.stop, out)
-        return self._finish(out)
-
-    def close(self) -> None:
-        self._files.close()
+    def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
+        dtypes = {self._files.dtype(name) for name in names}
+        if len(dtypes) > 1:
+            raise BadCheckpoint(f"tensors {', '.join(map(repr, names))} are not all of one dtype")
+        return dtypes.pop()
 
     def _check(self, name: str, shape: tuple[int | None, ...]) -> None:
         found = self._files.shape(name)

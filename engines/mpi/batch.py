@@ -1,4 +1,4 @@
-"""A step plan as tensors."""
+"""A step plan as tensors, for a CPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def make_batch(
     rotary: RotaryTable,
     limits: GroupLimits,
     contiguous: bool,
-    device: torch.device,
     workspace: Workspace,
 ) -> Batch:
     """Lay a plan's sequences out as rows, and group them for attention. `tables` have the plan's updates already.
@@ -63,31 +62,31 @@ def make_batch(
     Raises:
         ValueError: the plan does not hold as many tokens as it says.
     """
-    layout, groups = _lay_out(plan, tables, limits, contiguous, device)
+    layout, groups = _lay_out(plan, tables, limits, contiguous)
     token_ids, positions, slots = _tokens(plan, tables, layout, limits.block_size)
     num_tokens = len(token_ids)
     num_rows = batch_invariant_rows(num_tokens, dense=limits.batch_invariant)
     padding = np.zeros(num_rows - num_tokens, dtype=np.int64)
-    cos, signed_sin = rotary.lookup(_tensor(np.concatenate((positions, padding)), device))
+    cos, signed_sin = rotary.lookup(torch.from_numpy(np.concatenate((positions, padding))))
     sampled = np.flatnonzero(layout.wants & WANT_LOGITS)
     scored = np.flatnonzero(layout.wants & WANT_PROMPT_LOGPROBS)
     prompt_rows = None
     if len(scored):
         lens = layout.query_lens[scored]
-        prompt_rows = _tensor(_ranges(layout.first_rows[scored], lens), device)
+        prompt_rows = torch.from_numpy(_ranges(layout.first_rows[scored], lens))
     return Batch(
-        input_ids=_tensor(np.concatenate((token_ids, padding)), device),
+        input_ids=torch.from_numpy(np.concatenate((token_ids, padding))),
         attention=GroupedStepAttention(
-            num_tokens, _tensor(slots, device), cos, signed_sin, groups, workspace
+            num_tokens, torch.from_numpy(slots), cos, signed_sin, groups, workspace
         ),
-        sample_rows=_tensor((layout.first_rows + layout.query_lens - 1)[sampled], device),
+        sample_rows=torch.from_numpy((layout.first_rows + layout.query_lens - 1)[sampled]),
         prompt_rows=prompt_rows,
         prompt_lens=tuple(layout.query_lens[scored].tolist()),
     )
 
 
 def _lay_out(
-    plan: StepPlan, tables: BlockTables, limits: GroupLimits, contiguous: bool, device: torch.device
+    plan: StepPlan, tables: BlockTables, limits: GroupLimits, contiguous: bool
 ) -> tuple[_Layout, tuple[AttentionGroup, ...]]:
     rows, starts, query_lens, wants = (
         np.asarray(numbers, dtype=np.int64)
@@ -111,11 +110,9 @@ def _lay_out(
     first_rows[places] = _starts(query_lens[places])
     groups: list[AttentionGroup] = []
     if singles:
-        groups += plan_decodes(
-            [lens[i] for i in singles], [used[i] for i in singles], limits, contiguous, device
-        )
+        groups += plan_decodes([lens[i] for i in singles], [used[i] for i in singles], limits, contiguous)
     for i in chunks:
-        groups.append(plan_chunk(int(first_rows[i]), int(query_lens[i]), lens[i], used[i], limits, device))
+        groups.append(plan_chunk(int(first_rows[i]), int(query_lens[i]), lens[i], used[i], limits))
     return _Layout(rows, starts, query_lens, wants, places, first_rows), tuple(groups)
 
 
@@ -142,7 +139,3 @@ def _starts(lens: Numbers) -> Numbers:
 def _ranges(firsts: Numbers, lens: Numbers) -> Numbers:
     """The numbers [firsts[i], firsts[i] + lens[i]) of all i, one range behind the other."""
     return np.repeat(firsts - _starts(lens), lens) + np.arange(lens.sum())
-
-
-def _tensor(numbers: Numbers, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(device)

@@ -6,11 +6,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from engines.core import (
     EngineInfo,
     EngineStats,
-    PromptLogprob,
     Request,
     RequestOutput,
     SampledToken,
@@ -19,13 +19,14 @@ from engines.core import (
 from engines.errors import RequestFailed
 from engines.metrics import EngineMetrics
 from engines.mpi.block_manager import BlockManager
-from engines.mpi.executor import RankBroken, StepExecutor, StepFailed
+from engines.mpi.executor import StepExecutor, StepFailed
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
 from engines.mpi.settings import Ceilings, Value, change
 from engines.mpi.step import Step
 from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.step_runner import Choices, StepResult
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
@@ -59,10 +60,12 @@ class EngineCore:
         self._ceilings = ceilings or Ceilings()
         self._num_beats = 0
         """Since the last step."""
+        self._flying: _Flying | None = None
+        """The step whose tokens are not known yet."""
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._flying is not None
 
     @property
     def settings(self) -> SchedulerSettings:
@@ -100,7 +103,7 @@ class EngineCore:
         for output in outputs:
             self._ended(output)
         step = self._scheduler.schedule(now)
-        if step is None:
+        if step is None and self._flying is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
             self._check_books()
@@ -109,12 +112,12 @@ class EngineCore:
             return outputs
         self._stopwatch.stop("schedule")
         self._num_beats = 0
-        computed = self._compute(step)
-        self._count(step, computed, now)
+        computed = self._land() if step is None else self._run(step, now)
         return outputs + computed if outputs else computed
 
     def stop(self) -> None:
-        """End all ranks' loops. Nothing may be waiting or running."""
+        """End all ranks' loops. Nothing may be waiting or running; a step that still flies is nobody's."""
+        self._land()
         self._blocks.check()
         self._executor.lead(StepPlan(PlanKind.STOP))
         self._trace.close()
@@ -143,37 +146,87 @@ class EngineCore:
         except RuntimeError:
             logger.exception("the books of the KV cache are wrong; requests go on, but memory is lost")
 
-    def _compute(self, step: Step) -> list[RequestOutput]:
-        """Compute a step. One that fails is halved until the culprit is alone, and only that one ends with an error:
-        computing a sequence's tokens again does not change it.
-        """
+    def _run(self, step: Step, started: float) -> list[RequestOutput]:
+        """Have a step computed. One whose tokens the device chooses is left to itself until the next one runs; what
+        is returned then is of the step before."""
+        rows = _rows(step)
         try:
-            tokens, scores = self._compute_tokens(step)
-        except RankBroken:
-            raise
-        except Exception as error:  # the step's edge: whatever a request can break, it breaks for itself
-            if not isinstance(error, StepFailed):
-                logger.exception("sampling failed")
-            if len(step.sequences) == 1:
-                return self._scheduler.fail(
-                    step.sequences, RequestFailed("this request failed in the engine")
-                )
-            return [output for half in step.halves() for output in self._compute(half)]
-        self._stopwatch.start()
-        outputs = self._scheduler.update(step, tokens, time.monotonic(), scores)
+            result = self._lead(step, rows)
+        except StepFailed:
+            return [*self._land(), *self._halve(step, started)]
+        if result.choices is not None and not result.choices.host_rows and not step.scored:
+            self._scheduler.begin(step)
+            outputs = self._land()
+            self._flying = _Flying(step, result.choices, started)
+            return outputs
+        outputs = self._land()
+        return [*outputs, *self._complete(step, rows, result, started)]
+
+    def _land(self) -> list[RequestOutput]:
+        """The end of the step that was left to itself, if there is one."""
+        flying, self._flying = self._flying, None
+        if flying is None:
+            return []
+        tokens = flying.choices.take()
+        self._stopwatch.stop("wait")
+        outputs = self._scheduler.finish(flying.step, tokens, time.monotonic())
         self._stopwatch.stop("update")
+        self._count(flying.step, outputs, flying.started)
         return outputs
 
-    def _compute_tokens(self, step: Step) -> tuple[list[SampledToken], list[list[PromptLogprob]]]:
+    def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
         targets = [_targets(*scored) for scored in step.scored]
-        result = self._executor.lead(step.plan, targets)
-        if result.logits is None:
-            return [], result.prompt_logprobs
+        return self._executor.lead(step.plan, targets, rows)
+
+    def _complete(
+        self, step: Step, rows: list[SamplingRow], result: StepResult, started: float
+    ) -> list[RequestOutput]:
+        """Choose the tokens that the device does not, and take all of them in."""
         self._stopwatch.start()
-        rows = [SamplingRow(s.id, s.request.sampling, s.token_ids, s.num_prompt_tokens) for s in step.sampled]
-        sampled = self._sampler.sample(result.logits, rows)
+        try:
+            tokens = self._choose(rows, result)
+        except Exception:  # the step's edge: whatever a request can break, it breaks for itself
+            logger.exception("sampling failed")
+            return self._halve(step, started)
         self._stopwatch.stop("sample")
-        return sampled, result.prompt_logprobs
+        if result.choices is None:
+            outputs = self._scheduler.update(step, tokens, time.monotonic(), result.prompt_logprobs)
+        else:
+            self._scheduler.begin(step)
+            outputs = self._scheduler.finish(step, tokens, time.monotonic(), result.prompt_logprobs)
+        self._stopwatch.stop("update")
+        self._count(step, outputs, started)
+        return outputs
+
+    def _choose(self, rows: list[SamplingRow], result: StepResult) -> list[SampledToken]:
+        choices = result.choices
+        if choices is None:
+            return [] if result.logits is None else self._sampler.sample(result.logits, rows)
+        tokens = choices.take()
+        if choices.host_rows and result.logits is not None:
+            mine = list(choices.host_rows)
+            chosen = self._sampler.sample(result.logits[mine], [rows[i] for i in mine])
+            for i, token in zip(mine, chosen, strict=True):
+                tokens[i] = token
+        return tokens
+
+    def _halve(self, step: Step, started: float) -> list[RequestOutput]:
+        """A step that fails is halved until the culprit is alone, and only that one ends with an error: computing a
+        sequence's tokens again does not change it."""
+        if len(step.sequences) == 1:
+            outputs = self._scheduler.fail(step.sequences, RequestFailed("this request failed in the engine"))
+            self._count(step, outputs, started)
+            return outputs
+        outputs = []
+        for half in step.halves():
+            rows = _rows(half)
+            try:
+                result = self._lead(half, rows)
+            except StepFailed:
+                outputs += self._halve(half, started)
+            else:
+                outputs += self._complete(half, rows, result, started)
+        return outputs
 
     def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
@@ -230,6 +283,19 @@ class EngineCore:
             "blocks_cached": blocks.num_cached,
             "preemptions": scheduler.num_preemptions,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A step that runs by itself."""
+
+    step: Step
+    choices: Choices
+    started: float
+
+
+def _rows(step: Step) -> list[SamplingRow]:
+    return [SamplingRow(s.id, s.request.sampling, s.token_ids, s.num_prompt_tokens) for s in step.sampled]
 
 
 def _targets(sequence: Sequence, first: int, last: int) -> PromptTargets:

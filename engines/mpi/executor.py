@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Sequence
 
 from engines.health import EngineState, StatusBoard
-from engines.mpi.batch import Batch
-from engines.mpi.model_runner import ModelRunner, StepResult
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.step_runner import LaidOut, StepResult, StepRunner
 from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -32,17 +32,20 @@ class StepExecutor:
     """
 
     def __init__(
-        self, runner: ModelRunner, comm: Communicator, board: StatusBoard, stopwatch: Stopwatch
+        self, runner: StepRunner, comm: Communicator, board: StatusBoard, stopwatch: Stopwatch
     ) -> None:
         self._runner = runner
         self._comm = comm
         self._board = board
         self._stopwatch = stopwatch
 
-    def lead(self, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
+    def lead(
+        self, plan: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
         """Rank 0: have all ranks run a plan.
 
         targets: one for each sequence of the plan with WANT_PROMPT_LOGPROBS, in its order.
+        rows: one for each sequence of the plan that samples, in its order.
 
         Raises:
             StepFailed: the step, not the engine, is at fault.
@@ -51,7 +54,7 @@ class StepExecutor:
         self._stopwatch.start()
         self._comm.broadcast_plan(plan.encode())
         self._stopwatch.stop("broadcast")
-        return self._run(plan, targets)
+        return self._run(plan, targets, rows)
 
     def follow(self) -> bool:
         """Other ranks: run the next plan; False when it says stop. Raises RankBroken: this rank cannot go on."""
@@ -59,19 +62,21 @@ class StepExecutor:
         if plan.kind is PlanKind.STOP:
             return False
         try:
-            self._run(plan, ())
+            self._run(plan, (), ())
         except StepFailed:
             logger.warning("rank %d: step failed", self._comm.rank)
         return True
 
-    def _run(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> StepResult:
+    def _run(
+        self, plan: StepPlan, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
+    ) -> StepResult:
         result = StepResult()
         if plan.kind is PlanKind.STEP:
-            result = self._compute(self._prepare(plan, targets), targets)
+            result = self._compute(self._prepare(plan, targets), targets, rows)
         self._board.beat(self._comm.rank)
         return result
 
-    def _prepare(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> Batch:
+    def _prepare(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> LaidOut:
         self._stopwatch.start()
         try:
             self._runner.update(plan)
@@ -92,11 +97,13 @@ class StepExecutor:
         self._stopwatch.stop("prepare")
         return batch
 
-    def _compute(self, batch: Batch, targets: Sequence[PromptTargets]) -> StepResult:
+    def _compute(
+        self, batch: LaidOut, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
+    ) -> StepResult:
         before = self._stopwatch.seconds.get("attention", 0.0)
         started = self._stopwatch.now()
         try:
-            result = self._runner.compute(batch, targets)
+            result = self._runner.compute(batch, targets, rows)
         except Exception as error:
             logger.exception("rank %d: the model failed", self._comm.rank)
             self._end_all(error)
@@ -113,7 +120,7 @@ class StepExecutor:
             self._comm.abort()
 
 
-def _check_targets(batch: Batch, targets: Sequence[PromptTargets]) -> None:
+def _check_targets(batch: LaidOut, targets: Sequence[PromptTargets]) -> None:
     """Here and not in the model, where an error ends all ranks."""
     if len(batch.prompt_lens) != len(targets):
         raise ValueError(

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from engines.core import SamplingParams, SchedulerSettings
-from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
 from engines.models.config import ModelConfig
-from engines.mpi.batch import Batch, make_batch
-from engines.mpi.block_tables import BlockTables
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, PlanKind, StepPlan
+from engines.mpi.step_runner import StepRunner
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
-from lmi_kernels.attention_plan import GroupLimits
 
 NUM_BLOCKS = 2
 """Of the cache that the pass runs on: its tables name these again and again, for nobody reads what is computed."""
@@ -33,6 +28,11 @@ class LargestStep:
     num_tokens: int
     num_seqs: int
     max_model_len: int
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences that gain a token, at most."""
+        return min(self.num_seqs, self.num_tokens)
 
     @classmethod
     def of(cls, settings: SchedulerSettings, max_model_len: int) -> LargestStep:
@@ -50,7 +50,7 @@ class LargestStep:
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim / world_size
         hidden = config.hidden_size
         layer = element * max(3 * hidden + 4 * middle, 3 * hidden + 3 * heads)
-        rows = min(self.num_seqs, self.num_tokens)
+        rows = self.num_decodes
         logits = rows * config.vocab_size * (element + _BYTES_PER_LOGIT)
         hidden_rows = self.num_tokens * hidden * element
         masks = 5 * self.num_tokens * self.max_model_len
@@ -59,7 +59,7 @@ class LargestStep:
 
     def plans(self, block_size: int) -> list[StepPlan]:
         """Steps of which one is the largest: prompts' ends, all scored, and sequences that all sample."""
-        seqs = min(self.num_seqs, self.num_tokens)
+        seqs = self.num_decodes
         chunks: list[int] = []
         left = self.num_tokens
         # A whole prompt needs no mask, one that has a token behind it does.
@@ -95,42 +95,32 @@ class LargestStep:
 
 
 def run_largest(
-    step: LargestStep,
-    cache: KvCache,
-    limits: GroupLimits,
-    rotary: RotaryTable,
-    device: torch.device,
-    run: Callable[[Batch, list[PromptTargets]], torch.Tensor | None],
+    step: LargestStep, steps: StepRunner, block_size: int, vocab_size: int, device: torch.device
 ) -> None:
-    """Compute and sample the largest step on a cache of `NUM_BLOCKS` blocks. `run` gives rank 0 the logits."""
-    for plan in step.plans(cache.block_size):
-        tables = BlockTables()
-        tables.apply(plan.table_updates)
-        batch = make_batch(
-            plan, tables, rotary, limits, contiguous=False, device=device, workspace=cache.workspace
-        )
+    """Compute and sample the largest step, on a cache of `NUM_BLOCKS` blocks."""
+    for plan in step.plans(block_size):
+        steps.update(plan)
+        batch = steps.prepare(plan)
         targets = [PromptTargets((0,) * count, num_top=1) for count in batch.prompt_lens]
-        logits = run(batch, targets)
+        rows = [SamplingRow(f"profile {i}", _PARAMS, [0, 0], 1) for i in range(plan.num_sampled)]
+        logits = steps.compute(batch, targets, rows).logits
         if logits is not None:
-            _sample(logits, device)
+            Sampler(vocab_size, device).sample(logits, rows)
 
 
-def _sample(logits: torch.Tensor, device: torch.device) -> None:
-    """With everything on that holds a copy of the logits, and `top_k` off, which would make the others' work small."""
-    params = SamplingParams(
-        max_new_tokens=8,
-        temperature=0.7,
-        top_p=0.9,
-        min_p=0.01,
-        typical_p=0.95,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        logit_bias=((0, 1.0),),
-        min_new_tokens=4,
-        stop_token_ids=(0,),
-        logprobs=True,
-        top_logprobs=1,
-    )
-    rows = [SamplingRow(f"profile {i}", params, [0, 0], num_prompt_tokens=1) for i in range(len(logits))]
-    Sampler(logits.shape[1], device).sample(logits, rows)
+_PARAMS = SamplingParams(
+    max_new_tokens=8,
+    temperature=0.7,
+    top_p=0.9,
+    min_p=0.01,
+    typical_p=0.95,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    min_new_tokens=4,
+    stop_token_ids=(0,),
+    logprobs=True,
+    top_logprobs=1,
+)
+"""With everything on that holds a copy of the logits, and `top_k` off, which would make the others' work small."""

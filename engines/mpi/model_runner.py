@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engines.config import MpiEngineConfig
-from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
 from engines.models.config import ModelConfig
-from engines.models.weights import WeightReader
+from engines.models.loading import weight_source
 from engines.mpi import memory
-from engines.mpi.batch import Batch, make_batch
-from engines.mpi.block_tables import BlockTables
+from engines.mpi.cpu_steps import CpuSteps
+from engines.mpi.decode_graphs import batch_sizes
+from engines.mpi.gpu_steps import GpuSteps, TableShape
 from engines.mpi.largest_step import NUM_BLOCKS, LargestStep, run_largest
 from engines.mpi.memory import MemoryUse
-from engines.mpi.prompt_logprobs import PromptTargets, score_prompts
+from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import StepPlan
+from engines.mpi.step_runner import LaidOut, StepResult, StepRunner
 from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
-from lmi_kernels import batch_invariant_rows
+from lmi_kernels import runs_triton
 from lmi_kernels.attention_plan import GroupLimits
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -51,16 +53,6 @@ class LoadReport:
     actual: MemoryUse
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step gave, on rank 0; other ranks' are empty."""
-
-    logits: torch.Tensor | None = None
-    """[num_sampled, vocab_size], in the plan's order; None when no sequence samples."""
-    prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
-    """One list for each sequence that asked, in the plan's order."""
-
-
 class ModelRunner:
     """Loads this rank's part at construction; `update`, `prepare` and `compute` run one step."""
 
@@ -79,16 +71,17 @@ class ModelRunner:
         # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
         self._dtype = torch.float32 if device.type == "cpu" else storage
         before, started = memory.in_use(device), time.perf_counter()
-        weights = WeightReader(Path(config.model.path), storage, self._dtype, device)
+        weights = weight_source(config.model, self.config.dtype, storage, self._dtype, device)
         self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
         weights.close()
         loaded = time.perf_counter()
         weight_bytes = memory.in_use(device) - before
-        self._rotary = RotaryTable(self.config, config.model.max_model_len, device)
+        self._rotary = RotaryTable(
+            self.config, config.model.max_model_len, device, as_table=runs_triton(device)
+        )
         self._contiguous = not config.cache.paged
         self._batch_invariant = config.parallel.batch_invariant
         self._kv_heads = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
-        self._tables = BlockTables()
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
         on_gpu = device.type == "cuda"
         self.max_step_tokens = step.num_tokens if on_gpu else None
@@ -100,69 +93,51 @@ class ModelRunner:
         profiled = time.perf_counter()
         stopwatch.reset()
         self.cache = self._make_cache(config, step, weight_bytes, int(activations * _SPARE))
-        self._limits = self._group_limits(config, self.cache)
+        cached = time.perf_counter()
+        self._steps = self._make_steps(config, step, self.cache)
+        if isinstance(self._steps, GpuSteps):
+            self._steps.capture(batch_sizes(step.num_decodes))
         seconds = {
             "weights": loaded - started,
             "profile": profiled - loaded,
-            "cache": time.perf_counter() - profiled,
+            "cache": cached - profiled,
+            "graphs": time.perf_counter() - cached,
         }
         actual = MemoryUse(weight_bytes, activations, self.cache.num_bytes)
         self.load_report = LoadReport(seconds, weights.owned_bytes, predicted, actual)
 
-    @torch.inference_mode()
     def update(self, plan: StepPlan) -> None:
-        """Carry out what a plan changes for good: blocks zeroed, then copied, then block tables. Once a plan; when it
-        fails, this rank's state is not that of the others any more."""
-        self.cache.scrub(plan.scrub_blocks)
-        self.cache.copy_blocks(plan.copies)
-        self._tables.apply(plan.table_updates)
+        """As `StepRunner`."""
+        self._steps.update(plan)
 
-    @torch.inference_mode()
-    def prepare(self, plan: StepPlan) -> Batch:
-        """Lay a step, whose updates are done, out as tensors. Changes nothing and says nothing to other ranks: what
-        goes wrong here can be agreed on before `compute`."""
-        return make_batch(
-            plan,
-            self._tables,
-            self._rotary,
-            self._limits,
-            self._contiguous,
-            self._device,
-            self.cache.workspace,
-        )
+    def prepare(self, plan: StepPlan) -> LaidOut:
+        """As `StepRunner`."""
+        return self._steps.prepare(plan)
 
-    @torch.inference_mode()
-    def compute(self, batch: Batch, targets: Sequence[PromptTargets] = ()) -> StepResult:
-        """Run the model. Computing a step again is harmless: the same keys and values go to the same slots.
-
-        targets: on rank 0, one for each sequence whose prompt's log-probabilities are wanted.
-        """
-        return self._run(batch, self.cache, targets)
-
-    def _run(
-        self, batch: Batch, cache: KvCache, targets: Sequence[PromptTargets], num_layers: int | None = None
+    def compute(
+        self, batch: LaidOut, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
-        hidden = self._model.forward(batch.input_ids, cache, batch.attention, num_layers)
-        scores: list[list[PromptLogprob]] = []
-        if batch.prompt_rows is not None:
-            mine = targets if self._comm.rank == 0 else None
-            scores = score_prompts(
-                hidden,
-                batch.prompt_rows,
-                batch.prompt_lens,
-                mine,
-                self._model.logits,
-                self._batch_invariant,
+        """As `StepRunner`."""
+        return self._steps.compute(batch, targets, rows)
+
+    def _make_steps(
+        self, config: MpiEngineConfig, step: LargestStep, cache: KvCache, num_layers: int | None = None
+    ) -> StepRunner:
+        if runs_triton(self._device):
+            return GpuSteps(
+                self._model,
+                cache,
+                self._rotary.table,
+                (self._kv_heads, self.config.head_dim),
+                self.config.vocab_size,
+                self._comm,
+                TableShape(step.num_seqs, config.model.max_model_len),
             )
-        num_sampled = len(batch.sample_rows)
-        if num_sampled == 0:
-            return StepResult(None, scores)
-        rows = batch.sample_rows
-        padding = batch_invariant_rows(num_sampled, dense=self._batch_invariant) - num_sampled
-        if padding:
-            rows = torch.cat((rows, rows[:1].expand(padding)))
-        logits: torch.Tensor | None = self._model.logits(hidden[rows])
-        return StepResult(None if logits is None else logits[:num_sampled], scores)
+        limits = GroupLimits(
+            cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
+        )
+        leads = self._comm.rank == 0
+        return CpuSteps(self._model, cache, self._rotary, limits, self._contiguous, leads, num_layers)
 
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""
@@ -185,15 +160,11 @@ class ModelRunner:
 
         def work() -> None:
             cache = self._new_cache(NUM_BLOCKS, config.cache.block_size, num_layers)
-            limits = self._group_limits(config, cache)
-            run_largest(
-                step,
-                cache,
-                limits,
-                self._rotary,
-                self._device,
-                lambda batch, targets: self._run(batch, cache, targets, num_layers).logits,
-            )
+            steps = self._make_steps(config, step, cache, num_layers)
+            run_largest(step, steps, cache.block_size, self.config.vocab_size, self._device)
+            if isinstance(steps, GpuSteps):
+                # All graphs share the memory of the largest.
+                steps.capture([step.num_decodes])
 
         return memory.measure_peak(self._device, work)
 
@@ -236,9 +207,4 @@ class ModelRunner:
         head_dim = self.config.head_dim
         return KvCache(
             num_layers, self._kv_heads, num_blocks, block_size, head_dim, self._dtype, self._device
-        )
-
-    def _group_limits(self, config: MpiEngineConfig, cache: KvCache) -> GroupLimits:
-        return GroupLimits(
-            cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
         )

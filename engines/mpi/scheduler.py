@@ -190,9 +190,10 @@ class Scheduler:
         computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
         plan = step.plan
         for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
-            sequence.num_computed_tokens = start + count
-            sequence.num_in_flight += count
-        for sequence in step.sampled:
+            if _runs_ahead(sequence):
+                sequence.num_computed_tokens = start + count
+                sequence.num_in_flight += count
+        for sequence in filter(_runs_ahead, step.sampled):
             sequence.token_ids.append(UNKNOWN_TOKEN)
             sequence.num_pending += 1
             if sequence.is_complete:
@@ -200,12 +201,22 @@ class Scheduler:
             else:
                 self._running.generates(sequence)
 
-    def finish(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
-        """Take in the tokens of a step that has begun. By now some of its sequences may have ended or given way."""
+    def finish(
+        self,
+        step: Step,
+        tokens: list[SampledToken],
+        now: float,
+        prompt_logprobs: Iterable[list[PromptLogprob]] = (),
+    ) -> list[RequestOutput]:
+        """As `update`, for a step that has begun. By now some of its sequences may have ended or given way."""
         plan = step.plan
-        for sequence, count in zip(step.sequences, plan.query_lens, strict=True):
-            if not sequence.waits:
+        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
+            if not sequence.may_give_way:
+                sequence.num_computed_tokens = start + count
+            elif not sequence.waits:
                 sequence.num_in_flight -= count
+        for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
+            sequence.prompt_logprobs.extend(scores)
         places = [
             start + count
             for start, count, want in zip(plan.starts, plan.query_lens, plan.wants, strict=True)
@@ -213,7 +224,7 @@ class Scheduler:
         ]
         outputs: list[RequestOutput] = []
         for sequence, place, token in zip(step.sampled, places, tokens, strict=True):
-            sequence.num_pending -= 1
+            sequence.num_pending -= sequence.num_pending > 0
             outputs += self._take(sequence, token, now, place)
         return outputs
 
@@ -330,6 +341,11 @@ class Scheduler:
         for one in (sequence, *sequence.companions):
             one.done = True
         self._running.remove(sequence, failed)
+
+
+def _runs_ahead(sequence: Sequence) -> bool:
+    """Beams do not: which of them go on is decided by all of a step's results."""
+    return sequence.may_give_way and not sequence.done
 
 
 def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from engines.core import Request
@@ -29,14 +28,6 @@ class StepTrace:
         self._arrivals: list[dict[str, Any]] = []
         self._ends: list[dict[str, Any]] = []
         self._number = 0
-
-    def __enter__(self) -> StepTrace:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def arrived(self, request: Request) -> None:
         """A request was accepted."""

@@ -26,17 +26,22 @@ except ImportError:
 
     triton = tl = _Missing()
 
-    def jit(function: Any) -> Any:
-        return _Missing()
+    def jit(function: Any = None, **options: Any) -> Any:
+        return jit if function is None else _Missing()
 
     INTERPRETED = False
 
-__all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "tl", "triton", "uses_triton"]
+__all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "runs_triton", "tl", "triton", "uses_triton"]
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether operations on this device are Triton kernels: on a GPU always, on a CPU in the interpreter."""
+    return device.type == "cuda" or INTERPRETED
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Whether an operation on this tensor goes to its Triton kernel: on a GPU always, on a CPU in the interpreter."""
-    return tensor.is_cuda or INTERPRETED
+    """Whether an operation on this tensor goes to its Triton kernel."""
+    return runs_triton(tensor.device)
 
 
 def cdiv(total: int, part: int) -> int:

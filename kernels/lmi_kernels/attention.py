@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from lmi_kernels.attention_cpu import attend_chunk, attend_singles, cuts_long_sums
 from lmi_kernels.attention_plan import AttentionGroup, KvView
@@ -63,9 +62,7 @@ def attention(
         keys_values = _read(pool, group, workspace)
         shape = (group.num_seqs * group.query_len, kv_heads, share, head_dim)
         queries, results = q[rows].view(shape), out[rows].view(shape)
-        if q.device.type != "cpu":
-            _attend_fused(queries, keys_values, group, results)
-        elif group.query_len == 1:
+        if group.query_len == 1:
             attend_singles(queries, keys_values, group.mask, workspace.long_sums, results)
         else:
             past = group.first_position
@@ -116,20 +113,3 @@ def _read(pool: torch.Tensor, group: AttentionGroup, workspace: Workspace) -> to
     buffer = workspace.take((source.pages.numel(), block_size * head_dim), like=pool)
     torch.index_select(pages, 0, source.pages, out=buffer)
     return buffer.view(shape)
-
-
-def _attend_fused(
-    q: torch.Tensor, keys_values: torch.Tensor, group: AttentionGroup, out: torch.Tensor
-) -> None:
-    """q, out: [rows, num_kv_heads, share, head_dim]; keys_values: [2, num_seqs, num_kv_heads, kv_len, head_dim]."""
-    if group.query_len == 1:
-        out.copy_(F.scaled_dot_product_attention(q, keys_values[0], keys_values[1], attn_mask=group.mask))
-        return
-    share = q.shape[2]
-    two, _, kv_heads, kv_len, head_dim = keys_values.shape
-    # The KV head is repeated with stride 0.
-    keys, values = keys_values.transpose(1, 2).expand(two, kv_heads, share, kv_len, head_dim)
-    o = F.scaled_dot_product_attention(
-        q.permute(1, 2, 0, 3), keys, values, attn_mask=group.mask, is_causal=group.causal
-    )
-    out.copy_(o.permute(2, 0, 1, 3))

@@ -56,11 +56,9 @@ class AttentionGroup:
     """Keys a sequence in the tensors that attention sees, those behind the mask included."""
     source: KvView | KvGather
     mask: torch.Tensor | None
-    """Added to the scores, -inf hides. Of single tokens: [num_seqs, 1, 1, kv_len], None: all is seen. Of a chunk on a
-    CPU: [t, 1, t + MIN_KEYS], the chunk's t first queries, at most `QUERY_TILE`, over the keys from the first of
-    them on, which fits any later tile too. Of a chunk elsewhere: [1, 1, query_len, kv_len]; None: `causal`."""
-    causal: bool
-    """Not on a CPU: the chunk is the sequence's first, so that attention's own causal mask fits."""
+    """Added to the scores, -inf hides. Of single tokens: [num_seqs, 1, 1, kv_len], None: all is seen. Of a chunk:
+    [t, 1, t + MIN_KEYS], the chunk's t first queries, at most `QUERY_TILE`, over the keys from the first of them on,
+    which fits any later tile too."""
     first_position: int
     """Of a chunk's first query; 0 in a group of single tokens."""
 
@@ -98,7 +96,6 @@ def plan_decodes(
     block_tables: Sequence[Sequence[int]],
     limits: GroupLimits,
     contiguous: bool,
-    device: torch.device,
 ) -> list[AttentionGroup]:
     """Group sequences of one query token each, which are the step's first rows, in `decode_order`.
 
@@ -114,7 +111,7 @@ def plan_decodes(
         while stop < len(seq_lens) and _fits(seq_lens, block_tables, start, stop, limits, contiguous):
             stop += 1
         tables = block_tables[start:stop]
-        groups.append(_decode_group(start, seq_lens[start:stop], tables, limits, contiguous, device))
+        groups.append(_decode_group(start, seq_lens[start:stop], tables, limits, contiguous))
         start = stop
     return groups
 
@@ -125,21 +122,13 @@ def plan_chunk(
     seq_len: int,
     block_table: Sequence[int],
     limits: GroupLimits,
-    device: torch.device,
 ) -> AttentionGroup:
     """The group of one prefill chunk: the last `query_len` of `seq_len` tokens, in rows from `first_row` on."""
     past = seq_len - query_len
-    source, kv_len = _source([seq_len], [block_table], limits, False, device)
-    if device.type == "cpu":
-        tile = min(query_len, QUERY_TILE)
-        mask = torch.full((tile, tile + MIN_KEYS), -math.inf).triu_(1)[:, None, :]
-        return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, False, past)
-    if query_len == kv_len:
-        return AttentionGroup(first_row, 1, query_len, kv_len, source, None, True, past)
-    last_visible = torch.arange(past, seq_len, device=device)
-    hidden = torch.arange(kv_len, device=device) > last_visible[:, None]
-    mask = torch.zeros(1, 1, query_len, kv_len, device=device).masked_fill_(hidden, -math.inf)
-    return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, False, past)
+    source, kv_len = _source([seq_len], [block_table], limits, False)
+    tile = min(query_len, QUERY_TILE)
+    mask = torch.full((tile, tile + MIN_KEYS), -math.inf).triu_(1)[:, None, :]
+    return AttentionGroup(first_row, 1, query_len, kv_len, source, mask, past)
 
 
 def _decode_group(
@@ -148,15 +137,14 @@ def _decode_group(
     tables: Sequence[Sequence[int]],
     limits: GroupLimits,
     contiguous: bool,
-    device: torch.device,
 ) -> AttentionGroup:
-    source, kv_len = _source(seq_lens, tables, limits, contiguous, device)
+    source, kv_len = _source(seq_lens, tables, limits, contiguous)
     mask = None
     if min(seq_lens) < kv_len:
-        lens = torch.tensor(seq_lens, device=device)
-        hidden = torch.arange(kv_len, device=device) >= lens[:, None]
-        mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)[:, None, None, :]
-    return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, False, 0)
+        lens = torch.tensor(seq_lens)
+        hidden = torch.arange(kv_len) >= lens[:, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None, :]
+    return AttentionGroup(start, len(seq_lens), 1, kv_len, source, mask, 0)
 
 
 def _source(
@@ -164,22 +152,19 @@ def _source(
     tables: Sequence[Sequence[int]],
     limits: GroupLimits,
     contiguous: bool,
-    device: torch.device,
 ) -> tuple[KvView | KvGather, int]:
     """How a group's keys are read, and how many a sequence, at least the longest's."""
     block_size, longest = limits.block_size, max(seq_lens)
-    on_cpu = device.type == "cpu"
     used = _num_blocks(longest, block_size)
     if contiguous or (len(tables) == 1 and _consecutive(tables[0][:used])):
-        kv_len = _settled(longest, 1) if on_cpu else longest
+        kv_len = _settled(longest, 1)
         # A lone sequence may stand so near the pool's end that there are not enough keys behind it.
         if tables[-1][0] * block_size + kv_len <= limits.num_slots:
             stride = (tables[1][0] - tables[0][0]) * block_size if len(tables) > 1 else 0
             return KvView(tables[0][0] * block_size, stride), kv_len
-    if on_cpu:
-        used = _settled(longest, block_size) // block_size
+    used = _settled(longest, block_size) // block_size
     rows = [[*table[:used], *([table[0]] * (used - len(table)))] for table in tables]
-    return _gather(rows, limits, device), used * block_size
+    return _gather(rows, limits), used * block_size
 
 
 def _settled(num_keys: int, step: int) -> int:
@@ -190,11 +175,11 @@ def _settled(num_keys: int, step: int) -> int:
     return keys
 
 
-def _gather(tables: Sequence[Sequence[int]], limits: GroupLimits, device: torch.device) -> KvGather:
+def _gather(tables: Sequence[Sequence[int]], limits: GroupLimits) -> KvGather:
     """`tables`: the blocks of each sequence, all of one length."""
-    blocks = torch.tensor(tables, dtype=torch.int64, device=device)[None, :, None, :]
+    blocks = torch.tensor(tables, dtype=torch.int64)[None, :, None, :]
     # Row of the pool at which each (keys or values, head) begins.
-    starts = torch.arange(2 * limits.num_kv_heads, device=device) * limits.num_blocks
+    starts = torch.arange(2 * limits.num_kv_heads) * limits.num_blocks
     return KvGather((starts.view(2, 1, limits.num_kv_heads, 1) + blocks).flatten())
 
 

@@ -42,7 +42,25 @@ class OpCheck:
 ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Errors of a few roundings in each dtype, sums being fp32."""
 
-_MODULES = ("rms_norm",)
+_MODULES = (
+    "penalties",
+    "truncate_logits",
+    "choose_tokens",
+    "random_numbers",
+    "experts",
+    "gelu",
+    "gelu_and_mul",
+    "grouped_matmul",
+    "layer_norm",
+    "prefill_attention",
+    "rms_norm",
+    "rope_and_store",
+    "route",
+    "silu_and_mul",
+    "step_inputs",
+    "sum_choices",
+    "update_block_tables",
+    "varlen_attention", "decode_plan", "combine_parts", "decode_attention")
 
 
 def all_checks() -> list[OpCheck]:

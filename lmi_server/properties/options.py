@@ -32,6 +32,10 @@ _ENGINES_NOT_DONE = {
         _JAVA_ENGINE,
     ),
 }
+_FORMATS_NOT_READ = (
+    *("pt", "npcache", "gguf", "mistral", "bitsandbytes", "sharded_state", "tensorizer", "fastsafetensors"),
+    *("runai_streamer", "runai_streamer_sharded"),
+)
 
 SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
@@ -87,6 +91,19 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         " allows it.",
         target="source.trust_remote_code",
         example="true",
+    ),
+    Option(
+        "option.load_format",
+        Choice(
+            ("auto", "dummy"),
+            synonyms={"safetensors": "auto"},
+            refused=dict.fromkeys(_FORMATS_NOT_READ, "weights are read from safetensors files"),
+        ),
+        "auto reads safetensors files; dummy makes random weights on the device, the same at every start, for measuring"
+        " and trying: of the model only config.json is needed, and without a tokenizer a byte-level one is made"
+        " (engine=MPI).",
+        target="source.load_format",
+        example="dummy",
     ),
     Option(
         "option.dtype",

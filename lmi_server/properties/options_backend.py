@@ -18,15 +18,6 @@ _GIB = Float(0, 1e6, unit="GiB", includes_low=True)
 
 BACKEND_KNOWN: tuple[Option, ...] = (
     refused("option.quantize", _TEXT, _QUANT, "none", help="Quantisation.", aliases=("option.quantization",)),
-    refused(
-        "option.load_format",
-        _TEXT,
-        "weights are read from safetensors files",
-        "auto",
-        "safetensors",
-        help="Form of the weights.",
-        lmi_default="auto",
-    ),
     ignored(
         "option.enforce_eager",
         Bool(),

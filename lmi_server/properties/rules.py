@@ -86,6 +86,8 @@ def _under_engine(item: Chosen, engine: str) -> tuple[str, str]:
             )
             return reason, ""
         return "", "no effect under engine=MPI"
+    elif name == "option.load_format" and value == "dummy" and engine == "Python":
+        return "engine=Python loads weights from files; random weights are made by engine=MPI", ""
     elif name == "option.mpi_mode" and value is True and engine == "Python":
         return "engine=Python runs no MPI ranks; write engine=MPI", ""
     elif item.option.engine not in ("any", engine):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.partition import Shard, split_evenly
+from engines.partition import HeadShare, Shard, split_evenly, split_heads
 
 
 @given(st.integers(1, 64), st.integers(0, 1000))
@@ -42,3 +42,70 @@ def test_too_few_units_are_refused(total: int, parts: int) -> None:
 def test_a_part_that_does_not_exist_is_refused(parts: int, index: int) -> None:
     with pytest.raises(ValueError, match=f"part {index} of {parts} does not exist"):
         split_evenly(8, parts, index)
+
+
+@st.composite
+def _heads(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Kv heads, query heads of each, and no more parts than query heads."""
+    kv_heads, share = draw(st.integers(1, 16)), draw(st.integers(1, 80))
+    return kv_heads, share, draw(st.integers(1, min(64, kv_heads * share)))
+
+
+@given(_heads())
+def test_every_query_head_has_one_owner_and_its_kv_head_at_hand(shape: tuple[int, int, int]) -> None:
+    kv_heads, share, parts = shape
+    dealt = [split_heads(kv_heads * share, kv_heads, parts, index) for index in range(parts)]
+    assert dealt[0].queries.start == 0
+    assert dealt[-1].queries.stop == kv_heads * share
+    assert all(left.queries.stop == right.queries.start for left, right in pairwise(dealt))
+    for part in dealt:
+        assert part.queries.size >= 1
+        # Exactly the kv heads that its query heads see, each for as many: attention needs nothing else.
+        assert part.keys_values == Shard(part.queries.start // share, (part.queries.stop - 1) // share + 1)
+        assert part.queries.size % part.keys_values.size == 0
+        assert part.keys_values.size == 1 or part.queries.size == share * part.keys_values.size
+
+
+@given(_heads())
+def test_heads_are_dealt_out_evenly_the_first_part_having_the_most(shape: tuple[int, int, int]) -> None:
+    kv_heads, share, parts = shape
+    dealt = [split_heads(kv_heads * share, kv_heads, parts, index) for index in range(parts)]
+    assert max(part.queries.size for part in dealt) == dealt[0].queries.size
+    assert max(part.keys_values.size for part in dealt) == dealt[0].keys_values.size
+    copies = [
+        sum(part.keys_values.start <= kv_head < part.keys_values.stop for part in dealt)
+        for kv_head in range(kv_heads)
+    ]
+    # One owner each, or, where parts are more, as many as evenly as can be.
+    assert sum(copies) == max(parts, kv_heads)
+    assert max(copies) - min(copies) <= 1
+    for kv_head in range(kv_heads):
+        owners = [part.queries.size for part in dealt if part.keys_values == Shard(kv_head, kv_head + 1)]
+        assert not owners or max(owners) - min(owners) <= 1
+
+
+def test_one_kv_head_of_71_query_heads_over_two_ranks() -> None:
+    assert [split_heads(71, 1, 2, rank) for rank in range(2)] == [
+        HeadShare(Shard(0, 36), Shard(0, 1)),
+        HeadShare(Shard(36, 71), Shard(0, 1)),
+    ]
+
+
+def test_three_kv_heads_over_four_ranks() -> None:
+    assert [split_heads(9, 3, 4, rank).queries for rank in range(4)] == [
+        Shard(0, 3),
+        Shard(3, 6),
+        Shard(6, 8),
+        Shard(8, 9),
+    ]
+
+
+def test_more_parts_than_query_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 query heads cannot be dealt out to 10 ranks"):
+        split_heads(9, 3, 10, 0)
+
+
+@pytest.mark.parametrize(("parts", "index"), [(2, 2), (2, -1), (4, 4), (4, -1), (0, 0)])
+def test_a_part_of_heads_that_does_not_exist_is_refused(parts: int, index: int) -> None:
+    with pytest.raises(ValueError, match=f"part {index} of {parts} does not exist"):
+        split_heads(9, 3, parts, index)

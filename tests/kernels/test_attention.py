@@ -11,7 +11,6 @@ from lmi_kernels.attention_plan import decode_order, plan_chunk, plan_decodes
 from tests.kernels.layouts import Layout, layouts
 from tests.support.seeds import fresh_generator, generator_from
 
-CPU = torch.device("cpu")
 UNTOUCHED = 12345.0
 
 
@@ -29,11 +28,11 @@ def _attend(
     tables = [layout.block_tables[i] for i in order]
     singles = layout.num_singles
     limits = layout.limits(pool.shape[1])
-    groups = plan_decodes(lens[:singles], tables[:singles], limits, layout.contiguous, CPU)
+    groups = plan_decodes(lens[:singles], tables[:singles], limits, layout.contiguous)
     row = singles
     for place in range(singles, len(order)):
         query_len = layout.query_lens[order[place]]
-        groups.append(plan_chunk(row, query_len, lens[place], tables[place], limits, CPU))
+        groups.append(plan_chunk(row, query_len, lens[place], tables[place], limits))
         row += query_len
     out = torch.full_like(q, UNTOUCHED)
     attention(q, pool, groups, workspace, out)

@@ -20,7 +20,6 @@ from lmi_kernels.attention_plan import (
 )
 from tests.kernels.layouts import Layout, layouts
 
-CPU = torch.device("cpu")
 KV_HEADS = 2
 
 
@@ -65,12 +64,11 @@ def _slots_of(table: list[int], seq_len: int, block_size: int) -> list[int]:
 @given(layouts())
 def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
-    groups = plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous, CPU)
+    groups = plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous)
     row = 0
     for group in groups:
         assert group.first_row == row
         assert group.query_len == 1
-        assert not group.causal
         members = range(row, row + group.num_seqs)
         for i in members:
             seen = _slots_seen(group, i - row, layout.block_size)
@@ -87,7 +85,7 @@ def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -
 @given(layouts())
 def test_groups_keep_their_limits(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
-    for group in plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous, CPU):
+    for group in plan_decodes(lens, tables, layout.limits(KV_HEADS), layout.contiguous):
         padded = [
             _padded(length, layout.block_size)
             for length in lens[group.first_row : group.first_row + group.num_seqs]
@@ -118,7 +116,7 @@ def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> Non
     chunks = range(layout.num_singles, len(layout.seq_lens))
     for i in chunks:
         seq_len, query_len, table = layout.seq_lens[i], layout.query_lens[i], layout.block_tables[i]
-        group = plan_chunk(first_row, query_len, seq_len, table, layout.limits(KV_HEADS), CPU)
+        group = plan_chunk(first_row, query_len, seq_len, table, layout.limits(KV_HEADS))
         assert (group.first_row, group.num_seqs, group.query_len) == (first_row, 1, query_len)
         _check_keys(group, seq_len, layout)
         seen = _slots_seen(group, 0, layout.block_size)
@@ -135,7 +133,7 @@ def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> Non
 
 def test_a_run_at_the_pools_end_is_copied_where_a_view_would_leave_it() -> None:
     limits = GroupLimits(block_size=4, num_blocks=6, num_kv_heads=KV_HEADS, max_keys=1000)
-    (group,) = plan_decodes([7], [[4, 5]], limits, True, CPU)
+    (group,) = plan_decodes([7], [[4, 5]], limits, True)
     assert isinstance(group.source, KvGather)
     assert _blocks_of(group.source, 1) == [[4, 5, 4, 4]]
     assert group.kv_len == MIN_KEYS
@@ -144,7 +142,7 @@ def test_a_run_at_the_pools_end_is_copied_where_a_view_would_leave_it() -> None:
 def test_equal_runs_at_equal_distances_share_one_view() -> None:
     limits = GroupLimits(block_size=4, num_blocks=16, num_kv_heads=KV_HEADS, max_keys=1000)
     tables = [[0, 1, 2], [5, 6, 7], [10, 11, 12]]
-    (group,) = plan_decodes([9, 12, 10], tables, limits, True, CPU)
+    (group,) = plan_decodes([9, 12, 10], tables, limits, True)
     assert group.source == KvView(first_slot=0, stride=20)
     assert group.kv_len == MIN_KEYS
 
@@ -152,25 +150,25 @@ def test_equal_runs_at_equal_distances_share_one_view() -> None:
 def test_a_view_that_would_leave_the_pool_is_split() -> None:
     # The last sequence is short and at the pool's very end: 12 keys from its start do not exist.
     limits = GroupLimits(block_size=4, num_blocks=6, num_kv_heads=KV_HEADS, max_keys=1000)
-    groups = plan_decodes([12, 7], [[0, 1, 2], [4, 5]], limits, True, CPU)
+    groups = plan_decodes([12, 7], [[0, 1, 2], [4, 5]], limits, True)
     assert [group.num_seqs for group in groups] == [1, 1]
 
 
 def test_uneven_distances_start_another_view() -> None:
     limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
-    groups = plan_decodes([4, 4, 4, 4], [[0], [2], [4], [5]], limits, True, CPU)
+    groups = plan_decodes([4, 4, 4, 4], [[0], [2], [4], [5]], limits, True)
     assert [group.num_seqs for group in groups] == [3, 1]
 
 
 def test_a_lone_paged_sequence_on_consecutive_blocks_is_not_copied() -> None:
     limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
-    (group,) = plan_decodes([9], [[3, 4, 5, 17]], limits, False, CPU)
+    (group,) = plan_decodes([9], [[3, 4, 5, 17]], limits, False)
     assert group.source == KvView(first_slot=12, stride=0)
 
 
 def test_paged_sequences_of_like_length_share_a_gather() -> None:
     limits = GroupLimits(block_size=4, num_blocks=25, num_kv_heads=KV_HEADS, max_keys=1000)
-    (group,) = plan_decodes([9, 5], [[7, 3, 9], [1, 8]], limits, False, CPU)
+    (group,) = plan_decodes([9, 5], [[7, 3, 9], [1, 8]], limits, False)
     assert isinstance(group.source, KvGather)
     first, second = _blocks_of(group.source, 2)
     assert first == [7, 3, 9, 7]

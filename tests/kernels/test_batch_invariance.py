@@ -28,7 +28,6 @@ from lmi_kernels.attention_cpu import cuts_long_sums
 from lmi_kernels.attention_plan import KEY_TILE, GroupLimits, decode_order, plan_chunk, plan_decodes
 from tests.support.seeds import fresh_generator, generator_from, integers
 
-CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -98,7 +97,7 @@ class Cache:
         order = decode_order(lens, [self.tables[i] for i in singles], self.contiguous)
         singles = [singles[i] for i in order]
         tables = [self.tables[i] for i in singles]
-        groups = plan_decodes([parts[i][1] for i in singles], tables, self.limits, self.contiguous, CPU)
+        groups = plan_decodes([parts[i][1] for i in singles], tables, self.limits, self.contiguous)
         rows = [*singles, *(i for i, (start, stop) in enumerate(parts) if stop - start > 1)]
         first_row = {}
         row = 0
@@ -106,7 +105,7 @@ class Cache:
             start, stop = parts[i]
             first_row[i] = row
             if stop - start > 1:
-                groups.append(plan_chunk(row, stop - start, stop, self.tables[i], self.limits, CPU))
+                groups.append(plan_chunk(row, stop - start, stop, self.tables[i], self.limits))
             row += stop - start
         q = torch.cat([sequences[i].q[slice(*parts[i])] for i in rows])
         out = torch.full_like(q, torch.nan)

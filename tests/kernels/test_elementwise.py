@@ -1,12 +1,16 @@
-"""rms_norm, rotary_ and silu_and_mul: against double precision, and bit by bit against transformers."""
+"""rms_norm, rotary_ and the activations: against double precision, and bit by bit against transformers."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from lmi_kernels import rms_norm, rotary_, silu_and_mul
+from lmi_kernels import gelu, gelu_and_mul, rms_norm, rotary_, silu_and_mul
+from lmi_kernels.gelu_and_mul import Approximate
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -97,4 +101,43 @@ def test_silu_and_mul_in_double_precision(num_tokens: int, intermediate: int, dt
     assert y.shape == (num_tokens, intermediate)
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), expected, rtol=4 * EPS[dtype], atol=EPS[dtype] * 1e-2)
+    assert torch.equal(gate_up, before)
+
+
+def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
+    """`size`: of the product that 1 + erf or 1 + tanh, which cancels near -1, is a factor of."""
+    error = (y.double() - expected).abs() / EPS[y.dtype]
+    assert bool((error <= 4 * expected.abs() + 2 * size.abs()).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_has_the_bits_of_transformers_and_is_right(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 577, generator=fresh_generator()) * 3).to(dtype)
+    before = x.clone()
+    y = gelu(x)
+    assert y.dtype == dtype
+    assert torch.equal(y, ACT2FN["gelu"](x))
+    _assert_near(y, x.double() * torch.special.ndtr(x.double()), x.double())
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
+def test_gelu_and_mul_in_double_precision(
+    num_tokens: int, intermediate: int, approximate: Approximate, dtype: torch.dtype
+) -> None:
+    generator = fresh_generator()
+    gate_up = (torch.randn(num_tokens, 2 * intermediate, generator=generator) * 4).to(dtype)
+    before = gate_up.clone()
+    y = gelu_and_mul(gate_up, approximate)
+    gate, up = before.double().chunk(2, -1)
+    if approximate == "none":
+        expected = gate * torch.special.ndtr(gate) * up
+    else:
+        cubic = gate + 0.044715 * gate**3
+        expected = gate / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * cubic)) * up
+    assert y.shape == (num_tokens, intermediate)
+    assert y.dtype == dtype
+    _assert_near(y, expected, gate * up)
     assert torch.equal(gate_up, before)

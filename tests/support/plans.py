@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engines.mpi.model_runner import ModelRunner, StepResult
+from engines.core import SamplingParams
+from engines.mpi.model_runner import ModelRunner
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.mpi.step_runner import StepResult
+from engines.sampling.batch import SamplingRow
 from tests.support.tiny_models import BLOCK_SIZE
+
+_BY_THE_HOST = SamplingParams(max_new_tokens=1, logprobs=True)
 
 
 class PlanMaker:
@@ -58,9 +63,10 @@ class PlanMaker:
 
 
 def run_plan(runner: ModelRunner, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
-    """A whole step of one rank."""
+    """A whole step of one rank, which gives logits also where a device could choose tokens itself."""
     runner.update(plan)
-    return runner.compute(runner.prepare(plan), targets)
+    rows = [SamplingRow(f"row {row}", _BY_THE_HOST, [0], 1) for row in range(plan.num_sampled)]
+    return runner.compute(runner.prepare(plan), targets, rows)
 
 
 def plans_in_chunks(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +32,26 @@ class Planted:
 
 def assert_caught(planted: Planted, folder: Path) -> None:
     """The module's own check finds the error, and finds none without it."""
-    source = (Path(lmi_kernels.__file__).parent / f"{planted.module}.py").read_text(encoding="utf-8")
+    source = _source(planted.module)
     assert source.count(planted.right) == 1, f"{planted.right!r} stands {source.count(planted.right)} times"
-    right = _load(source, f"right_{planted.module}", folder, planted.check)
+    _assert_right(planted.module, planted.check)
     wrong = _load(
         source.replace(planted.right, planted.wrong), f"wrong_{planted.module}", folder, planted.check
     )
-    check_parity(right, torch.float32, fresh_generator())
     with pytest.raises(Exception):  # noqa: B017  a wrong result, or an index that the interpreter refuses
         check_parity(wrong, torch.float32, fresh_generator())
+
+
+@functools.cache
+def _assert_right(module: str, check: str) -> None:
+    """Without an error nothing is found, in the same way; once is enough."""
+    with tempfile.TemporaryDirectory() as folder:
+        right = _load(_source(module), f"right_{module}", Path(folder), check)
+        check_parity(right, torch.float32, fresh_generator())
+
+
+def _source(module: str) -> str:
+    return (Path(lmi_kernels.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
 
 
 def _load(source: str, name: str, folder: Path, check: str) -> OpCheck:
@@ -48,5 +62,6 @@ def _load(source: str, name: str, folder: Path, check: str) -> OpCheck:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return {each.name: each for each in module.CHECKS}[check]

@@ -33,6 +33,9 @@ class ThreadCommunicator:
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.copy_(sum(self._exchange(tensor.clone())))
 
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(self._exchange(tensor.clone())[0])
+
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         parts = self._exchange(tensor.clone())
         assert [part.shape[1] for part in parts] == widths

@@ -1,4 +1,4 @@
-"""Small Llama checkpoints with random weights, and our model runner and transformers' model on them."""
+"""Small checkpoints with random weights, and our model runner and transformers' model on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
@@ -21,24 +21,39 @@ VOCAB_SIZE = 97
 
 BLOCK_SIZE = 4
 
-_SHAPE: dict[str, Any] = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 36,
-    "intermediate_size": 50,
     "num_hidden_layers": 2,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 4,
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+_LLAMA = _COMMON | {
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 4,
+}
+_FALCON = _COMMON | {"hidden_size": 40, "num_attention_heads": 10, "ffn_hidden_size": 50}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen3": _LLAMA | {"head_dim": 6},
+    "mixtral": _LLAMA | {"num_local_experts": 4, "intermediate_size": 30},
+    # As 7B: one KV head, one norm; and as 40B.
+    "falcon-7b": _FALCON | {"multi_query": True},
+    "falcon-40b": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+}
+"""Of SmolLM2's proportions, 9 heads over 3 KV heads, or for Falcon nearly so."""
 
 
-def save_llama(
+def save_model(
     folder: Path,
+    kind: str,
     *,
     seed: int = 0,
     dtype: str = "fp32",
@@ -46,31 +61,40 @@ def save_llama(
     max_shard_size: str | None = None,
     **changes: Any,
 ) -> None:
-    """Save a checkpoint of SmolLM2's proportions, 9 heads over 3 KV heads, but for `changes` to its config.
+    """Save a checkpoint of one of `SHAPES`, but for `changes` to its config.
 
     Every parameter is random, norms and biases too, and large enough that logits differ clearly.
     `exact_in_fp16`: weights have few bits, as those of a quantised model, and survive fp16 and bf16.
     """
-    model = LlamaForCausalLM(LlamaConfig(**{**_SHAPE, **changes}))
+    config = AutoConfig.for_model(kind.partition("-")[0], **{**SHAPES[kind], **changes})
+    model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator) * 0.3
-            if "norm" in name:
+            if ("norm" in name or ".ln_" in name) and name.endswith("weight"):
                 values = 1 + values / 3
             parameter.copy_((values * 64).round() / 64 if exact_in_fp16 else values)
     model.to(DTYPES[dtype])
     model.save_pretrained(folder, **({} if max_shard_size is None else {"max_shard_size": max_shard_size}))
 
 
-def load_oracle(folder: Path, dtype: str) -> LlamaForCausalLM:
+def save_llama(folder: Path, **changes: Any) -> None:
+    """`save_model` of a Llama."""
+    save_model(folder, "llama", **changes)
+
+
+def load_oracle(folder: Path, dtype: str) -> Any:
     """transformers' model, its weights rounded to `dtype`, computing in fp32."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], attn_implementation="eager")
+    # Experts one by one: the grouped product asks for shapes that are multiples of something.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation="eager", experts_implementation="eager"
+    )
     return model.float().eval()
 
 
 @torch.inference_mode()
-def oracle_logits(model: LlamaForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+def oracle_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """[len(token_ids), vocab_size], fp32: of every position."""
     logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return logits
@@ -85,13 +109,14 @@ def make_runner(
     num_blocks: int = 64,
     max_model_len: int = 64,
     device: str = "cpu",
+    load_format: str = "auto",
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or SingleProcess()
     itemsize = torch.float32.itemsize if device == "cpu" else DTYPES[dtype].itemsize
-    token_bytes = ModelConfig.from_folder(folder).kv_elements_per_token * itemsize
+    token_bytes = ModelConfig.from_folder(folder).kv_elements_on(comm.world_size) * itemsize
     config = MpiEngineConfig(
-        model=ModelSettings(str(folder), "tiny", dtype, max_model_len),
+        model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
         scheduler=SchedulerConfig(

@@ -230,11 +230,11 @@ def _attend(
     limits = GroupLimits(_BLOCK_SIZE, pool.shape[2], _KV_HEADS, 2048)
     out = torch.empty_like(q)
     if len(q) > 1:
-        attention(q, pool, [plan_chunk(0, len(q), start + len(q), table, limits, CPU)], workspace, out)
+        attention(q, pool, [plan_chunk(0, len(q), start + len(q), table, limits)], workspace, out)
         return out
     lens = [start + 1, *(others or [])]
     order = decode_order(lens, [table] * len(lens), contiguous=False)
-    groups = plan_decodes([lens[i] for i in order], [table] * len(lens), limits, False, CPU)
+    groups = plan_decodes([lens[i] for i in order], [table] * len(lens), limits, False)
     queries = q.expand(len(lens), -1, -1)
     results = torch.empty(queries.shape)
     attention(queries, pool, groups, workspace, results)

@@ -37,7 +37,7 @@ def _config(head_dim: int, rope: dict[str, Any]) -> ModelConfig:
         num_kv_heads=1,
         head_dim=head_dim,
         max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         rope_theta=rope["rope_theta"],
         rope_scaling=scaling,
         tie_word_embeddings=True,
@@ -78,3 +78,22 @@ def test_tables_have_the_bits_of_transformers(head_dim: int, rope: dict[str, Any
     assert cos.dtype == signed_sin.dtype == torch.float32
     assert torch.equal(cos[:, 0], expected_cos[0])
     assert torch.equal(sin[:, 0], expected_sin[0])
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 10000.0}, LLAMA3])
+def test_the_table_holds_what_is_looked_up(rope: dict[str, Any]) -> None:
+    device, positions = torch.device("cpu"), torch.tensor([0, 1, 63, 99, 1])
+    whole = RotaryTable(_config(64, rope), 100, device)
+    rotary = RotaryTable(_config(64, rope), 100, device, as_table=True)
+    cos, signed_sin = (values[:, 0] for values in whole.lookup(positions))
+    assert rotary.table.shape == (100, 64)
+    assert rotary.table.dtype == torch.float32
+    assert torch.equal(rotary.table[positions], torch.cat((cos[:, 32:], signed_sin[:, 32:]), dim=-1))
+    for found, expected in zip(rotary.lookup(positions), whole.lookup(positions), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_table_that_was_not_asked_for_is_not_there() -> None:
+    rotary = RotaryTable(_config(4, {"rope_type": "default", "rope_theta": 1e4}), 8, torch.device("cpu"))
+    with pytest.raises(ValueError, match="not kept as a table"):
+        _ = rotary.table

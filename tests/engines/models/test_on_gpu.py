@@ -1,8 +1,9 @@
-"""A small Llama on a GPU: its logits against transformers' on the CPU. Needs torch, transformers and pytest alone."""
+"""Small models on a GPU: their logits against transformers' on the CPU. Needs torch, transformers and pytest alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ import torch
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import (
+    SHAPES,
     VOCAB_SIZE,
     load_oracle,
     make_runner,
     oracle_logits,
-    save_llama,
+    save_model,
 )
 
 pytestmark = [
@@ -23,12 +25,21 @@ pytestmark = [
 ]
 
 
+# Kernels take heads of 16 and more.
+HEADS_OF_16: dict[str, dict[str, Any]] = {
+    kind: {"hidden_size": 160} if kind.startswith("falcon") else {"head_dim": 16} for kind in SHAPES
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-3), ("fp16", 5e-2), ("bf16", 4e-1)])
-def test_logits_are_those_of_transformers(tmp_path: Path, dtype: str, tolerance: float, paged: bool) -> None:
+def test_logits_are_those_of_transformers(
+    tmp_path: Path, kind: str, dtype: str, tolerance: float, paged: bool
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     generator = fresh_generator()
-    save_llama(tmp_path, head_dim=16)
+    save_model(tmp_path, kind, **HEADS_OF_16[kind])
     prompts = [integers(generator, 0, VOCAB_SIZE, length) for length in (3, 17, 30)]
     tables = [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
     oracle = load_oracle(tmp_path, dtype)

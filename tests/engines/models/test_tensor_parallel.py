@@ -9,39 +9,67 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from engines.models import MODELS
+from engines.models.config import ModelConfig
+from engines.models.weights import WeightReader
 from engines.mpi.model_runner import ModelRunner
 from engines.parallel import SingleProcess
+from engines.stopwatch import Stopwatch
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 from tests.support.tiny_models import (
     BLOCK_SIZE,
+    SHAPES,
     VOCAB_SIZE,
     load_oracle,
     make_runner,
     oracle_logits,
     save_llama,
+    save_model,
 )
 
 TABLES = [[9, 2, 31, 4, 17, 0, 22], [63, 7, 50, 8, 33]]
 CHUNKS = [[11, 4, 3], [2, 8]]
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "smollm2": {},
-    "smollm2-exact": {"exact_in_fp16": True},
-    "untied-with-biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
-    "one-kv-head-each": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
-    "sharded-bf16": {"dtype": "bf16", "max_shard_size": "8KB"},
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm2": ("llama", {}),
+    "smollm2-exact": ("llama", {"exact_in_fp16": True}),
+    "untied-with-biases": (
+        "llama",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "one-kv-head-each": (
+        "llama",
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
+    ),
+    "sharded-bf16": ("llama", {"dtype": "bf16", "max_shard_size": "8KB"}),
+    "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {"max_shard_size": "8KB"}),
+    "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "tie_word_embeddings": False}),
+    "falcon-7b": ("falcon-7b", {}),
+    "falcon-7b-bias": ("falcon-7b", {"bias": True}),
+    "falcon-7b-own-kv-heads": ("falcon-7b", {"multi_query": False}),
+    "falcon-40b": ("falcon-40b", {"exact_in_fp16": True}),
+    "falcon-40b-one-norm": (
+        "falcon-40b",
+        {"num_ln_in_parallel_attn": 1, "bias": True, "tie_word_embeddings": False},
+    ),
 }
-
-
-def _kv_heads_of(variant: str) -> int:
-    return int(VARIANTS[variant].get("num_key_value_heads", 3))
-
 
 CASES = [(variant, degree) for variant in VARIANTS for degree in (2, 3)] + [
     ("one-kv-head-each", 4),
+    # More ranks than KV heads: some hold the same one.
+    ("untied-with-biases", 4),
+    ("qwen3", 4),
+    ("falcon-40b-one-norm", 5),
 ]
+"""Falcon-7B's KV head is on every rank, and of 3 ranks 2 have the first of 40B's two."""
+
+
+def _save(folder: Path, variant: str) -> None:
+    kind, changes = VARIANTS[variant]
+    save_model(folder, kind, **changes)
 
 
 class _LoneRank(SingleProcess):
@@ -54,7 +82,7 @@ class _LoneRank(SingleProcess):
 
 @pytest.mark.parametrize(("variant", "degree"), CASES)
 def test_logits_are_those_of_transformers(variant: str, degree: int, tmp_path: Path) -> None:
-    save_llama(tmp_path, **VARIANTS[variant])
+    _save(tmp_path, variant)
     oracle = load_oracle(tmp_path, "fp32")
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
@@ -85,22 +113,35 @@ def _parameter_bytes(folder: Path) -> dict[str, int]:
 
 
 def _replicated(name: str) -> bool:
-    """Norms, and the biases of sums over ranks: every rank has them whole."""
-    return "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+    """Norms, the biases of sums over ranks, and routers: every rank has them whole."""
+    sums = ("o_proj.bias", "down_proj.bias", "dense.bias", "dense_4h_to_h.bias", "moe.gate.weight")
+    return "norm" in name or ".ln_" in name or name.endswith(sums)
+
+
+def _kv_head_bytes(folder: Path, element: int) -> int:
+    """Of the parameters that give one head's keys and values, over all layers."""
+    config = ModelConfig.from_folder(folder)
+    columns = config.hidden_size + (1 if config.attention_bias else 0)
+    return 2 * config.num_layers * config.head_dim * columns * element
 
 
 @pytest.mark.parametrize(("variant", "degree"), [(variant, 1) for variant in VARIANTS] + CASES)
 def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_path: Path) -> None:
-    save_llama(tmp_path, **VARIANTS[variant])
+    _save(tmp_path, variant)
     sizes = _parameter_bytes(tmp_path)
     shared = sum(size for name, size in sizes.items() if _replicated(name))
     runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
     owned = [runner.load_report.owned_bytes for runner in runners]
+    config = ModelConfig.from_folder(tmp_path)
+    held_again = max(0, degree - config.num_kv_heads)
+    again = held_again * _kv_head_bytes(tmp_path, 2 if config.dtype == "bfloat16" else 4)
     # Together they compute the right logits (above), so they cover all; this sum then leaves no room for overlap.
-    assert sum(owned) == sum(sizes.values()) + (degree - 1) * shared
+    assert sum(owned) == sum(sizes.values()) + (degree - 1) * shared + again
     # Fair shares: nobody has more than one KV group, of one layer's worth, above the others.
+    assert max(owned) == owned[0]
     assert max(owned) - min(owned) <= 0.6 * sum(owned) / degree
-    assert sum(runner.cache.layers[0].shape[1] for runner in runners) == _kv_heads_of(variant)
+    kv_heads = [runner.cache.layers[0].shape[1] for runner in runners]
+    assert sum(kv_heads) == config.num_kv_heads + held_again
 
 
 def _bytes_read() -> int:
@@ -126,10 +167,23 @@ def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> N
         assert runner.load_report.owned_bytes <= read <= 1.1 * runner.load_report.owned_bytes
 
 
-def test_more_ranks_than_kv_heads_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Path) -> None:
+    save_model(tmp_path, kind, tie_word_embeddings=degree % 2 == 0)
+    sizes = _parameter_bytes(tmp_path)
+    norms = sum(size for name, size in sizes.items() if _replicated(name) and "gate" not in name)
+    config = ModelConfig.from_folder(tmp_path)
+    weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
+    MODELS[config.architecture](config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0))
+    weights.close()
+    assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
+
+
+def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    with pytest.raises(ValueError, match="3 units cannot be dealt out to 4 ranks"):
-        make_runner(tmp_path, _LoneRank(0, 4))
+    with pytest.raises(ValueError, match="9 query heads cannot be dealt out to 10 ranks"):
+        make_runner(tmp_path, _LoneRank(0, 10))
 
 
 def test_the_smallest_cache_decides_for_all_ranks(tmp_path: Path) -> None:

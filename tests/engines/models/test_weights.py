@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engines.models.safetensors_files import BadCheckpoint
 from engines.models.weights import WeightReader
 from engines.partition import Shard
-from tests.support.tiny_models import make_runner, save_llama
+from tests.support.tiny_models import make_runner, save_llama, save_model
 
 CPU = torch.device("cpu")
 
@@ -22,6 +22,7 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     made = {
         "q": values.view(6, 4),
         "k": values.view(6, 4)[:2] + 100,
+        "more": values.view(6, 4) * 3 + 0.5,
         "norm": torch.tensor([1.5, 1 / 3]),
         "half": values.view(6, 4).half(),
     }
@@ -42,6 +43,24 @@ def test_rows_of_several_tensors_one_below_the_other(
     rows = reader.rows(["q", "k"], [Shard(2, 5), Shard(1, 2)], (8, 4))
     assert torch.equal(rows, torch.cat((tensors["q"][2:5], tensors["k"][1:2])))
     assert reader.owned_bytes == 4 * 4 * 4
+
+
+def test_pieces_of_one_tensor_in_the_order_asked_for(
+    reader: WeightReader, tensors: dict[str, torch.Tensor]
+) -> None:
+    q = tensors["q"]
+    pieces = reader.pieces("q", [Shard(4, 6), Shard(0, 1), Shard(4, 5)], (6, 4))
+    assert torch.equal(pieces, torch.cat((q[4:6], q[:1], q[4:5])))
+    assert reader.owned_bytes == 4 * 4 * 4
+    assert torch.equal(reader.pieces("norm", [Shard(1, 2), Shard(0, 1)], (2,)), tensors["norm"].flip(0))
+
+
+def test_the_same_columns_of_several_tensors(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
+    stacked = reader.stacked_columns(["q", "more"], Shard(1, 3), (6, 4))
+    assert torch.equal(stacked, torch.stack((tensors["q"], tensors["more"]))[:, :, 1:3])
+    assert reader.owned_bytes == 2 * 6 * 2 * 4
+    whole = reader.stacked_columns(["more", "q"], Shard(0, 4), (6, 4))
+    assert torch.equal(whole, torch.stack((tensors["more"], tensors["q"])))
 
 
 def test_columns(reader: WeightReader, tensors: dict[str, torch.Tensor]) -> None:
@@ -79,31 +98,50 @@ def test_what_does_not_fit_the_configuration_is_refused(reader: WeightReader) ->
         reader.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4))
     with pytest.raises(BadCheckpoint, match="'q', 'half' are not all of one dtype"):
         reader.rows(["q", "half"], [Shard(0, 2)] * 2, (12, 4))
+    with pytest.raises(BadCheckpoint, match=r"'q' has shape 6x4, config.json says 7x4"):
+        reader.pieces("q", [Shard(0, 2)], (7, 4))
+    with pytest.raises(BadCheckpoint, match="'q' has only 6 rows"):
+        reader.pieces("q", [Shard(0, 1), Shard(5, 7)], (6, 4))
+    with pytest.raises(BadCheckpoint, match=r"'k' has shape 2x4, config.json says 6x4"):
+        reader.stacked_columns(["q", "k"], Shard(0, 2), (6, 4))
+    with pytest.raises(BadCheckpoint, match="'q', 'half' are not all of one dtype"):
+        reader.stacked_columns(["q", "half"], Shard(0, 4), (6, 4))
     assert reader.owned_bytes == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_key_value_heads": 1},
-        {"num_key_value_heads": 9},
-        {"vocab_size": 96},
-        {"vocab_size": 98},
-        {"intermediate_size": 49},
-        {"intermediate_size": 51},
-        {"hidden_size": 32},
-        {"head_dim": 2},
-        {"head_dim": 8},
-        {"num_hidden_layers": 3},
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"tie_word_embeddings": False},
-    ],
-)
+MISFITS: list[tuple[str, dict[str, int | bool]]] = [
+    ("llama", {"num_key_value_heads": 1}),
+    ("llama", {"num_key_value_heads": 9}),
+    ("llama", {"vocab_size": 96}),
+    ("llama", {"vocab_size": 98}),
+    ("llama", {"intermediate_size": 49}),
+    ("llama", {"intermediate_size": 51}),
+    ("llama", {"hidden_size": 32}),
+    ("llama", {"head_dim": 2}),
+    ("llama", {"head_dim": 8}),
+    ("llama", {"num_hidden_layers": 3}),
+    ("llama", {"attention_bias": True}),
+    ("llama", {"mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": False}),
+    ("qwen3", {"head_dim": 4}),
+    ("mixtral", {"num_local_experts": 5}),
+    ("mixtral", {"num_local_experts": 3}),
+    ("mixtral", {"intermediate_size": 29}),
+    ("falcon-7b", {"multi_query": False}),
+    ("falcon-7b", {"new_decoder_architecture": True, "num_kv_heads": 1}),
+    ("falcon-7b", {"bias": True}),
+    ("falcon-7b", {"ffn_hidden_size": 51}),
+    ("falcon-40b", {"num_ln_in_parallel_attn": 1}),
+    ("falcon-40b", {"num_kv_heads": 5}),
+    ("falcon-40b", {"tie_word_embeddings": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), MISFITS)
 def test_a_config_that_does_not_fit_the_weights_is_refused(
-    changes: dict[str, int | bool], tmp_path: Path
+    kind: str, changes: dict[str, int | bool], tmp_path: Path
 ) -> None:
-    save_llama(tmp_path)
+    save_model(tmp_path, kind)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(BadCheckpoint, match=r"tensor"):

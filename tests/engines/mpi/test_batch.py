@@ -60,7 +60,7 @@ def _make(parts: list[Part]) -> tuple[StepPlan, Batch]:
     chunks = {part.row: [1000 * i + j for j in range(part.count)] for i, part in enumerate(parts)}
     plan = maker.plan(chunks, {part.row: part.want for part in parts})
     tables.apply(plan.table_updates)
-    return plan, make_batch(plan, tables, ROTARY, LIMITS, contiguous=False, device=CPU, workspace=Workspace())
+    return plan, make_batch(plan, tables, ROTARY, LIMITS, contiguous=False, workspace=Workspace())
 
 
 @given(_parts())
@@ -121,4 +121,4 @@ def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
     tables.apply(plan.table_updates)
     broken = StepPlan(plan.kind, plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids[:2])
     with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
-        make_batch(broken, tables, ROTARY, LIMITS, contiguous=False, device=CPU, workspace=Workspace())
+        make_batch(broken, tables, ROTARY, LIMITS, contiguous=False, workspace=Workspace())

@@ -10,9 +10,9 @@ import pytest
 
 from engines.health import EngineState, StatusBoard
 from engines.mpi.executor import RankBroken, StepExecutor, StepFailed
-from engines.mpi.model_runner import StepResult
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.mpi.step_runner import StepResult
 from engines.stopwatch import Stopwatch
 
 _STEP = StepPlan(PlanKind.STEP, [4], [0], [2], [WANT_LOGITS], [1, 2], [4, 0, 1, 7], [5, 6], [3])
@@ -69,7 +69,7 @@ class _Runner:
         self._do("prepare")
         return _Batch(plan.encode(), self.prompt_lens)
 
-    def compute(self, batch: _Batch, targets: Sequence[PromptTargets]) -> StepResult:
+    def compute(self, batch: _Batch, targets: Sequence[PromptTargets], rows: object) -> StepResult:
         assert batch.plan == self.plans[-1]
         self.targets.append(targets)
         self._do("compute")

@@ -15,11 +15,12 @@ from engines.errors import RequestFailed
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepFailed, StepResult
+from engines.mpi.executor import StepFailed
 from engines.mpi.leader import Leader
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
 from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.step_runner import StepResult
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
@@ -40,7 +41,7 @@ class _Executor:
         self.kinds: list[PlanKind] = []
         self.num_steps_tried = 0
 
-    def lead(self, plan: StepPlan, targets: Any = None) -> StepResult:
+    def lead(self, plan: StepPlan, targets: Any = None, rows: Any = None) -> StepResult:
         self.kinds.append(plan.kind)
         logits: Any = None
         if plan.kind is PlanKind.STEP:

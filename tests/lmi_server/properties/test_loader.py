@@ -84,6 +84,8 @@ def test_lenient_only_warns_of_unknown_keys(tmp_path: Path) -> None:
         ("engine=mpi", "MPI or Python"),
         ("option.output_formatter=json_chat", "json, jsonlines or sse"),
         ("option.rolling_batch=vllm", "auto, lmi-dist or disable"),
+        ("option.load_format=pt", "auto or dummy (also safetensors)"),
+        ("option.load_format=dumy", "auto or dummy (also safetensors)"),
     ],
 )
 def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
@@ -101,7 +103,6 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
     [
         "option.quantize=awq",
         "maxWorkers=2",
-        "option.load_format=pt",
         "option.entryPoint=model.py",
         "option.pipeline_parallel_degree=2",
         "option.speculative_draft_model=x",
@@ -119,7 +120,6 @@ def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path,
     [
         "maxWorkers=1",
         "minWorkers=1",
-        "option.load_format=safetensors",
         "option.entryPoint=djl_python.huggingface",
         "option.mpi_mode=true",
         "option.low_cpu_mem_usage=true",
@@ -198,6 +198,7 @@ def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: 
         ("engine=MPI\noption.rolling_batch=disable\n", "write engine=Python"),
         ("engine=Python\noption.rolling_batch=lmi-dist\n", "served by engine=MPI"),
         ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
+        ("engine=Python\noption.load_format=dummy\n", "random weights are made by engine=MPI"),
         (
             "option.paged_attention=false\noption.batch_scheduler_policy=max_utilization\n",
             "write guaranteed_no_evict",
@@ -271,3 +272,11 @@ def test_what_may_be_a_secret_is_not_printed(tmp_path: Path, line: str) -> None:
         load(tmp_path, {})
     assert "hunter2" not in str(caught.value)
     assert "***" in str(caught.value)
+
+
+def test_load_format_is_the_models_and_safetensors_is_what_auto_reads(tmp_path: Path) -> None:
+    for written, meant in (("dummy", "dummy"), ("safetensors", "auto"), ("auto", "auto")):
+        loaded = load_text(tmp_path, f"option.load_format={written}\n")
+        assert loaded.config.source.load_format == meant
+        assert loaded.notes == ()
+    assert load_text(tmp_path, "engine=Python\noption.load_format=auto\n").config.source.load_format == "auto"

@@ -1,4 +1,4 @@
-"""Our Llama through the model runner, against transformers' on the same checkpoint."""
+"""Our models through the model runner, against transformers' on the same checkpoints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.support.tiny_models import (
     make_runner,
     oracle_logits,
     save_llama,
+    save_model,
 )
 
 SHUFFLED = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11], [10, 62, 13]]
@@ -33,27 +34,60 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "smollm2": {},
-    "smollm2-exact": {"exact_in_fp16": True},
-    "untied": {"tie_word_embeddings": False},
-    "sharded": {"tie_word_embeddings": False, "max_shard_size": "10KB"},
-    "one-kv-head-each": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
-    "shares-of-four": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 32},
-    "one-kv-head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 32},
-    "wide-heads": {"head_dim": 10},
-    "attention-bias": {"attention_bias": True},
-    "mlp-bias": {"mlp_bias": True, "attention_bias": True},
-    "rope-linear": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-        "head_dim": 8,
-    },
-    "rope-llama3": {"rope_parameters": LLAMA3_ROPE, "head_dim": 16},
-    "large-eps": {"rms_norm_eps": 0.5},
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm2": ("llama", {}),
+    "smollm2-exact": ("llama", {"exact_in_fp16": True}),
+    "untied": ("llama", {"tie_word_embeddings": False}),
+    "sharded": ("llama", {"tie_word_embeddings": False, "max_shard_size": "10KB"}),
+    "one-kv-head-each": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10}),
+    "shares-of-four": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 32}),
+    "one-kv-head": (
+        "llama",
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 32},
+    ),
+    "wide-heads": ("llama", {"head_dim": 10}),
+    "attention-bias": ("llama", {"attention_bias": True}),
+    "mlp-bias": ("llama", {"mlp_bias": True, "attention_bias": True}),
+    "rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE, "head_dim": 8}),
+    "rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
+    "large-eps": ("llama", {"rms_norm_eps": 0.5}),
+    # Prompts are at most as long as the windows.
+    "mistral": ("mistral", {"sliding_window": 40}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-untied-bias": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
+    "qwen3-rope-llama3": ("qwen3", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16, "rms_norm_eps": 0.5}),
+    "qwen3-window": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "exact_in_fp16": True},
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "max_shard_size": "10KB", "sliding_window": 40}),
+    "mixtral-untied-one-of-eight": (
+        "mixtral",
+        {"tie_word_embeddings": False, "num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 6},
+    ),
+    "mixtral-all-of-three": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3}),
+    "falcon-7b": ("falcon-7b", {}),
+    "falcon-7b-exact": ("falcon-7b", {"exact_in_fp16": True}),
+    "falcon-7b-untied-bias": ("falcon-7b", {"tie_word_embeddings": False, "bias": True}),
+    "falcon-7b-own-kv-heads": ("falcon-7b", {"multi_query": False, "bias": True}),
+    "falcon-7b-rope-linear": ("falcon-7b", {"rope_parameters": LINEAR_ROPE, "layer_norm_epsilon": 0.5}),
+    "falcon-40b": ("falcon-40b", {}),
+    "falcon-40b-untied-bias": ("falcon-40b", {"tie_word_embeddings": False, "bias": True}),
+    "falcon-40b-one-norm": ("falcon-40b", {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": None}),
+    "falcon-40b-rope-llama3": ("falcon-40b", {"rope_parameters": LLAMA3_ROPE, "hidden_size": 160}),
 }
+GREEDY = ["smollm2", "smollm2-exact", "qwen3", "mixtral", "falcon-7b", "falcon-40b"]
 
 PRECISIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), ("bf16", "fp32")]
 """Of the file, and `option.dtype`."""
+
+
+def _save(folder: Path, variant: str, seed: int = 0) -> None:
+    kind, changes = VARIANTS[variant]
+    save_model(folder, kind, seed=seed, **changes)
 
 
 def _prompts() -> list[list[int]]:
@@ -74,7 +108,7 @@ def _compare(runner: ModelRunner, oracle: Any, tables: list[list[int]], chunks: 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
-    save_llama(tmp_path, **VARIANTS[variant])
+    _save(tmp_path, variant)
     oracle = load_oracle(tmp_path, "fp32")
     # Whole prompts, then one token at a time; chunks of uneven sizes that ride with other sequences' decodes.
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[40], [12], [4]])
@@ -82,19 +116,22 @@ def test_logits_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     _compare(make_runner(tmp_path, paged=False), oracle, RUNS, [[7, 4, 20], [17], [4, 1]])
 
 
-@pytest.mark.parametrize(("stored", "asked"), PRECISIONS)
-@pytest.mark.parametrize("exact_in_fp16", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "exact_in_fp16", "stored", "asked"),
+    [("llama", exact, *precisions) for exact in (True, False) for precisions in PRECISIONS]
+    + [(kind, False, "bf16", "bf16") for kind in ("mixtral", "falcon-40b")],
+)
 def test_weights_are_rounded_to_the_dtype_asked_for(
-    stored: str, asked: str, exact_in_fp16: bool, tmp_path: Path
+    kind: str, exact_in_fp16: bool, stored: str, asked: str, tmp_path: Path
 ) -> None:
-    save_llama(tmp_path, dtype=stored, exact_in_fp16=exact_in_fp16)
+    save_model(tmp_path, kind, dtype=stored, exact_in_fp16=exact_in_fp16)
     _compare(make_runner(tmp_path, dtype=asked), load_oracle(tmp_path, asked), SHUFFLED, [[12, 9], [17], [3]])
 
 
-@pytest.mark.parametrize("variant", ["smollm2", "smollm2-exact"])
+@pytest.mark.parametrize("variant", GREEDY)
 @pytest.mark.parametrize("paged", [True, False])
 def test_greedy_tokens_are_those_of_transformers(variant: str, paged: bool, tmp_path: Path) -> None:
-    save_llama(tmp_path, seed=1, **VARIANTS[variant])
+    _save(tmp_path, variant, seed=1)
     oracle = load_oracle(tmp_path, "fp32")
     runner = make_runner(tmp_path, paged=paged)
     prompt = _prompts()[1]

@@ -1,0 +1,91 @@
+"""A tokenizer for a model that has none (`option.load_format=dummy`): each byte of a text is a token.
+
+The 256 bytes take the first ids that config.json does not name for something else (`eos_token_id` and its like, which
+become special tokens). Every other id of the model's vocabulary decodes to its number, as in `<300>`: a text never
+becomes such a token, but the model gives them out. Imports no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_VOCABULARY = 1 << 21
+"""Entries: tokenizers of today's models have an eighth of it."""
+_NUM_BYTES = 256
+_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What config.json says of tokens."""
+
+    size: int
+    special: tuple[int, ...]
+    """Sorted ids that stand for no text."""
+
+
+def read_vocabulary(model: Path) -> Vocabulary:
+    """From config.json and generation_config.json of the folder.
+
+    Raises: ValueError, one sentence: they cannot be read, or the vocabulary is too small or too large.
+    """
+    config, generation = _read(model / "config.json"), _read(model / "generation_config.json")
+    text = config.get("text_config")
+    size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    if type(size) is not int:
+        raise ValueError(f"{model / 'config.json'} names no vocab_size")
+    special: set[int] = set()
+    for value in (source.get(name) for source in (config, generation) for name in _NAMES):
+        ids = value if isinstance(value, list) else [value]
+        special.update(token for token in ids if type(token) is int and 0 <= token < size)
+    least = _NUM_BYTES + len(special)
+    if not least <= size <= MAX_VOCABULARY:
+        raise ValueError(
+            f"vocab_size is {size}; a tokenizer of single bytes is made for {least} to {MAX_VOCABULARY} entries"
+        )
+    return Vocabulary(size, tuple(sorted(special)))
+
+
+def save(vocabulary: Vocabulary, file: Path) -> None:
+    """Write the tokenizer.json."""
+    # Here: for those alone who need it.
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    special = [f"<|{token}|>" for token in vocabulary.special]
+    entries = dict(zip(special, vocabulary.special, strict=True))
+    free = iter(sorted(set(range(vocabulary.size)) - set(vocabulary.special)))
+    for letter in _byte_letters():
+        entries[letter] = next(free)
+    for token in free:
+        entries[f"<{token}>"] = token
+    tokenizer = Tokenizer(models.BPE(vocab=entries, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    tokenizer.save(str(file), pretty=False)
+
+
+def _byte_letters() -> list[str]:
+    """The letter that `ByteLevel` writes each byte as: itself where it shows, else one from U+0100 on, in order."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    letters, hidden = [], 256
+    for byte in range(_NUM_BYTES):
+        letters.append(chr(byte if byte in shown else hidden))
+        hidden += byte not in shown
+    return letters
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file. Raises: ValueError."""
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return data

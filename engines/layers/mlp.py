@@ -1,0 +1,51 @@
+"""What follows attention in a layer: two projections round an activation, once or by experts."""
+
+from __future__ import annotations
+
+import torch
+
+import lmi_kernels
+from engines.layers.linear import Linear, RowParallelLinear
+from engines.parallel import Communicator
+
+
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, gate_up: Linear, down: RowParallelLinear) -> None:
+        """`gate_up` gives this rank's part of the middle twice: gates, then what they let through."""
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank."""
+        return self._down(lmi_kernels.silu_and_mul(self._gate_up(x)))
+
+
+class PartialMlp:
+    """down(gelu(up(x))), with the exact gelu: this rank's part of the sum over ranks."""
+
+    def __init__(self, up: Linear, down: RowParallelLinear) -> None:
+        self._up = up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> [num_rows, hidden], to be summed over ranks."""
+        return self._down.partial(lmi_kernels.gelu(self._up(x)))
+
+
+class Experts:
+    """Each token by the `top_k` experts that the router likes best, weighted by its softmax over these (Jiang et al.
+    2024, arXiv:2401.04088). Every rank has a part of every expert's middle, and the whole router."""
+
+    def __init__(
+        self, router: Linear, weights: lmi_kernels.ExpertWeights, top_k: int, comm: Communicator
+    ) -> None:
+        self._router = router
+        self._weights = weights
+        self._top_k = top_k
+        self._comm = comm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank."""
+        return self._comm.all_reduce(lmi_kernels.experts(x, self._router(x), self._weights, self._top_k))

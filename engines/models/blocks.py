@@ -1,0 +1,92 @@
+"""Parts that models share, made from this rank's weights, by the names that checkpoints of Llama's kind have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engines.layers.attention import Attention
+from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.mlp import GatedMlp
+from engines.layers.step_attention import Heads
+from engines.models.config import ModelConfig
+from engines.models.weights import WeightSource
+from engines.parallel import Communicator
+from engines.partition import HeadShare, Shard, split_evenly, split_heads
+from engines.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a rank's part of a model is made from."""
+
+    config: ModelConfig
+    weights: WeightSource
+    comm: Communicator
+    stopwatch: Stopwatch
+
+    @property
+    def head_share(self) -> HeadShare:
+        config = self.config
+        return split_heads(config.num_heads, config.num_kv_heads, self.comm.world_size, self.comm.rank)
+
+    @property
+    def middle(self) -> Shard:
+        """Of the MLP's middle."""
+        return split_evenly(self.config.intermediate_size, self.comm.world_size, self.comm.rank)
+
+    def heads(self, norms: tuple[torch.Tensor, torch.Tensor] | None = None) -> Heads:
+        share, config = self.head_share, self.config
+        return Heads(share.queries.size, share.keys_values.size, config.head_dim, norms, config.norm_eps)
+
+    def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> RowParallelLinear:
+        """A projection back to the hidden size from `inputs` features, of which `shard` are this rank's."""
+        hidden = self.config.hidden_size
+        weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
+        bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
+        return RowParallelLinear(weight, bias, self.comm)
+
+
+def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
+    """Of the weights with these names, or of one where they are tied."""
+    config, comm = parts.config, parts.comm
+    shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
+    shape = (config.vocab_size, config.hidden_size)
+    lookup = parts.weights.rows([embedding], [shard], shape)
+    weight = lookup if config.tie_word_embeddings else parts.weights.rows([head], [shard], shape)
+    return VocabParallelEmbedding(lookup, shard, comm), VocabParallelHead(weight, config.vocab_size, comm)
+
+
+def attention(
+    parts: Parts, layer: int, prefix: str, norms: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Attention:
+    """From projections of queries, keys and values. norms: as `Heads.norms`."""
+    config, share = parts.config, parts.head_share
+    q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
+    names = [f"{prefix}.{part}_proj" for part in "qkv"]
+    shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
+    qkv = _fused(parts, names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
+    inputs = config.num_heads * config.head_dim
+    output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
+    return Attention(layer, qkv, output, parts.heads(norms), parts.stopwatch)
+
+
+def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:
+    config, middle = parts.config, parts.middle
+    names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+    shape = (2 * config.intermediate_size, config.hidden_size)
+    gate_up = _fused(parts, names, [middle, middle], shape, config.mlp_bias)
+    down = parts.row_parallel(f"{prefix}.mlp.down_proj", middle, config.intermediate_size, config.mlp_bias)
+    return GatedMlp(gate_up, down)
+
+
+def _fused(
+    parts: Parts, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool
+) -> Linear:
+    """Several projections of the same input as one, of `shape` over all ranks."""
+    weight = parts.weights.rows([f"{name}.weight" for name in names], shards, shape)
+    bias = parts.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+    return Linear(weight, bias)

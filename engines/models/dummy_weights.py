@@ -1,0 +1,162 @@
+"""Random weights of a checkpoint that does not exist (`option.load_format=dummy`): any part of any tensor, made on the
+device that computes with it.
+
+Number i of a tensor depends on i and on the tensor's name alone: a hash of both (SplitMix64, Steele et al. 2014,
+doi:10.1145/2660193.2660195), five bytes of which are summed up to something near enough to a normal distribution.
+So the parts of all ranks fit together, every start and every device has the same bits, and no rank makes more than
+its part. Every number is exact in fp16, as are those of many a quantised checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from engines.models.safetensors_files import BadCheckpoint
+from engines.partition import Shard
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_GPU_BLOCK, _CPU_BLOCK = 1 << 21, 1 << 16
+"""Numbers made at a time: two such blocks of int64 stay in the device's cache."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""SplitMix64: z ^= z >> shift; z *= factor. A last z ^= z >> 31 follows."""
+_LAST_SHIFT = 31
+_FOUR_BYTES, _SUM_OF_FOUR = 0x00FF00FF00FF00FF, 0x0001000100010001
+_MIDDLE = 5 * 255 / 2
+_STEP = 2.0**-13
+"""The sum of five bytes, less its mean, times this: standard deviation 0.0202, largest 0.078."""
+
+
+class DummyWeights:
+    """`WeightSource` without files. Matrices and biases have mean 0, weights of norms mean 1, both deviation 0.02."""
+
+    def __init__(self, stored: str, storage: torch.dtype, compute: torch.dtype, device: torch.device) -> None:
+        """Numbers are rounded as those of a checkpoint are: to what it is stored in, to `storage`, to `compute`.
+
+        stored: `dtype` of config.json; what is not known counts as float32.
+        """
+        self._stored = _DTYPES.get(stored, torch.float32)
+        self._storage = storage
+        self._compute = compute
+        self._device = device
+        self._scratch: _Scratch | None = None
+        self.owned_bytes = 0
+        """Bytes of this rank's parameters as they would stand in the files."""
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that every rank has."""
+        return self.pieces(name, [Shard(0, shape[0])], shape)
+
+    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """The named tensors' rows, one below the other."""
+        out = self._empty((sum(shard.size for shard in shards), *shape[1:]))
+        width = math.prod(shape[1:])
+        start = 0
+        for name, shard in zip(names, shards, strict=True):
+            part = out[start : start + shard.size]
+            self._fill(part.view(1, -1), name, shard.start * width, 0)
+            start += shard.size
+        return out
+
+    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Several ranges of one tensor's rows, in this order, one below the other.
+
+        Raises:
+            BadCheckpoint: it has fewer rows.
+        """
+        if any(shard.stop > shape[0] for shard in shards):
+            raise BadCheckpoint(f"tensor {name!r} has only {shape[0]} rows")
+        return self.rows([name] * len(shards), shards, shape)
+
+    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Some columns of a matrix of `shape`.
+
+        Raises:
+            BadCheckpoint: it has fewer columns.
+        """
+        return self.stacked_columns([name], shard, shape)[0]
+
+    def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """The same columns of several matrices of `shape`: [len(names), shape[0], shard.size].
+
+        Raises:
+            BadCheckpoint: they have fewer columns.
+        """
+        if shard.stop > shape[1]:
+            raise BadCheckpoint(f"tensor {names[0]!r} has only {shape[1]} columns")
+        out = self._empty((len(names), shape[0], shard.size))
+        for name, part in zip(names, out, strict=True):
+            self._fill(part, name, shard.start, shape[1])
+        return out
+
+    def close(self) -> None:
+        """Gives the working memory back."""
+        self._scratch = None
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        out = torch.empty(shape, dtype=self._compute, device=self._device)
+        self.owned_bytes += out.numel() * self._stored.itemsize
+        return out
+
+    def _fill(self, out: torch.Tensor, name: str, first: int, stride: int) -> None:
+        """out: [rows, columns], a view; its rows are those numbers of the tensor that begin at `first`, each `stride`
+        behind the one before."""
+        if self._scratch is None:
+            self._scratch = _Scratch(self._device)
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+        mean = 1.0 if _scales(name) else 0.0
+        num_rows, num_columns = out.shape
+        width = max(1, min(num_columns, self._scratch.size))
+        height = self._scratch.size // width
+        for row in range(0, num_rows, height):
+            for column in range(0, num_columns, width):
+                part = out[row : row + height, column : column + width]
+                begin = first + row * stride + column
+                values = self._scratch.numbers(part.shape, seed, begin, stride, mean)
+                part.copy_(values.to(self._stored).to(self._storage))
+
+
+class _Scratch:
+    """Working memory for one block of numbers, used again for each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.size = _GPU_BLOCK if device.type == "cuda" else _CPU_BLOCK
+        """Numbers of the largest block."""
+        self._golden = torch.arange(self.size, device=device).mul_(_signed(_GOLDEN))
+        self._hash = torch.empty_like(self._golden)
+        self._shifted = torch.empty_like(self._golden)
+
+    def numbers(self, shape: torch.Size, seed: int, first: int, stride: int, mean: float) -> torch.Tensor:
+        """[rows, columns], fp32: of the tensor's numbers `first + row * stride + column`."""
+        num_rows, num_columns = shape
+        z = self._hash[: shape.numel()].view(shape)
+        starts = self._golden[:num_rows, None].mul(stride).add_(_signed(seed + (first + 1) * _GOLDEN))
+        torch.add(self._golden[:num_columns], starts, out=z)
+        for shift, factor in _ROUNDS:
+            z.bitwise_xor_(self._logical_shift(z, shift)).mul_(_signed(factor))
+        z.bitwise_xor_(self._logical_shift(z, _LAST_SHIFT))
+        # Bytes 0, 2, 4 and 6 meet in the highest 16 bits of the product; byte 1 is the fifth.
+        fifth = torch.bitwise_right_shift(z, 8, out=self._shifted[: z.numel()].view(shape)).bitwise_and_(0xFF)
+        total = z.bitwise_and_(_FOUR_BYTES).mul_(_SUM_OF_FOUR).bitwise_right_shift_(48).add_(fifth)
+        return total.float().mul_(_STEP).sub_(_MIDDLE * _STEP - mean)
+
+    def _logical_shift(self, z: torch.Tensor, count: int) -> torch.Tensor:
+        """z >> count as if z had no sign."""
+        shifted = self._shifted[: z.numel()].view(z.shape)
+        return torch.bitwise_right_shift(z, count, out=shifted).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _scales(name: str) -> bool:
+    """Whether it is what a norm multiplies by: near 1, not near 0."""
+    *_, owner, kind = ("", *name.split("."))
+    return kind == "weight" and ("norm" in owner or owner.startswith("ln_"))
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as a number with a sign."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,114 @@
+"""Falcon (Almazrouei et al. 2023, arXiv:2311.16867), 7B and 40B alike: attention and MLP stand beside each other, each
+on the layer's input, and what they give is summed over ranks once.
+
+7B has one KV head for all query heads and one norm for both parts, 40B groups of heads and two norms.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import lmi_kernels
+from engines.kv_cache import KvCache
+from engines.layers.attention import Attention
+from engines.layers.linear import Linear
+from engines.layers.mlp import PartialMlp
+from engines.layers.step_attention import StepAttention
+from engines.models import blocks
+from engines.models.blocks import Parts
+from engines.models.config import ModelConfig
+from engines.models.decoder import Decoder
+from engines.models.weights import WeightSource
+from engines.parallel import Communicator
+from engines.partition import HeadShare, Shard
+from engines.stopwatch import Stopwatch
+
+Affine = tuple[torch.Tensor, torch.Tensor]
+"""A LayerNorm's weight and bias, [hidden] each."""
+
+
+class Falcon(Decoder):
+    """One rank's part of a Falcon model."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, comm: Communicator, stopwatch: Stopwatch
+    ) -> None:
+        """Reads this rank's weights.
+
+        Raises:
+            BadCheckpoint: the files do not hold what the configuration says.
+        """
+        parts = Parts(config, weights, comm, stopwatch)
+        names = "transformer.word_embeddings.weight", "lm_head.weight"
+        embedding, head = blocks.vocabulary(parts, *names)
+        layers = [_Layer(parts, index) for index in range(config.num_layers)]
+        affine = _affine(parts, "transformer.ln_f")
+
+        def last_norm(x: torch.Tensor) -> torch.Tensor:
+            return lmi_kernels.layer_norms(x, [affine], config.norm_eps)[0]
+
+        super().__init__(embedding, layers, last_norm, head)
+
+
+class _Layer:
+    def __init__(self, parts: Parts, index: int) -> None:
+        prefix, config = f"transformer.h.{index}", parts.config
+        block = config.parallel_block
+        names = ("ln_attn", "ln_mlp") if block and block.num_norms == 2 else ("input_layernorm",)
+        self._eps = config.norm_eps
+        self._comm = parts.comm
+        self._norms = [_affine(parts, f"{prefix}.{name}") for name in names]
+        self._attention = _attention(parts, index, f"{prefix}.self_attention")
+        self._mlp = _mlp(parts, f"{prefix}.mlp")
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `decoder.Layer`."""
+        if residual is None:
+            residual, inputs = x, lmi_kernels.layer_norms(x, self._norms, self._eps)
+        else:
+            inputs, residual = lmi_kernels.add_layer_norms(x, residual, self._norms, self._eps)
+        out = self._mlp(inputs[-1])
+        out += self._attention(inputs[0], cache, step)
+        return self._comm.all_reduce(out), residual
+
+
+def _affine(parts: Parts, name: str) -> Affine:
+    shape = (parts.config.hidden_size,)
+    return parts.weights.whole(f"{name}.weight", shape), parts.weights.whole(f"{name}.bias", shape)
+
+
+def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
+    config, biased = parts.config, parts.config.attention_bias
+    rows = [piece.scaled(config.head_dim) for piece in _qkv_heads(config, parts.head_share)]
+    name = f"{prefix}.query_key_value"
+    shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
+    weight = parts.weights.pieces(f"{name}.weight", rows, shape)
+    bias = parts.weights.pieces(f"{name}.bias", rows, shape[:1]) if biased else None
+    columns = parts.head_share.queries.scaled(config.head_dim)
+    dense = parts.row_parallel(f"{prefix}.dense", columns, config.num_heads * config.head_dim, biased)
+    return Attention(layer, Linear(weight, bias), dense.partial, parts.heads(), parts.stopwatch)
+
+
+def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
+    """Where this rank's query heads, key heads and value heads lie, counted in heads, in the fused projection: by KV
+    head the queries that see it, its key and its value."""
+    share = config.num_heads // config.num_kv_heads
+    queries, keys_values = [], []
+    for group in range(mine.keys_values.start, mine.keys_values.stop):
+        first, shift = group * share, 2 * group
+        start, stop = max(mine.queries.start, first), min(mine.queries.stop, first + share)
+        queries.append(Shard(start + shift, stop + shift))
+        keys_values.append(first + share + shift)
+    keys = [Shard(at, at + 1) for at in keys_values]
+    return [*queries, *keys, *[Shard(at + 1, at + 2) for at in keys_values]]
+
+
+def _mlp(parts: Parts, prefix: str) -> PartialMlp:
+    config, weights, middle = parts.config, parts.weights, parts.middle
+    name, shape = f"{prefix}.dense_h_to_4h", (config.intermediate_size, config.hidden_size)
+    weight = weights.rows([f"{name}.weight"], [middle], shape)
+    bias = weights.rows([f"{name}.bias"], [middle], shape[:1]) if config.mlp_bias else None
+    down = parts.row_parallel(f"{prefix}.dense_4h_to_h", middle, config.intermediate_size, config.mlp_bias)
+    return PartialMlp(Linear(weight, bias), down)

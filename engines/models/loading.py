@@ -1,0 +1,26 @@
+"""Where a model's weights come from: `option.load_format`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engines.config import ModelSettings
+from engines.models.dummy_weights import DummyWeights
+from engines.models.weights import WeightReader, WeightSource
+
+
+def weight_source(
+    model: ModelSettings, stored: str, storage: torch.dtype, compute: torch.dtype, device: torch.device
+) -> WeightSource:
+    """What `model.load_format` names.
+
+    stored: `dtype` of config.json. Numbers are rounded to `storage`, then given in `compute` on `device`.
+
+    Raises:
+        BadCheckpoint: the folder has no weights that can be read.
+    """
+    if model.load_format == "dummy":
+        return DummyWeights(stored, storage, compute, device)
+    return WeightReader(Path(model.path), storage, compute, device)

@@ -1,0 +1,96 @@
+"""Decodes as CUDA graphs, one for each of some batch sizes: a step is then one launch, whatever the model.
+
+What a graph reads and writes keeps its place; a batch is padded to the next size that there is.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """int32 on the device. The first three are rows of one tensor, the others never change."""
+
+    numbers: torch.Tensor
+    """[3, batch size]: rows, starts and token ids."""
+    rows: torch.Tensor
+    """[batch size]: of the tables; the padding row for padding."""
+    starts: torch.Tensor
+    """[batch size]: position of the token; -1: padding."""
+    token_ids: torch.Tensor
+    """[batch size]: or -1, the one chosen last."""
+    owners: torch.Tensor
+    """[batch size]: 0, 1, ..."""
+    cu_seqlens_q: torch.Tensor
+    """[batch size + 1]: 0, 1, ..."""
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor) -> DecodeInputs:
+        size = numbers.shape[1]
+        counting = torch.arange(size + 1, dtype=torch.int32, device=numbers.device)
+        return cls(numbers, numbers[0], numbers[1], numbers[2], counting[:size], counting)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutputs:
+    """On the device. A graph's are overwritten when it is replayed."""
+
+    tokens: torch.Tensor
+    """[n], int64."""
+    finite: torch.Tensor
+    """[n], bool: the row's logits were numbers."""
+    logits: torch.Tensor | None
+    """[n, vocab_size] on rank 0."""
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Those that are captured, ascending: closer where a sequence more is a larger share of the step."""
+    sizes = [*range(1, 3), 4, *range(8, 257, 8), *range(272, largest + 16, 16)]
+    below = [size for size in sizes if size < largest]
+    return [*below, largest] if largest > 0 else []
+
+
+class DecodeGraphs:
+    """Captured once, before the first request."""
+
+    def __init__(self, decode: Callable[[DecodeInputs], DecodeOutputs], device: torch.device) -> None:
+        """decode: launches kernels only, and allocates only with torch."""
+        self._decode = decode
+        self._device = device
+        self._sizes: list[int] = []
+        self._inputs: dict[int, DecodeInputs] = {}
+        self._outputs: dict[int, DecodeOutputs] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def capture(self, sizes: Sequence[int], padding_row: int) -> None:
+        """The largest first: smaller ones then fit into the memory that it took."""
+        if self._device.type != "cuda":
+            return
+        pool = torch.cuda.graph_pool_handle()
+        for size in sorted(sizes, reverse=True):
+            numbers = torch.full((3, size), -1, dtype=torch.int32, device=self._device)
+            numbers[0] = padding_row
+            inputs = DecodeInputs.of(numbers)
+            # Compiles what is not compiled yet, and has libraries take their scratch memory: neither may be captured.
+            self._decode(inputs)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                outputs = self._decode(inputs)
+            self._inputs[size], self._outputs[size], self._graphs[size] = inputs, outputs, graph
+        self._sizes = sorted(self._graphs)
+
+    def bucket(self, num_seqs: int) -> int:
+        """The size of the graph for so many sequences; 0: there is none."""
+        place = bisect.bisect_left(self._sizes, num_seqs)
+        return self._sizes[place] if place < len(self._sizes) else 0
+
+    def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
+        """numbers: as `DecodeInputs` has them."""
+        self._inputs[size].numbers.copy_(numbers)
+        self._graphs[size].replay()
+        return self._outputs[size]

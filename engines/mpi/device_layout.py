@@ -1,0 +1,98 @@
+"""A plan's numbers in the order in which a GPU takes them: plain arrays, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.mpi.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
+
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayout:
+    """Sequences of one token first, then chunks; token rows in the same order."""
+
+    rows: Numbers
+    """[num_seqs]: of the device's tables."""
+    starts: Numbers
+    """[num_seqs]: position of each one's first token."""
+    cu_seqlens_q: Numbers
+    """[num_seqs + 1]: its token rows."""
+    owners: Numbers
+    """[num_tokens]: whose each token row is."""
+    token_ids: Numbers
+    """[num_tokens]: or `UNKNOWN_TOKEN`."""
+    num_singles: int
+    sampled: Numbers
+    """[num_sampled]: which sequences sample, in the plan's order."""
+    scored: Numbers
+    """[num_scored]: whose prompts' log-probabilities are wanted, in the plan's order."""
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.rows)
+
+    @property
+    def max_query_len(self) -> int:
+        """Of the chunks; 0 without any."""
+        lens = np.diff(self.cu_seqlens_q)[self.num_singles :]
+        return int(lens.max()) if len(lens) else 0
+
+
+def lay_out(plan: StepPlan) -> DeviceLayout:
+    """
+    Raises:
+        ValueError: the plan does not hold as many tokens as it says.
+    """
+    rows, starts, query_lens, wants, token_ids = (
+        np.asarray(numbers, dtype=np.int32)
+        for numbers in (plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids)
+    )
+    if len(token_ids) != query_lens.sum():
+        raise ValueError(f"the plan holds {len(token_ids)} tokens and says {query_lens.sum()}")
+    # Stable: most plans are in this order already.
+    order = np.argsort(query_lens > 1, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    lens = query_lens[order]
+    cu_seqlens_q = np.concatenate((np.zeros(1, dtype=np.int32), lens.cumsum(dtype=np.int32)))
+    owners = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
+    first_tokens = (query_lens.cumsum() - query_lens)[order]
+    tokens = token_ids[first_tokens[owners] + np.arange(len(owners)) - cu_seqlens_q[owners]]
+    return DeviceLayout(
+        rows[order],
+        starts[order],
+        cu_seqlens_q,
+        owners,
+        tokens,
+        int((lens == 1).sum()),
+        places[np.flatnonzero(wants & WANT_LOGITS)].astype(np.int32),
+        places[np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)].astype(np.int32),
+    )
+
+
+def table_triples(updates: npt.ArrayLike) -> Numbers:
+    """A plan's `table_updates` as [num_entries, 3]: row, index, block.
+
+    Raises:
+        ValueError: a group is cut short, or says that something stands before the table's begin.
+    """
+    numbers = np.asarray(updates, dtype=np.int32)
+    groups = []
+    at = 0
+    while at < len(numbers):
+        row, first, count = numbers[at : at + 3].tolist()
+        blocks = numbers[at + 3 : at + 3 + count]
+        if min(row, first, count) < 0 or len(blocks) != count:
+            raise ValueError(
+                f"a table update of row {row}, entries {first} to {first + count}, cannot be applied"
+            )
+        groups.append(
+            np.stack((np.full(count, row), np.arange(first, first + count), blocks), axis=1, dtype=np.int32)
+        )
+        at += 3 + count
+    return np.concatenate(groups) if groups else np.empty((0, 3), dtype=np.int32)

@@ -1,0 +1,303 @@
+"""Steps on a GPU: inputs built there from tables that stay there, tokens chosen and fed back there.
+
+The host sends a step's numbers in one pinned buffer and goes on; nothing here waits for the device but
+`DeviceChoices.take`. Decodes are replayed as CUDA graphs (`decode_graphs.py`). All work is on one stream, so what a
+later step writes to a block comes after all that earlier ones did there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import lmi_kernels
+from engines.core import PromptLogprob, SampledToken
+from engines.kv_cache import KvCache
+from engines.layers.paged_step_attention import PagedStepAttention
+from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
+from engines.mpi.device_layout import DeviceLayout, lay_out, table_triples
+from engines.mpi.prompt_logprobs import PromptTargets, score_prompts
+from engines.mpi.step_plan import UNKNOWN_TOKEN, StepPlan
+from engines.mpi.step_runner import Model, StepResult
+from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
+from engines.sampling.device import DeviceSampler, device_samples
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A step, laid out and on its way to the device."""
+
+    layout: DeviceLayout
+    table_rows: Sequence[int]
+    """[num_sampled]: the sampling sequences' rows of the tables, in the plan's order."""
+    numbers: torch.Tensor
+    """int32, on the device: the layout's arrays one behind the other, or what a graph takes."""
+    lengths: Sequence[tuple[int, int]]
+    """Of each of these arrays, with and without what fills it up."""
+    bucket: int
+    """Of the graph that computes it; 0: none does."""
+    prompt_rows: torch.Tensor | None
+    prompt_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """How much the device's tables hold."""
+
+    num_rows: int
+    """Sequences that run at once."""
+    max_model_len: int
+
+
+class DeviceChoices:
+    """A step's tokens on their way to the host (`step_runner.Choices`)."""
+
+    def __init__(self, outputs: DecodeOutputs, places: Sequence[int], host_rows: Sequence[int]) -> None:
+        """places: rows of the outputs, one for each sampled sequence."""
+        self.host_rows = host_rows
+        self._places = places
+        self._event: torch.cuda.Event | None = None
+        # One copy: finite rows' tokens as they are, others' as -1.
+        flagged = torch.where(outputs.finite, outputs.tokens, -1)
+        if flagged.is_cuda:
+            self._tokens = torch.empty(flagged.shape, dtype=flagged.dtype, pin_memory=True)
+            self._tokens.copy_(flagged, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._tokens = flagged
+
+    def take(self) -> list[SampledToken]:
+        if self._event is not None:
+            self._event.synchronize()
+        tokens = self._tokens.tolist()
+        return [SampledToken(max(0, tokens[i]), None, tokens[i] >= 0) for i in self._places]
+
+
+class GpuSteps:
+    """A `StepRunner`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        cos_sin: torch.Tensor,
+        heads: tuple[int, int],
+        vocab_size: int,
+        comm: Communicator,
+        shape: TableShape,
+    ) -> None:
+        """
+        cos_sin: as in `PagedStepAttention`.
+        heads: KV heads of this rank, and their dimension.
+        """
+        device = cos_sin.device
+        self._model = model
+        self._cache = cache
+        self._cos_sin = cos_sin
+        self._num_kv_heads, head_dim = heads
+        self._head_dim = head_dim
+        self._comm = comm
+        self._device = device
+        self._rules = ScoreRules(head_dim**-0.5)
+        # The row behind the last is for padding: written, and read by nobody.
+        self._padding_row = shape.num_rows
+        columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
+        self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
+        self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
+        self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
+        self._owners: dict[int, str] = {}
+        """By row, the request whose parameters the sampler has."""
+        self._graphs = DecodeGraphs(self._decode, device)
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int]) -> None:
+        """Capture graphs for decodes of so many sequences; without, or on a CPU, all steps run eagerly."""
+        self._graphs.capture(sizes, self._padding_row)
+
+    @torch.inference_mode()
+    def update(self, plan: StepPlan) -> None:
+        # Nothing is scrubbed: the kernels' masked loads never see what stands behind a sequence's keys.
+        self._cache.copy_blocks(plan.copies)
+        triples = table_triples(plan.table_updates)
+        if len(triples):
+            lmi_kernels.update_block_tables(self._block_tables, self._send(triples))
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> DeviceBatch:
+        layout = lay_out(plan)
+        table_rows = layout.rows[layout.sampled].tolist()
+        bucket, lengths = 0, ()
+        if layout.num_singles == layout.num_seqs and not len(layout.scored):
+            bucket = self._graphs.bucket(layout.num_seqs)
+        if bucket:
+            numbers = self._padded(layout, bucket)
+        else:
+            last_rows = layout.cu_seqlens_q[1:][layout.sampled] - 1
+            chunk_starts = layout.cu_seqlens_q[layout.num_singles :] - layout.num_singles
+            parts = (
+                layout.rows,
+                layout.starts,
+                layout.cu_seqlens_q,
+                chunk_starts,
+                layout.owners,
+                layout.token_ids,
+                last_rows,
+                layout.rows[layout.sampled],
+            )
+            numbers, lengths = _aligned(parts)
+        lens = np.diff(layout.cu_seqlens_q)
+        scored = layout.scored.tolist()
+        prompt_rows = None
+        if scored:
+            places = [np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1]) for i in scored]
+            prompt_rows = self._send(np.concatenate(places).astype(np.int64))
+        return DeviceBatch(
+            layout,
+            table_rows,
+            self._send(numbers),
+            lengths,
+            bucket,
+            prompt_rows,
+            tuple(int(lens[i]) for i in scored),
+        )
+
+    @torch.inference_mode()
+    def compute(
+        self, batch: DeviceBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
+        self._admit(batch.table_rows, rows)
+        host_rows = [i for i, row in enumerate(rows) if not device_samples(row.params)]
+        if batch.bucket:
+            outputs = self._graphs.replay(batch.bucket, batch.numbers)
+            places = batch.layout.sampled.tolist()
+            scores: list[list[PromptLogprob]] = []
+        else:
+            outputs, scores = self._compute_eagerly(batch, targets)
+            places = list(range(len(batch.layout.sampled)))
+        if self._comm.rank != 0 or not places:
+            return StepResult(None, scores)
+        logits = None
+        if host_rows and outputs.logits is not None:
+            logits = outputs.logits[places]
+        return StepResult(logits, scores, DeviceChoices(outputs, places, host_rows))
+
+    def _compute_eagerly(
+        self, batch: DeviceBatch, targets: Sequence[PromptTargets]
+    ) -> tuple[DecodeOutputs, list[list[PromptLogprob]]]:
+        layout = batch.layout
+        seqs, singles = layout.num_seqs, layout.num_singles
+        pieces = batch.numbers.split([padded for padded, _ in batch.lengths])
+        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = (
+            piece[:length] for piece, (_, length) in zip(pieces, batch.lengths, strict=True)
+        )
+        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
+            owners,
+            cu_seqlens_q,
+            starts,
+            rows,
+            token_ids,
+            self._last_tokens,
+            self._block_tables,
+            self._cache.block_size,
+        )
+        attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
+        if singles < seqs:
+            chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
+            attention = attention.with_chunks(chunks, chunk_starts, layout.max_query_len)
+        hidden = self._model.forward(input_ids, self._cache, attention)
+        scores: list[list[PromptLogprob]] = []
+        if batch.prompt_rows is not None:
+            mine = targets if self._comm.rank == 0 else None
+            scores = score_prompts(hidden, batch.prompt_rows, batch.prompt_lens, mine, self._model.logits)
+        if not len(last_rows):
+            return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
+        last = last_rows.long()
+        # A sequence's next token stands right behind its last one.
+        outputs = self._choose(hidden[last], table_rows.long(), positions[last] + 1)
+        return outputs, scores
+
+    def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
+        """One token of each sequence; captured, so it only launches kernels."""
+        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
+            inputs.owners,
+            inputs.cu_seqlens_q,
+            inputs.starts,
+            inputs.rows,
+            inputs.token_ids,
+            self._last_tokens,
+            self._block_tables,
+            self._cache.block_size,
+        )
+        attention = self._attention(positions, slot_mapping, inputs.rows, seq_lens, len(inputs.rows))
+        hidden = self._model.forward(input_ids, self._cache, attention)
+        return self._choose(hidden, inputs.rows.long(), positions + 1)
+
+    def _attention(
+        self,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        num_singles: int,
+    ) -> PagedStepAttention:
+        singles = PagedSequences(self._block_tables, rows[:num_singles], seq_lens[:num_singles])
+        plan = None
+        if num_singles:
+            plan = lmi_kernels.plan_decode(singles, self._num_kv_heads, self._head_dim, self._rules)
+        return PagedStepAttention(positions, slot_mapping, self._cos_sin, self._rules, singles, plan)
+
+    def _choose(
+        self, hidden: torch.Tensor, table_rows: torch.Tensor, positions: torch.Tensor
+    ) -> DecodeOutputs:
+        """hidden: [n, hidden], table_rows, positions: [n], int64. Every rank keeps the tokens that rank 0 chose."""
+        logits = self._model.logits(hidden)
+        if logits is not None:
+            tokens, finite = self._sampler.sample(logits, table_rows, positions)
+        else:
+            tokens, finite = torch.empty_like(table_rows), torch.ones_like(table_rows, dtype=torch.bool)
+        tokens = self._comm.broadcast(tokens)
+        self._last_tokens.index_copy_(0, table_rows, tokens)
+        return DecodeOutputs(tokens, finite, logits)
+
+    def _admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
+        """Tell the sampler of those that it does not know yet."""
+        new = [(at, row) for at, row in zip(table_rows, rows, strict=False) if self._owners.get(at) != row.id]
+        if new:
+            self._sampler.admit([at for at, _ in new], [row.params for _, row in new])
+            self._owners.update((at, row.id) for at, row in new)
+
+    def _padded(self, layout: DeviceLayout, bucket: int) -> npt.NDArray[np.int32]:
+        """As `DecodeInputs` has them: [3, bucket]."""
+        numbers = np.empty((3, bucket), dtype=np.int32)
+        count = layout.num_seqs
+        numbers[0, :count], numbers[0, count:] = layout.rows, self._padding_row
+        numbers[1, :count], numbers[1, count:] = layout.starts, -1
+        numbers[2, :count], numbers[2, count:] = layout.token_ids, UNKNOWN_TOKEN
+        return numbers
+
+    def _send(self, numbers: npt.NDArray[np.generic]) -> torch.Tensor:
+        """To the device, without waiting for it. The pinned copy is torch's to keep until it has arrived."""
+        tensor = torch.from_numpy(numbers)
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _aligned(
+    arrays: Sequence[npt.NDArray[np.int32]],
+) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
+    """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
+    lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
+    numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)
+    at = 0
+    for array, (padded, length) in zip(arrays, lengths, strict=True):
+        numbers[at : at + length] = array
+        at += padded
+    return numbers, lengths

@@ -1,0 +1,31 @@
+"""Policies whose order never changes: each sequence has a rank, the smallest is next, the largest gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from engines.mpi.policies.waiting import Rank, WaitingHeap
+from engines.mpi.sequence import Sequence
+
+
+class RankedPolicy(WaitingHeap):
+    """A subclass says what the rank is. Who was preempted keeps it, and so is next again among equals."""
+
+    def __init__(self) -> None:
+        super().__init__(self.rank)
+
+    @staticmethod
+    def rank(sequence: Sequence) -> Rank:
+        raise NotImplementedError
+
+    def head(self) -> Sequence:
+        return self.first()
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Nothing: who runs does not change who is next."""
+
+    def computed(self, counts: Mapping[Sequence, int]) -> None:
+        """Nothing, likewise."""
+
+    def victim(self, candidates: Iterable[Sequence]) -> Sequence:
+        return max(candidates, key=self.rank)

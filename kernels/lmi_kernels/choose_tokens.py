@@ -1,0 +1,254 @@
+"""Each row's next token: the likeliest, or one drawn in proportion to exp(logit / temperature) by the Gumbel-max trick
+(argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). No softmax, no sum, no sort.
+
+argmax is the same in whatever order it is taken, and the noise is a function of seed, position and token alone: so a row
+gets the same token alone, in any batch, and however the vocabulary is split among programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels import tuning
+from lmi_kernels._triton import cdiv, jit, tl, uses_triton
+from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.random_numbers import SPAN, gumbel, gumbel_reference, random_words
+
+_GROUP = 4 * SPAN
+_MAX_SPLITS = 64
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of equal ones the token with the lowest id, where temperature is 0; else a draw among tokens that may be drawn.
+
+    Args:
+        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed. -inf rules a token out.
+        temperature: [num_rows], any float dtype. Against the logits' size it should be above 1e-6: noise below their
+            rounding is lost, and the choice then as good as greedy.
+        thresholds: [num_rows], fp32: smaller logits are not drawn, as `logit_thresholds` says; greedy rows ignore it.
+        last_ids: [num_rows], int32: of the logits that equal the threshold, those of larger ids are not drawn.
+        seeds: [num_rows], int64, all 64 bits.
+        positions: [num_rows], int64: of the token that is chosen, in its sequence.
+
+    Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
+        +inf, or nothing but -inf; its token is 0 then.
+    """
+    call = choose_tokens_triton if uses_triton(logits) else choose_tokens_reference
+    tokens, finite = call(logits, temperature, thresholds, last_ids, seeds, positions)
+    return tokens, finite
+
+
+@jit
+def _better(best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_id, noise):
+    """Lane by lane what has been best so far, and the largest logit, NaN counting as +inf."""
+    x = tl.load(row_ptr + tokens, mask=tokens < vocab, other=float("-inf")).to(tl.float32)
+    largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
+    allowed = (x > threshold) | ((x == threshold) & (tokens <= last_id))
+    score = tl.where(allowed, x + noise, float("-inf"))
+    # Not for equal ones: a lane's tokens come in ascending order, and the lowest stays.
+    better = score > best
+    return tl.where(better, score, best), tl.where(better, tokens, best_tokens), largest
+
+
+@jit
+def _choose_kernel(
+    logits_ptr,
+    row_stride,
+    vocab,
+    temperature_ptr,
+    threshold_ptr,
+    last_id_ptr,
+    seed_ptr,
+    position_ptr,
+    score_ptr,
+    token_ptr,
+    largest_ptr,
+    groups_per_split,
+    SPAN: tl.constexpr,
+):
+    """The best of one split of one row; four spans of tokens at a time, which share their random numbers' counters."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    row_ptr = logits_ptr + row * row_stride
+    temperature = tl.load(temperature_ptr + row).to(tl.float32)
+    drawn = temperature != 0.0
+    threshold, last_id = tl.load(threshold_ptr + row), tl.load(last_id_ptr + row)
+    seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
+    lanes = tl.arange(0, SPAN)
+    best = tl.full((SPAN,), float("-inf"), tl.float32)
+    best_tokens = tl.zeros((SPAN,), tl.int32)
+    largest = tl.full((SPAN,), float("-inf"), tl.float32)
+    first = split * groups_per_split
+    last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
+    if drawn:
+        for group in range(first, last):
+            a, b, c, d = random_words(seed, position, group * SPAN + lanes)
+            for part in tl.static_range(4):
+                tokens = (group * 4 + part) * SPAN + lanes
+                # logit / t + noise is largest where logit + t * noise is, which cannot overflow however small t is.
+                noise = temperature * gumbel(a, b, c)
+                best, best_tokens, largest = _better(
+                    best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_id, noise
+                )
+                a, b, c, d = b, c, d, a
+    else:
+        for group in range(first, last):
+            for part in tl.static_range(4):
+                tokens = (group * 4 + part) * SPAN + lanes
+                best, best_tokens, largest = _better(
+                    best, best_tokens, largest, row_ptr, tokens, vocab, float("-inf"), 0, 0.0
+                )
+    top = tl.max(best)
+    place = row * tl.num_programs(1) + split
+    tl.store(score_ptr + place, top)
+    tl.store(token_ptr + place, tl.min(tl.where(best == top, best_tokens, 0x7FFFFFFF)))
+    tl.store(largest_ptr + place, tl.max(largest))
+
+
+@jit
+def _combine_kernel(
+    score_ptr, token_ptr, largest_ptr, chosen_ptr, finite_ptr, num_splits, MAX_SPLITS: tl.constexpr
+):
+    """The best of a row's splits."""
+    row = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, MAX_SPLITS)
+    inside = splits < num_splits
+    places = row * num_splits + splits
+    scores = tl.load(score_ptr + places, mask=inside, other=float("-inf"))
+    tokens = tl.load(token_ptr + places, mask=inside, other=0x7FFFFFFF)
+    largest = tl.max(tl.load(largest_ptr + places, mask=inside, other=float("-inf")))
+    top = tl.max(scores)
+    finite = (largest < float("inf")) & (top > float("-inf"))
+    token = tl.min(tl.where(scores == top, tokens, 0x7FFFFFFF)).to(tl.int64)
+    tl.store(chosen_ptr + row, tl.where(finite, token, 0))
+    tl.store(finite_ptr + row, finite)
+
+
+def choose_tokens_triton(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> Results:
+    """As `choose_tokens`."""
+    rows, vocab = logits.shape
+    groups = cdiv(vocab, _GROUP)
+    programs = _PROGRAMS_PER_MULTIPROCESSOR * tuning.num_multiprocessors(logits.device)
+    groups_per_split = cdiv(groups, min(_MAX_SPLITS, groups, cdiv(programs, rows)))
+    num_splits = cdiv(groups, groups_per_split)
+    scores = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty_like(scores, dtype=torch.int32)
+    largest = torch.empty_like(scores)
+    _choose_kernel[(rows, num_splits)](
+        logits,
+        logits.stride(0),
+        vocab,
+        temperature,
+        thresholds,
+        last_ids,
+        seeds,
+        positions,
+        scores,
+        tokens,
+        largest,
+        groups_per_split,
+        SPAN=SPAN,
+        num_warps=4,
+    )
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    _combine_kernel[(rows,)](
+        scores, tokens, largest, chosen, finite, num_splits, MAX_SPLITS=_MAX_SPLITS, num_warps=2
+    )
+    return chosen, finite
+
+
+def choose_tokens_reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> Results:
+    """fp64."""
+    wide = logits.double()
+    ids = torch.arange(logits.shape[1])
+    noise = gumbel_reference(seeds, positions, logits.shape[1])
+    scores = wide + temperature.double()[:, None] * noise
+    edge = thresholds.double()[:, None]
+    allowed = (wide > edge) | ((wide == edge) & (ids <= last_ids[:, None]))
+    scores = scores.where(allowed & (wide > -torch.inf), -torch.inf)
+    greedy = temperature == 0
+    scores[greedy] = wide[greedy]
+    largest = wide.amax(dim=-1)
+    finite = largest.isfinite() & (scores.amax(dim=-1) > -torch.inf)
+    return scores.argmax(dim=-1).where(finite, 0), finite
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    """Greedy and drawn rows in turn; equal logits everywhere; rows that are not finite, by NaN, inf or nothing else."""
+    for rows, vocab, spare in ((4, 1, 0), (9, 97, 3), (12, 5000, 8), (2, 9000, 0)):
+        logits = torch.randn(rows, vocab + spare, generator=generator).mul_(3.0)
+        # On a coarse grid many are equal, the largest too.
+        logits = logits.mul_(4.0).round_().div_(4.0).to(dtype)
+        logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
+        # What stands beyond the vocabulary would win.
+        logits[:, vocab:] = 1000.0
+        if rows > 8:
+            logits[1, vocab - 1] = torch.nan
+            logits[2, 5] = torch.inf
+            logits[3, :vocab] = -torch.inf
+            logits[4, :vocab] = torch.nan
+        temperature = torch.rand(rows, generator=generator).add_(0.5)
+        temperature[::3] = 0.0
+        logits = logits[:, :vocab]
+        # One of the row's own logits, and some tokens of just that.
+        edge = logits[:, vocab // 2].float()
+        yield {
+            "logits": logits,
+            "temperature": temperature,
+            "thresholds": edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf),
+            "last_ids": torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator),
+            "seeds": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
+            "positions": torch.randint(2**33, (rows,), generator=generator),
+        }
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16. One split, and several.
+    for rows in (1, 4096):
+        logits = torch.empty(rows, 128256, dtype=dtype, device="meta")
+        yield {
+            "logits": logits,
+            "temperature": torch.empty(rows, device="meta"),
+            "thresholds": torch.empty(rows, device="meta"),
+            "last_ids": torch.empty(rows, dtype=torch.int32, device="meta"),
+            "seeds": torch.empty(rows, dtype=torch.int64, device="meta"),
+            "positions": torch.empty(rows, dtype=torch.int64, device="meta"),
+        }
+
+
+CHECKS = (
+    OpCheck(
+        "choose_tokens",
+        choose_tokens_triton,
+        choose_tokens_reference,
+        _examples,
+        _production,
+        ROUNDING,
+        exact=True,
+    ),
+)

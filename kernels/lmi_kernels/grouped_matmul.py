@@ -1,0 +1,239 @@
+"""y_c = w_e @ a_c for every choice c, e being the expert that it names (`route`): all experts' products in one launch,
+accumulated in fp32. Either product of a gated MLP: the first with silu(gate) * up behind it (Shazeer 2020,
+arXiv:2002.05202), the second times the choice's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
+from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.route import Routing, example_logits, route_reference
+from lmi_kernels.tuning import Parameters
+
+
+@jit(do_not_specialize=("num_choices", "num_blocks"))
+def _grouped_matmul_kernel(
+    a_ptr,
+    weight_ptr,
+    shares_ptr,
+    sorted_ptr,
+    ends_ptr,
+    out_ptr,
+    num_choices,
+    num_blocks,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOICES_PER_ROW: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """One block of choices times BLOCK_N rows of its expert's weight (GATED: of the gates, and as many of the ups).
+
+    Programs walk GROUP_M blocks of choices before the next columns: those that share an expert's weights, or a block's
+    rows, run together and meet in the L2 cache.
+    """
+    program = tl.program_id(0)
+    a_group: tl.constexpr = GROUP_M * ((N + BLOCK_N - 1) // BLOCK_N)
+    first_block = program // a_group * GROUP_M
+    group_size = tl.minimum(num_blocks - first_block, GROUP_M)
+    block = first_block + program % a_group % group_size
+    column = program % a_group // group_size
+
+    experts = tl.arange(0, EXPERTS)
+    ends = tl.load(ends_ptr + experts, mask=experts < NUM_EXPERTS, other=num_blocks + 1)
+    expert = tl.sum((ends <= block).to(tl.int32))
+    if expert == NUM_EXPERTS:
+        return  # the grid is for the worst case
+
+    choices = tl.load(sorted_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    real = choices < num_choices
+    ks = tl.arange(0, BLOCK_K)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Columns beyond the last read some other's weights, and are not stored: no mask in the loop.
+    weight_rows = tl.where(columns < N, columns, 0).to(tl.int64)
+    a_ptrs = a_ptr + (choices // CHOICES_PER_ROW).to(tl.int64)[:, None] * K + ks[None, :]
+    weight_ptr += expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
+    w_ptrs = weight_ptr + weight_rows[None, :] * K + ks[:, None]
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+        # Padding is masked, though it is not stored: it would cost as much traffic as real rows.
+        if K % BLOCK_K == 0:
+            a = tl.load(a_ptrs, mask=real[:, None], other=0.0)
+            w = tl.load(w_ptrs)
+        else:
+            a = tl.load(a_ptrs, mask=real[:, None] & (ks < K - k)[None, :], other=0.0)
+            w = tl.load(w_ptrs, mask=(ks < K - k)[:, None], other=0.0)
+        sums = tl.dot(a, w, sums, input_precision="ieee")
+        if GATED:
+            if K % BLOCK_K == 0:
+                w_up = tl.load(w_ptrs + N * K)
+            else:
+                w_up = tl.load(w_ptrs + N * K, mask=(ks < K - k)[:, None], other=0.0)
+            ups = tl.dot(a, w_up, ups, input_precision="ieee")
+        a_ptrs += BLOCK_K
+        w_ptrs += BLOCK_K
+    if GATED:
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    else:
+        sums *= tl.load(shares_ptr + choices, mask=real, other=0.0)[:, None]
+    out_ptrs = out_ptr + choices.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=real[:, None] & (columns < N)[None, :])
+
+
+def gate_up_matmul(
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters
+) -> torch.Tensor:
+    """silu(gate_e @ x) * (up_e @ x) of every choice.
+
+    Args:
+        x: [num_rows, hidden].
+        weight: [num_experts, 2 * intermediate, hidden], gates in the first half.
+        routing: of these rows.
+        tiles: block_n (of gates, and as many of ups), block_k, group_m, num_warps, num_stages.
+
+    Returns: [num_choices, intermediate] in x's dtype.
+    """
+    out = x.new_empty(routing.num_choices, weight.shape[1] // 2)
+    _launch(x, weight, routing, out, tiles, gated=True)
+    return out
+
+
+def down_matmul(a: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters) -> torch.Tensor:
+    """share_c * down_e @ a of every choice.
+
+    Args:
+        a: [num_choices, intermediate].
+        weight: [num_experts, hidden, intermediate].
+        routing, tiles: as of `gate_up_matmul`.
+
+    Returns: [num_choices, hidden] in a's dtype.
+    """
+    out = a.new_empty(routing.num_choices, weight.shape[1])
+    _launch(a, weight, routing, out, tiles, gated=False)
+    return out
+
+
+def _launch(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    out: torch.Tensor,
+    tiles: Parameters,
+    gated: bool,
+) -> None:
+    num_experts, n = weight.shape[0], out.shape[1]
+    grid = (routing.num_blocks * cdiv(n, tiles["block_n"]),)
+    _grouped_matmul_kernel[grid](
+        a,
+        weight,
+        routing.shares,
+        routing.sorted_choices,
+        routing.block_ends,
+        out,
+        routing.num_choices,
+        routing.num_blocks,
+        N=n,
+        K=a.shape[1],
+        NUM_EXPERTS=num_experts,
+        EXPERTS=next_power_of_2(num_experts),
+        CHOICES_PER_ROW=routing.num_choices // a.shape[0],
+        GATED=gated,
+        BLOCK_M=routing.block_m,
+        BLOCK_N=tiles["block_n"],
+        # The tiles are those of 2-byte numbers: fp32, of which only checks are made, gets half as many.
+        BLOCK_K=tiles["block_k"] * 2 // a.element_size(),
+        GROUP_M=tiles["group_m"],
+        NUM_STAGES=tiles["num_stages"],
+        num_warps=tiles["num_warps"],
+    )
+
+
+def gate_up_reference(x: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """fp64, expert by expert."""
+    out = torch.zeros(routing.num_choices, weight.shape[1] // 2, dtype=torch.float64)
+    for expert, choices in _choices_by_expert(routing):
+        gate, up = (x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T).chunk(
+            2, -1
+        )
+        out[choices] = torch.nn.functional.silu(gate) * up
+    return out
+
+
+def down_reference(a: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """fp64, expert by expert."""
+    out = torch.zeros(routing.num_choices, weight.shape[1], dtype=torch.float64)
+    for expert, choices in _choices_by_expert(routing):
+        out[choices] = (
+            a[choices].double() @ weight[expert].double().T * routing.shares[choices].double()[:, None]
+        )
+    return out
+
+
+def _choices_by_expert(routing: Routing) -> Iterator[tuple[int, torch.Tensor]]:
+    start = 0
+    for expert, end in enumerate(routing.block_ends.tolist()):
+        places = routing.sorted_choices[start * routing.block_m : end * routing.block_m].long()
+        yield expert, places[places < routing.num_choices]
+        start = end
+
+
+_TILES = {"block_n": 16, "block_k": 32, "group_m": 3, "num_warps": 4, "num_stages": 2}
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> Iterator[Inputs]:
+    """Routed by the reference; beyond the last expert's blocks stands a choice that must not be looked at."""
+    for rows, experts, top_k, block_m, hidden, intermediate in (
+        (1, 3, 1, 16, 36, 50),
+        (2, 8, 2, 16, 64, 32),
+        (25, 4, 3, 16, 36, 50),
+        (33, 3, 2, 32, 24, 20),
+    ):
+        logits = example_logits(generator, rows, experts, dtype)
+        routing = route_reference(logits, top_k, block_m)
+        routing.sorted_choices[int(routing.block_ends[-1]) * block_m :] = 0
+        n, k = (2 * intermediate, hidden) if gated else (hidden, intermediate)
+        a = torch.randn(rows if gated else rows * top_k, k, generator=generator)
+        weight = torch.randn(experts, n, k, generator=generator) / k**0.5
+        yield {
+            "a": a.to(dtype),
+            "weight": weight.to(dtype),
+            "shares": routing.shares.float(),
+            "sorted_choices": routing.sorted_choices,
+            "block_ends": routing.block_ends,
+            "block_m": block_m,
+        }
+
+
+def _checks(gated: bool) -> OpCheck:
+    matmul, reference = (gate_up_matmul, gate_up_reference) if gated else (down_matmul, down_reference)
+
+    def launch(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
+        return (matmul(a, weight, Routing(**routing), _TILES),)
+
+    def expected(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
+        return (reference(a, weight, Routing(**routing)),)
+
+    def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+        return _examples(generator, dtype, gated)
+
+    def production(dtype: torch.dtype) -> Iterator[Inputs]:
+        """None: compiled with `experts`, which alone launches it."""
+        return iter(())
+
+    name = "gate_up_matmul" if gated else "down_matmul"
+    return OpCheck(name, launch, expected, examples, production, ROUNDING)
+
+
+CHECKS = (_checks(gated=True), _checks(gated=False))

@@ -1,0 +1,286 @@
+"""Between the qkv projection and attention, in one launch: RMSNorm of heads (Qwen3), rotary position embedding (Su et
+al. 2021, arXiv:2104.09864, the half-split form of Llama), and the cache write. For GPUs: CPUs have `rms_norm`,
+`rotary_` and `store_kv`.
+
+y[i] = x[i] * cos[i] - x[i + d/2] * sin[i],  y[i + d/2] = x[i + d/2] * cos[i] + x[i] * sin[i],  for i < d/2, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl, uses_triton
+from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    pool: torch.Tensor,
+    num_heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Normalise (if `norms`) and turn queries and keys; write keys and values to the cache.
+
+    Args:
+        qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key, value heads.
+        cos_sin: [max_positions, head_dim], fp32: cosines in the first half of a row, sines in the second; None:
+            nothing is turned (models with alibi).
+        positions: [num_rows], int64, each below max_positions.
+        slot_mapping: [num_rows], int64: block * block_size + offset in the block; -1: padding, of which nothing is
+            stored.
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim], contiguous, keys first; written in place.
+        num_heads: query heads.
+        norms: RMSNorm weights of every query head and of every key head, [head_dim] each.
+        eps: of these norms.
+
+    Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold what their inputs give.
+
+    Raises:
+        RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
+    """
+    if not uses_triton(qkv):
+        raise RuntimeError(
+            f"rope_and_store runs on a GPU, not on {qkv.device}; on a CPU use rotary_ and store_kv"
+        )
+    q_norm, k_norm = norms if norms is not None else (None, None)
+    launched = rope_and_store_triton(
+        qkv, cos_sin, positions, slot_mapping, pool, num_heads, q_norm, k_norm, eps
+    )
+    return launched[0]
+
+
+@jit
+def _rope_and_store_kernel(
+    qkv_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    pool_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    q_ptr,
+    num_slots,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    TURNS: tl.constexpr,
+    NORMS: tl.constexpr,
+):
+    """A program has BLOCK_HEADS heads of one row, as their first and second halves: [BLOCK_HEADS, HEAD_DIM / 2]."""
+    half: tl.constexpr = HEAD_DIM // 2
+    all_heads: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping_ptr + row)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    # Of full shape, so that each thread reads the angles and weights of its own columns, and none pass shared memory.
+    columns = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
+    in_half = columns < half
+    inside = (heads < all_heads) & in_half
+    is_query = heads < NUM_HEADS
+    is_value = heads >= NUM_HEADS + NUM_KV_HEADS
+    source = qkv_ptr + (row * all_heads + heads) * HEAD_DIM + columns
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + half, mask=inside, other=0.0)
+    if NORMS:
+        low32, high32 = low.to(tl.float32), high.to(tl.float32)
+        mean = tl.sum(low32 * low32 + high32 * high32, axis=1, keep_dims=True) / HEAD_DIM
+        scale = tl.rsqrt(mean + eps)
+        q_low = tl.load(q_norm_ptr + columns, mask=in_half, other=0.0)
+        q_high = tl.load(q_norm_ptr + half + columns, mask=in_half, other=0.0)
+        k_low = tl.load(k_norm_ptr + columns, mask=in_half, other=0.0)
+        k_high = tl.load(k_norm_ptr + half + columns, mask=in_half, other=0.0)
+        # Rounded before the weight is multiplied, as transformers does it.
+        normed_low = (low32 * scale).to(low.dtype) * tl.where(is_query, q_low, k_low)
+        normed_high = (high32 * scale).to(low.dtype) * tl.where(is_query, q_high, k_high)
+        low = tl.where(is_value, low, normed_low)
+        high = tl.where(is_value, high, normed_high)
+    if TURNS:
+        angle = cos_sin_ptr + tl.load(positions_ptr + row) * HEAD_DIM + columns
+        cos = tl.load(angle, mask=in_half, other=0.0)
+        sin = tl.load(angle + half, mask=in_half, other=0.0)
+        low32, high32 = low.to(tl.float32), high.to(tl.float32)
+        low = tl.where(is_value, low32, low32 * cos - high32 * sin)
+        high = tl.where(is_value, high32, high32 * cos + low32 * sin)
+
+    target = q_ptr + (row * NUM_HEADS + heads) * HEAD_DIM + columns
+    queries = inside & is_query
+    tl.store(target, low.to(q_ptr.dtype.element_ty), mask=queries)
+    tl.store(target + half, high.to(q_ptr.dtype.element_ty), mask=queries)
+    # The pool's planes lie as the heads do: those of keys, then those of values.
+    plane = (heads - NUM_HEADS).to(tl.int64)
+    target = pool_ptr + (plane * num_slots + slot) * HEAD_DIM + columns
+    stored = inside & (heads >= NUM_HEADS) & (slot >= 0)
+    tl.store(target, low.to(pool_ptr.dtype.element_ty), mask=stored)
+    tl.store(target + half, high.to(pool_ptr.dtype.element_ty), mask=stored)
+
+
+_NUM_WARPS = 2
+"""So that the 32 programs that a multiprocessor holds at most are all the warps that it holds."""
+
+
+def rope_and_store_triton(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    pool: torch.Tensor,
+    num_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `rope_and_store`; returns the queries and the pool."""
+    two, num_kv_heads, num_blocks, block_size, head_dim = pool.shape
+    num_rows = qkv.shape[0]
+    q = torch.empty(num_rows, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    block_half = next_power_of_2(head_dim // 2)
+    # 16 bytes of each half a thread; no more heads than there are.
+    all_heads = num_heads + two * num_kv_heads
+    block_heads = min(max(1, _NUM_WARPS * 256 // block_half), next_power_of_2(all_heads))
+    _rope_and_store_kernel[(num_rows, cdiv(all_heads, block_heads))](
+        qkv,
+        qkv if cos_sin is None else cos_sin,
+        positions,
+        slot_mapping,
+        pool,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        q,
+        num_blocks * block_size,
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_HALF=block_half,
+        BLOCK_HEADS=block_heads,
+        TURNS=cos_sin is not None,
+        NORMS=q_norm is not None,
+        num_warps=_NUM_WARPS,
+    )
+    return q, pool
+
+
+def rope_and_store_reference(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    pool: torch.Tensor,
+    num_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+) -> Results:
+    """fp64, but for the norms' roundings to qkv's dtype, which are part of the contract."""
+    _, num_kv_heads, _, block_size, head_dim = pool.shape
+    q, k, v = qkv.view(len(qkv), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k = _norm_reference(q, q_norm, eps), _norm_reference(k, k_norm, eps)
+    if cos_sin is not None:
+        cos, sin = cos_sin.double()[positions, None].chunk(2, dim=-1)
+        q, k = _turn_reference(q, cos, sin), _turn_reference(k, cos, sin)
+    pool = pool.double()
+    for row, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            place = slot // block_size, slot % block_size
+            pool[0, :, *place], pool[1, :, *place] = k[row], v[row].double()
+    return q, pool
+
+
+def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    wide = x.double()
+    if weight is None:
+        return wide
+    rounded = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+    return (rounded * weight).double()
+
+
+def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    for num_rows, num_heads, num_kv_heads, head_dim, norms, turns in (
+        (1, 1, 1, 64, False, True),
+        (5, 9, 3, 64, False, True),
+        (3, 13, 1, 80, True, True),
+        (4, 6, 2, 96, True, True),
+        (3, 8, 2, 128, True, True),
+        (2, 3, 1, 256, False, True),
+        (3, 7, 1, 64, False, False),
+    ):
+        pool = normal(2, num_kv_heads, 3, 4, head_dim)
+        # Rows beyond those that have a slot of their own are padding.
+        slots = torch.randperm(12, generator=generator)[:num_rows]
+        slots[num_rows // 2 + 1 :] = -1
+        angles = torch.rand(20, head_dim // 2, generator=generator) * 6.3
+        yield {
+            "qkv": normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim),
+            "cos_sin": torch.cat((angles.cos(), angles.sin()), dim=-1) if turns else None,
+            "positions": torch.randint(0, 20, (num_rows,), generator=generator),
+            "slot_mapping": slots,
+            "pool": pool,
+            "num_heads": num_heads,
+            "q_norm": 1 + normal(head_dim) / 4 if norms else None,
+            "k_norm": 1 + normal(head_dim) / 4 if norms else None,
+            "eps": 1e-6,
+        }
+
+
+_MODELS = (
+    (9, 3, 64, False, True),  # SmolLM2-135M
+    (32, 8, 128, False, True),  # Llama-3-8B, Mixtral
+    (16, 8, 128, True, True),  # Qwen3-0.6B
+    (128, 8, 64, False, True),  # Falcon-40B
+    (71, 1, 64, False, True),  # Falcon-7B
+    (32, 32, 64, False, False),  # Falcon-RW-1B, with alibi
+    # Other head dims.
+    (32, 32, 80, False, True),
+    (64, 64, 96, False, True),
+    (8, 1, 256, True, True),
+)
+"""Query heads, KV heads, head dim, norms, whether heads are turned."""
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    for num_heads, num_kv_heads, head_dim, norms, turns in _MODELS:
+        numbers = meta(32, dtype=torch.int64)
+        weight = meta(head_dim) if norms else None
+        yield {
+            "qkv": meta(32, (num_heads + 2 * num_kv_heads) * head_dim),
+            "cos_sin": meta(8192, head_dim, dtype=torch.float32) if turns else None,
+            "positions": numbers,
+            "slot_mapping": numbers,
+            "pool": meta(2, num_kv_heads, 1024, 64, head_dim),
+            "num_heads": num_heads,
+            "q_norm": weight,
+            "k_norm": weight,
+            "eps": 1e-6,
+        }
+
+
+CHECKS = (
+    OpCheck(
+        "rope_and_store",
+        rope_and_store_triton,
+        rope_and_store_reference,
+        _examples,
+        _production,
+        ROUNDING,
+    ),
+)

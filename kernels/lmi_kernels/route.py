@@ -1,0 +1,207 @@
+"""Which rows go to which experts: p = softmax over the `top_k` largest router logits of a row, and all (row, choice)
+pairs sorted by expert, each expert's padded to whole blocks, in one launch and with nothing told to the host.
+
+Choice c = row * top_k + rank names a row's rank-th best expert, here and in `grouped_matmul`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lmi_kernels._triton import jit, next_power_of_2, tl
+from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+
+_FEW_ROWS, _MANY_ROWS = 128, 512
+"""Rows that a program looks at together: at all of a step of decodes, or at a prompt's part by part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Choices by expert, all on the device."""
+
+    sorted_choices: torch.Tensor
+    """[num_blocks * block_m], int32: an expert's choices by row, then num_choices up to the end of its last block;
+    anything beyond the last expert's last block."""
+    block_ends: torch.Tensor
+    """[num_experts], int32: expert e has the blocks [block_ends[e - 1], block_ends[e])."""
+    shares: torch.Tensor
+    """[num_choices], fp32: the weight of each choice in its row's sum."""
+    block_m: int
+
+    @property
+    def num_choices(self) -> int:
+        return self.shares.shape[0]
+
+    @property
+    def num_blocks(self) -> int:
+        """More than are ever needed: known without the routing itself."""
+        return self.sorted_choices.shape[0] // self.block_m
+
+
+def max_blocks(num_choices: int, num_experts: int, block_m: int) -> int:
+    """The most blocks into which so many choices can fall: each expert that has any wastes up to block_m - 1 places."""
+    return (num_choices + min(num_experts, num_choices) * (block_m - 1)) // block_m
+
+
+@jit
+def _choose(
+    logits_ptr, rows, num_rows, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr
+):
+    """Of each row and expert the rank (TOP_K: not chosen) and the share, both [rows, EXPERTS]."""
+    experts = tl.arange(0, EXPERTS)[None, :]
+    inside = (rows < num_rows)[:, None]
+    offsets = rows.to(tl.int64)[:, None] * NUM_EXPERTS + experts
+    logits = tl.load(logits_ptr + offsets, mask=inside & (experts < NUM_EXPERTS), other=0.0).to(tl.float32)
+    # Whatever the logits are, NaN included, TOP_K experts that exist are chosen: others would be read out of bounds.
+    logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
+    left = tl.where(experts < NUM_EXPERTS, logits, float("-inf"))
+    highest = tl.max(left, axis=1)
+    ranks = tl.full(left.shape, TOP_K, tl.int32)
+    for rank in tl.static_range(TOP_K):
+        is_best = experts == tl.argmax(left, axis=1)[:, None]  # of equal ones the first
+        ranks = tl.where(is_best, rank, ranks)
+        left = tl.where(is_best, float("-inf"), left)
+    exponentials = tl.exp(tl.where(ranks < TOP_K, logits - highest[:, None], float("-inf")))
+    shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
+    return tl.where(inside, ranks, TOP_K), shares
+
+
+@jit(do_not_specialize=("num_rows",))
+def _route_kernel(
+    logits_ptr,
+    sorted_ptr,
+    ends_ptr,
+    shares_ptr,
+    num_rows,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    """One expert a program. Each counts all choices by itself: choosing twice is cheaper than waiting for others."""
+    expert = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    counts = tl.zeros([EXPERTS], tl.int32)
+    for start in range(0, num_rows, BLOCK_ROWS):
+        rows = start + tl.arange(0, BLOCK_ROWS)
+        ranks, shares = _choose(logits_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K)
+        counts += tl.sum((ranks < TOP_K).to(tl.int32), axis=0)
+    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+    end = tl.sum(tl.where(experts <= expert, blocks, 0))
+    first = (end - tl.sum(tl.where(experts == expert, blocks, 0))) * BLOCK_M
+    tl.store(ends_ptr + expert, end)
+
+    place = first
+    for start in range(0, num_rows, BLOCK_ROWS):
+        rows = start + tl.arange(0, BLOCK_ROWS)
+        ranks, shares = _choose(logits_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K)
+        mine = experts[None, :] == expert
+        rank = tl.sum(tl.where(mine, ranks, 0), axis=1)
+        share = tl.sum(tl.where(mine, shares, 0.0), axis=1)
+        chosen = (rank < TOP_K).to(tl.int32)
+        choices = rows * TOP_K + rank
+        places = place + tl.cumsum(chosen, axis=0) - chosen
+        tl.store(sorted_ptr + places, choices, mask=chosen != 0)
+        tl.store(shares_ptr + choices, share, mask=chosen != 0)
+        place += tl.sum(chosen)
+    padding = place + tl.arange(0, BLOCK_M)
+    tl.store(
+        sorted_ptr + padding, tl.zeros([BLOCK_M], tl.int32) + num_rows * TOP_K, mask=padding < end * BLOCK_M
+    )
+
+
+def route(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
+    """Choose experts and sort the choices.
+
+    Args:
+        router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
+        top_k: experts a row, at most num_experts.
+        block_m: rows that the products take together.
+    """
+    num_rows, num_experts = router_logits.shape
+    num_choices = num_rows * top_k
+    places = max_blocks(num_choices, num_experts, block_m) * block_m
+    sorted_choices = router_logits.new_empty(places, dtype=torch.int32)
+    block_ends = router_logits.new_empty(num_experts, dtype=torch.int32)
+    shares = router_logits.new_empty(num_choices, dtype=torch.float32)
+    _route_kernel[(num_experts,)](
+        router_logits,
+        sorted_choices,
+        block_ends,
+        shares,
+        num_rows,
+        NUM_EXPERTS=num_experts,
+        EXPERTS=next_power_of_2(num_experts),
+        TOP_K=top_k,
+        BLOCK_M=block_m,
+        BLOCK_ROWS=_FEW_ROWS if num_rows <= _FEW_ROWS else _MANY_ROWS,
+        num_warps=4 if num_rows <= _FEW_ROWS else 8,
+    )
+    return Routing(sorted_choices, block_ends, shares, block_m)
+
+
+def route_reference(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
+    """In plain loops, shares in fp64; places beyond the last block hold num_choices."""
+    num_rows, num_experts = router_logits.shape
+    wide = router_logits.double()
+    chosen = wide.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    places: list[int] = []
+    ends = []
+    for expert in range(num_experts):
+        rows, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        places += (rows * top_k + ranks).tolist()
+        places += [num_rows * top_k] * (-len(places) % block_m)
+        ends.append(len(places) // block_m)
+    places += [num_rows * top_k] * (
+        max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(places)
+    )
+    shares = torch.softmax(wide.gather(1, chosen), dim=-1).flatten()
+    return Routing(
+        torch.tensor(places, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32), shares, block_m
+    )
+
+
+def _check(router_logits: torch.Tensor, top_k: int, block_m: int) -> Results:
+    """Of the sorted choices only those blocks that some expert has."""
+    routing = route(router_logits, top_k, block_m)
+    used = (
+        torch.arange(len(routing.sorted_choices), device=router_logits.device)
+        < routing.block_ends[-1] * block_m
+    )
+    return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, routing.shares
+
+
+def _reference(router_logits: torch.Tensor, top_k: int, block_m: int) -> Results:
+    routing = route_reference(router_logits, top_k, block_m)
+    return routing.sorted_choices, routing.block_ends, routing.shares
+
+
+def example_logits(
+    generator: torch.Generator, num_rows: int, num_experts: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Multiples of 1/16, which every dtype holds, so that there are ties; and one expert that hardly any row wants."""
+    logits = (torch.randn(num_rows, num_experts, generator=generator) * 16).round() / 16
+    logits[:, int(torch.randint(num_experts, (), generator=generator))] -= 100
+    return logits.to(dtype)
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    shapes = ((1, 3, 1, 16), (2, 8, 2, 16), (40, 5, 3, 16), (7, 4, 4, 32), (17, 1, 1, 16), (700, 6, 2, 64))
+    for num_rows, num_experts, top_k, block_m in shapes:
+        logits = example_logits(generator, num_rows, num_experts, dtype)
+        yield {"router_logits": logits, "top_k": top_k, "block_m": block_m}
+    # Extremes: shares of 0 and 1, and no difference at all.
+    logits = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [-5e4, -6e4, -5e4]], dtype=dtype)
+    yield {"router_logits": logits, "top_k": 2, "block_m": 16}
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    """None: compiled with `experts`, which alone launches it."""
+    return iter(())
+
+
+CHECKS = (OpCheck("route", _check, _reference, _examples, _production, ROUNDING),)

@@ -1,0 +1,272 @@
+"""From which logit on a token may be drawn, by top_k, top_p and min_p: found by bisection on the value, without sorting.
+
+The count of logits from a value on, and their probability, fall as the value grows; so the k-th largest logit, and the
+last one of a nucleus, are the largest values at which count or probability still reach what is asked. Halving the whole
+numbers that order floating-point numbers finds such a value exactly, in at most 32 steps (16 for bf16, 19 for fp16).
+
+A step over a whole vocabulary costs some microseconds, so what can matter is moved together first: 4096 lanes each keep
+the largest logit of theirs; the edge among these alone is at or below the edge of the row, and few other logits are
+above it. Three to five passes over the row, then, however the logits are distributed unless nearly flat: only where more
+than 4096 logits remain, or a lane's largest do not reach what is asked, each step is a pass over the row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels._triton import jit, tl, uses_triton
+from lmi_kernels.checks import OpCheck, Results
+from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, production, reference
+
+_LANES = 4096
+_LOW_ZEROS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+"""So many low bits are zero in fp32 numbers of this dtype: nothing is searched there."""
+
+
+def logit_thresholds(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In this order: the k largest logits and all that equal the k-th; of these the fewest likeliest that together have
+    probability p, those of lowest ids where one that stays equals one that goes; of these all that have min_p times the
+    probability of the likeliest. Probabilities are those of logits / temperature.
+
+    Exact but for rounding: the nucleus is that of a p within 1e-5 of the one asked for (sums in fp32, of exponentials that
+    fp32 differences give), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes
+    equal are not. What a row gets does not depend on the batch.
+
+    Args:
+        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed; vocab_size below 2**24.
+        temperature: [num_rows], any float dtype; 0: the row is greedy.
+        top_k: [num_rows], any integer dtype; 0, or the size of the vocabulary and more: off.
+        top_p: [num_rows], any float dtype, above 0; 1: off.
+        min_p: [num_rows], any float dtype; 0: off.
+
+    Returns: the smallest logits that may be drawn, [num_rows], fp32, and of those that equal it the largest id that may
+        be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
+    """
+    call = logit_thresholds_triton if uses_triton(logits) else reference
+    thresholds, last_ids = call(logits, temperature, top_k, top_p, min_p)
+    return thresholds, last_ids
+
+
+@jit
+def _key(value, LOW_ZEROS: tl.constexpr):
+    """A whole number, int32, in the order of the fp32 numbers."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> LOW_ZEROS
+
+
+@jit
+def _value(key, LOW_ZEROS: tl.constexpr):
+    """The fp32 number of a key."""
+    negative = ((key ^ -1) << LOW_ZEROS) | -0x80000000
+    return tl.where(key >= 0, key << LOW_ZEROS, negative).to(tl.float32, bitcast=True)
+
+
+@jit
+def _amount(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
+    """Sum of exp((x - largest) * rate) of those that are at least `edge`; with a rate of 0 how many there are, exact below
+    2**24. Never more for a larger edge: rounding is monotonic, and the order of adding always the same."""
+    lanes = tl.arange(0, LANES)
+    total = tl.full((LANES,), 0.0, tl.float32)
+    for start in tl.range(0, length, LANES, loop_unroll_factor=4):
+        places = start + lanes
+        x = tl.load(source_ptr + places, mask=places < length, other=float("-inf")).to(tl.float32)
+        # So far below nothing has a probability; -inf times a rate of 0 would be NaN.
+        below = tl.maximum(x - largest, -1e8)
+        total += tl.where(x >= edge, tl.exp(below * rate), 0.0)
+    return tl.sum(total)
+
+
+@jit
+def _search(
+    source_ptr, length, low, high, target, largest, rate, LOW_ZEROS: tl.constexpr, LANES: tl.constexpr
+):
+    """The largest key whose amount reaches the target. `low` is taken to do so, `high` not to."""
+    while low + 1 < high:
+        middle = (low & high) + ((low ^ high) >> 1)
+        amount = _amount(source_ptr, length, _value(middle, LOW_ZEROS), largest, rate, LANES)
+        low = tl.where(amount >= target, middle, low)
+        high = tl.where(amount >= target, high, middle)
+    return low
+
+
+@jit
+def _keep_lanes(row_ptr, vocab, kept_ptr, LANES: tl.constexpr):
+    """Write the largest logit of each lane; returns the largest of all, +inf where there is a NaN."""
+    lanes = tl.arange(0, LANES)
+    largest = tl.full((LANES,), float("-inf"), tl.float32)
+    for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
+        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
+    tl.store(kept_ptr + lanes, largest.to(kept_ptr.dtype.element_ty))
+    tl.debug_barrier()
+    return tl.max(largest)
+
+
+@jit
+def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
+    """Write the logits from `edge` on one after the other, if there are no more than LANES; returns how many there are.
+
+    Lane by lane: what each needs is counted first, so that a single running sum tells all of them their places.
+    """
+    lanes = tl.arange(0, LANES)
+    counts = tl.zeros((LANES,), tl.int32)
+    for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
+        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        counts += (x >= edge).to(tl.int32)
+    num_kept = tl.sum(counts)
+    if num_kept <= LANES:
+        places = tl.cumsum(counts, 0) - counts
+        # What was kept before has been read by all.
+        tl.debug_barrier()
+        for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
+            x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(
+                tl.float32
+            )
+            stays = x >= edge
+            tl.store(kept_ptr + places, x.to(kept_ptr.dtype.element_ty), mask=stays)
+            places += stays.to(tl.int32)
+        tl.debug_barrier()
+    return num_kept
+
+
+@jit
+def _nth_equal(row_ptr, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.constexpr):
+    """The id of the nth logit, from 1, that equals `value`."""
+    lanes = tl.arange(0, LANES)
+    seen = tl.zeros((), tl.int32)
+    found = tl.full((), NO_LAST_ID, tl.int32)
+    for start in range(0, vocab, LANES):
+        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        same = (x == value).to(tl.int32)
+        total = tl.sum(same)
+        if (seen < nth) & (nth <= seen + total):
+            is_nth = (same == 1) & (seen + tl.cumsum(same, 0) == nth)
+            found = tl.min(tl.where(is_nth, start + lanes, NO_LAST_ID))
+        seen += total
+    return found
+
+
+@jit
+def _thresholds_kernel(
+    logits_ptr,
+    row_stride,
+    vocab,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    kept_ptr,
+    threshold_ptr,
+    last_id_ptr,
+    NO_LAST_ID: tl.constexpr,
+    LOW_ZEROS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """One row a program, which writes twice: what holds if nothing is asked, and what it finds."""
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(threshold_ptr + row, float("-inf"))
+    tl.store(last_id_ptr + row, NO_LAST_ID)
+    temperature = tl.load(temperature_ptr + row).to(tl.float32)
+    top_k = tl.load(top_k_ptr + row).to(tl.int32)
+    top_p = tl.load(top_p_ptr + row).to(tl.float32)
+    min_p = tl.load(min_p_ptr + row).to(tl.float32)
+    by_rank = (top_k > 0) & (top_k < vocab)
+    by_mass = top_p < 1.0
+    if (temperature == 0.0) | ~(by_rank | by_mass | (min_p > 0.0)):
+        return
+    row_ptr = logits_ptr + row * row_stride
+    kept_ptr += row * LANES
+    largest = _keep_lanes(row_ptr, vocab, kept_ptr, LANES)
+    if (largest == float("inf")) | (largest == float("-inf")):
+        return
+    # As sharp as fp32 can tell; below it the rate would overflow.
+    rate = 1.0 / tl.maximum(temperature, 1e-30)
+    edge = tl.full((), float("-inf"), tl.float32)
+    last_id = tl.full((), NO_LAST_ID, tl.int32)
+    if by_rank | by_mass:
+        # Of counts the rate is 0.
+        target = top_k.to(tl.float32)
+        first_rate = 0.0
+        if not by_rank:
+            target = top_p * _amount(row_ptr, vocab, edge, largest, rate, LANES)
+            first_rate = rate
+        # Only from where on to look: 16 bits of it will do.
+        low, high = _key(edge, 16), _key(largest, 16) + 1
+        low = _search(kept_ptr, LANES, low, high, target, largest, first_rate, 16, LANES)
+        bound = _value(low, 16)
+        source_ptr = row_ptr
+        length = vocab
+        if bound > edge:
+            num_kept = _keep_from(row_ptr, vocab, bound, kept_ptr, LANES)
+            if num_kept <= LANES:
+                source_ptr = kept_ptr
+                length = num_kept
+        low, high = _key(bound, LOW_ZEROS), _key(largest, LOW_ZEROS) + 1
+        low = _search(source_ptr, length, low, high, target, largest, first_rate, LOW_ZEROS, LANES)
+        edge = _value(low, LOW_ZEROS)
+        if by_mass:
+            if by_rank:
+                target = top_p * _amount(source_ptr, length, edge, largest, rate, LANES)
+                low = _search(source_ptr, length, low, high, target, largest, rate, LOW_ZEROS, LANES)
+                edge = _value(low, LOW_ZEROS)
+            above = _value(low + 1, LOW_ZEROS)
+            missing = target - _amount(source_ptr, length, above, largest, rate, LANES)
+            num_equal = _amount(source_ptr, length, edge, largest, 0.0, LANES)
+            num_equal -= _amount(source_ptr, length, above, largest, 0.0, LANES)
+            weight = tl.exp((edge - largest) * rate)
+            # Of no weight none is drawn, and -inf never: it does not matter how many stay.
+            if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
+                nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
+                last_id = _nth_equal(row_ptr, vocab, edge, nth, NO_LAST_ID, LANES)
+    relative = tl.where(min_p > 0.0, largest + temperature * tl.log(tl.maximum(min_p, 1e-37)), float("-inf"))
+    tl.store(threshold_ptr + row, tl.maximum(edge, relative))
+    tl.store(last_id_ptr + row, tl.where(relative > edge, NO_LAST_ID, last_id))
+
+
+def logit_thresholds_triton(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> Results:
+    """As `logit_thresholds`."""
+    rows, vocab = logits.shape
+    kept = torch.empty(rows, _LANES, dtype=logits.dtype, device=logits.device)
+    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    _thresholds_kernel[(rows,)](
+        logits,
+        logits.stride(0),
+        vocab,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        kept,
+        thresholds,
+        last_ids,
+        NO_LAST_ID=NO_LAST_ID,
+        LOW_ZEROS=_LOW_ZEROS[logits.dtype],
+        LANES=_LANES,
+        num_warps=16,
+    )
+    return thresholds, last_ids
+
+
+CHECKS = (
+    OpCheck(
+        "truncate_logits",
+        logit_thresholds_triton,
+        reference,
+        examples,
+        production,
+        dict.fromkeys(_LOW_ZEROS, 1e-6),
+    ),
+)

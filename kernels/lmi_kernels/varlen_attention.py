@@ -1,0 +1,208 @@
+"""Causal attention of a flattened batch over the paged cache, whatever the batch: single tokens, chunks, several query
+tokens a sequence, all at once.
+
+o = softmax(rules(q k^T)) v for each query over the keys of its own sequence up to its own position. Grouped queries
+(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `attention_tiles`. One loop over the keys, each tile masked:
+`prefill_attention` is the same kernel with the tiles that need no mask in a loop of their own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels import tuning
+from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
+from lmi_kernels.attention_examples import attention_check
+from lmi_kernels.attention_tiles import attend, sequence_and_block
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    sequences: PagedSequences,
+    cu_seqlens_q: torch.Tensor,
+    max_query_len: int,
+    rules: ScoreRules,
+    out: torch.Tensor,
+) -> None:
+    """Attention of all tokens of a step, by Triton alone.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], fp32, fp16 or bf16; a token's heads are contiguous.
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim] in q's dtype, contiguous, keys first; holds the
+            step's own keys already.
+        cu_seqlens_q: [num_seqs + 1], int32, on the device: sequence i's queries, its last tokens, are q's rows
+            [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
+        max_query_len: at least the queries of any sequence; decides the grid only.
+        rules: its scale is positive.
+        out: as q, written; rows of no sequence keep what they hold.
+    """
+    share = q.shape[1] // pool.shape[1]
+    rows = 16 if max_query_len * share <= 16 else 64
+    tiles = tuning.parameters("varlen_attention", tile_key(q, f"rows_{rows}_"), q.device)
+    launch_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out, tiles, splits=False)
+
+
+def tile_key(q: torch.Tensor, prefix: str = "") -> str:
+    """Of the tuned parameters."""
+    return "fp32" if q.dtype == torch.float32 else f"{prefix}head_dim_{_padded_head_dim(q)}"
+
+
+def launch_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    sequences: PagedSequences,
+    cu_seqlens_q: torch.Tensor,
+    max_query_len: int,
+    rules: ScoreRules,
+    out: torch.Tensor,
+    tiles: tuning.Parameters,
+    splits: bool,
+) -> None:
+    """As `varlen_attention`, with given tiles; splits: tiles that need no mask have a loop of their own."""
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, num_blocks, block_size, _ = pool.shape
+    share, num_seqs, block_m = num_heads // num_kv_heads, sequences.seq_lens.shape[0], tiles["block_m"]
+    # As many blocks for each sequence as for the longest, unless searching for one's own needs fewer programs.
+    blocks_per_seq = cdiv(max_query_len * share, block_m)
+    searched_blocks = num_tokens * share // block_m + num_seqs
+    searches = num_seqs * blocks_per_seq > searched_blocks
+    num_programs = (searched_blocks if searches else num_seqs * blocks_per_seq) * num_kv_heads
+    if num_programs == 0:
+        return
+    _packed_attention_kernel[(num_programs,)](
+        q,
+        pool,
+        out,
+        sequences.block_tables,
+        sequences.table_rows,
+        sequences.seq_lens,
+        cu_seqlens_q,
+        q if rules.alibi_slopes is None else rules.alibi_slopes,
+        rules.scale,
+        num_seqs,
+        blocks_per_seq,
+        num_blocks,
+        sequences.block_tables.stride(0),
+        q.stride(0),
+        out.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        SHARE=share,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=rules.window or 0,
+        SOFTCAP=rules.softcap or 0.0,
+        HAS_ALIBI=rules.alibi_slopes is not None,
+        SEARCHES=searches,
+        SPLITS=splits,
+        BLOCK_M=block_m,
+        BLOCK_N=tiles["block_n"],
+        EDGE_N=tiles["edge_n"] if splits else tiles["block_n"],
+        BLOCK_D=_padded_head_dim(q),
+        num_warps=tiles["num_warps"],
+        num_stages=tiles["num_stages"],
+    )
+
+
+def _padded_head_dim(q: torch.Tensor) -> int:
+    # tl.dot takes at least 16 columns.
+    return max(16, next_power_of_2(q.shape[2]))
+
+
+# Numbers that change from step to step must not make new kernels.
+@jit(do_not_specialize=["num_seqs", "blocks_per_seq"])
+def _packed_attention_kernel(
+    q_ptr,
+    pool_ptr,
+    out_ptr,
+    block_tables_ptr,
+    table_rows_ptr,
+    seq_lens_ptr,
+    cu_seqlens_ptr,
+    slopes_ptr,
+    scale,
+    num_seqs,
+    blocks_per_seq,
+    num_blocks,
+    table_stride,
+    q_stride,
+    out_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    SEARCHES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EDGE_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """o = sum over keys of exp(s - max s) v / sum of exp(s - max s), a block of packed rows a program; fp32 sums."""
+    # From the last block to the first: the last have the most keys, and short work at the end fills the gaps.
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = index % NUM_KV_HEADS
+    seq, block = sequence_and_block(
+        index // NUM_KV_HEADS, cu_seqlens_ptr, num_seqs, blocks_per_seq, SHARE, BLOCK_M, SEARCHES
+    )
+    first_query = tl.load(cu_seqlens_ptr + seq)
+    query_len = tl.load(cu_seqlens_ptr + seq + 1) - first_query
+    if block * BLOCK_M >= query_len * SHARE:
+        return
+    packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = packed < query_len * SHARE
+    # Rows beyond the last query compute as if they were its own, and are not stored.
+    tokens = tl.minimum(packed // SHARE, query_len - 1)
+    heads = kv_head * SHARE + packed % SHARE
+    columns = tl.arange(0, BLOCK_D)
+    is_element = is_row[:, None] & (columns < HEAD_DIM)[None, :]
+    query_rows = (first_query + tokens).to(tl.int64)
+    q_at = (query_rows * q_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
+    slopes = tl.load(slopes_ptr + heads) if HAS_ALIBI else 0.0
+
+    past = tl.load(seq_lens_ptr + seq) - query_len
+    # Of the block's first and last query.
+    low = past + (block * BLOCK_M) // SHARE
+    high = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // SHARE, query_len - 1)
+    first_key = tl.maximum(0, low - WINDOW + 1) if WINDOW else 0
+    # All rows see all keys of the tiles [open_, closed): before them the window cuts, behind them the diagonal.
+    begin = first_key // EDGE_N * EDGE_N
+    closed = (low + 1) // BLOCK_N * BLOCK_N
+    end = (high + EDGE_N) // EDGE_N * EDGE_N
+    head_size = num_blocks.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    keys_ptr = pool_ptr + kv_head * head_size
+    values_ptr = keys_ptr + NUM_KV_HEADS * head_size
+    table_ptr = block_tables_ptr + tl.load(table_rows_ptr + seq).to(tl.int64) * table_stride
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # fmt: off
+    if SPLITS:
+        open_ = 0
+        if WINDOW:
+            open_ = tl.maximum(high - WINDOW + BLOCK_N, 0) // BLOCK_N * BLOCK_N
+            open_ = tl.minimum(open_, closed)
+            total, peak, weighted = attend(
+                total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, open_,
+                first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
+            )
+        total, peak, weighted = attend(
+            total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, open_, closed,
+            first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, BLOCK_N, False,
+        )
+        begin = tl.maximum(begin, closed)
+    total, peak, weighted = attend(
+        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, end,
+        first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
+    )
+    # fmt: on
+    out_at = (query_rows * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(out_ptr + out_at, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_element)
+
+
+CHECKS = (attention_check("varlen_attention", varlen_attention, query_lens=(1, 64)),)

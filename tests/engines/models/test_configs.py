@@ -1,0 +1,201 @@
+"""What tells one architecture's config.json from another's, and how large published models are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from engines.models import MODELS
+from engines.models.config import ExpertsConfig, ModelConfig, ParallelBlock, UnsupportedModel
+from engines.models.config.description import _READERS
+from engines.models.decoder import Decoder
+
+FALCON_7B: dict[str, Any] = {
+    "architectures": ["FalconForCausalLM"],
+    "vocab_size": 65024,
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "multi_query": True,
+}
+FALCON_40B: dict[str, Any] = {
+    "architectures": ["FalconForCausalLM"],
+    "vocab_size": 65024,
+    "hidden_size": 8192,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+    "new_decoder_architecture": True,
+    "tie_word_embeddings": False,
+}
+LLAMA_3_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+MISTRAL: dict[str, Any] = LLAMA_3_8B | {"architectures": ["MistralForCausalLM"], "vocab_size": 32000}
+MIXTRAL: dict[str, Any] = MISTRAL | {"architectures": ["MixtralForCausalLM"]}
+QWEN3_06B: dict[str, Any] = LLAMA_3_8B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+
+
+def _read(folder: Path, data: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    return ModelConfig.from_folder(folder)
+
+
+def test_every_model_has_a_reader() -> None:
+    assert set(MODELS) == set(_READERS)
+    assert all(callable(MODELS[name]) and callable(_READERS[name]) for name in MODELS)
+
+
+@pytest.mark.parametrize(
+    ("data", "gigabytes"),
+    [
+        (LLAMA_3_8B, 16.06),
+        (FALCON_7B, 13.84),
+        (FALCON_40B, 83.67),
+        (MIXTRAL, 93.40),
+        (MISTRAL, 14.48),
+        (QWEN3_06B, 1.192),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
+)
+def test_the_weights_of_published_models_in_16_bits(
+    data: dict[str, Any], gigabytes: float, tmp_path: Path
+) -> None:
+    assert _read(tmp_path, data).weight_bytes(2) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+
+
+def test_what_a_step_of_published_models_reads(tmp_path: Path) -> None:
+    """All but the embedding, of which a step looks up a few rows."""
+    llama = _read(tmp_path, LLAMA_3_8B)
+    assert llama.weight_bytes(2) - 2 * llama.vocab_size * llama.hidden_size == pytest.approx(15.0e9, rel=1e-3)
+    falcon = _read(tmp_path, FALCON_40B | {"tie_word_embeddings": True})
+    assert falcon.weight_bytes(2) == pytest.approx(82.6e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("data", "elements"), [(LLAMA_3_8B, 65536), (FALCON_40B, 61440), (MIXTRAL, 65536), (FALCON_7B, 4096)]
+)
+def test_the_kv_cache_of_published_models(data: dict[str, Any], elements: int, tmp_path: Path) -> None:
+    assert _read(tmp_path, data).kv_elements_per_token == elements
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9, 20])
+def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path: Path) -> None:
+    for data in (LLAMA_3_8B, FALCON_7B):
+        config = _read(tmp_path, data)
+        held = sum(Decoder.num_kv_heads(config, ranks, rank) for rank in range(ranks))
+        assert config.kv_elements_on(ranks) == 2 * config.num_layers * config.head_dim * held
+
+
+def test_a_rank_of_two_has_about_half(tmp_path: Path) -> None:
+    for data in (LLAMA_3_8B, FALCON_40B, MIXTRAL):
+        config = _read(tmp_path, data)
+        assert config.weight_bytes(2, ranks=2) == pytest.approx(config.weight_bytes(2) / 2, rel=1e-3)
+    # Falcon-7B's only kv head is on both, and of its 71 query heads rank 0 has 36.
+    config = _read(tmp_path, FALCON_7B)
+    halves = config.weight_bytes(2) / 2
+    head = 64 * 4544 * 2
+    assert config.weight_bytes(2, ranks=2) == halves + 32 * (head + 2 * head // 2)
+
+
+def test_falcon_7b(tmp_path: Path) -> None:
+    config = _read(tmp_path, FALCON_7B)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (71, 1, 64)
+    assert config.intermediate_size == 4 * 4544
+    assert config.parallel_block == ParallelBlock(1)
+    assert not config.gated_mlp
+    assert (config.max_position_embeddings, config.norm_eps, config.rope_theta) == (2048, 1e-5, 10000.0)
+    assert config.tie_word_embeddings, "as transformers takes it where the file does not say"
+    assert not config.attention_bias
+    assert not config.mlp_bias
+    # The number of kv heads that its file may name counts for nothing; without multi_query each head has its own.
+    assert _read(tmp_path, FALCON_7B | {"num_kv_heads": 71}).num_kv_heads == 1
+    assert _read(tmp_path, FALCON_7B | {"multi_query": False}).num_kv_heads == 71
+
+
+@pytest.mark.parametrize(("given", "norms"), [(None, 2), (2, 2), (1, 1)])
+def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
+    config = _read(tmp_path, FALCON_40B | {"num_ln_in_parallel_attn": given, "bias": True})
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (128, 8, 64)
+    assert config.parallel_block == ParallelBlock(norms)
+    assert config.attention_bias
+    assert config.mlp_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"alibi": True}, "alibi is true"),
+        ({"parallel_attn": False}, "parallel_attn is false"),
+        ({"activation": "relu"}, "activation is 'relu'; gelu is what we know"),
+        ({"num_attention_heads": 70}, "hidden_size 4544 cannot be shared evenly by 70 attention heads"),
+        ({"hidden_size": 71 * 5}, "head_dim is 5"),
+        ({"new_decoder_architecture": True, "num_kv_heads": 3}, "71 attention heads .* by 3 KV heads"),
+        (
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+            "num_ln_in_parallel_attn is 3; 1 or 2 is what we know",
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+    ],
+)
+def test_other_falcons_are_refused_by_what_they_are(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        _read(tmp_path, FALCON_7B | changes)
+
+
+def test_mixtral(tmp_path: Path) -> None:
+    config = _read(tmp_path, MIXTRAL | {"num_local_experts": 4, "num_experts_per_tok": 3})
+    assert config.experts == ExpertsConfig(num_experts=4, top_k=3)
+    assert _read(tmp_path, MIXTRAL).experts == ExpertsConfig(8, 2)
+    with pytest.raises(UnsupportedModel, match="num_experts_per_tok is 9; there are only 8 experts"):
+        _read(tmp_path, MIXTRAL | {"num_experts_per_tok": 9})
+
+
+@pytest.mark.parametrize("data", [MISTRAL, MIXTRAL, QWEN3_06B | {"use_sliding_window": True}])
+def test_sequences_are_no_longer_than_a_window_that_is_in_use(data: dict[str, Any], tmp_path: Path) -> None:
+    assert _read(tmp_path, data | {"sliding_window": 4096}).max_position_embeddings == 4096
+    assert _read(tmp_path, data | {"sliding_window": 9000}).max_position_embeddings == 8192
+    assert _read(tmp_path, data | {"sliding_window": None}).max_position_embeddings == 8192
+    with pytest.raises(UnsupportedModel, match="sliding_window is 0"):
+        _read(tmp_path, data | {"sliding_window": 0})
+
+
+def test_qwen3(tmp_path: Path) -> None:
+    assert _read(tmp_path, QWEN3_06B | {"sliding_window": 4096}).max_position_embeddings == 8192
+    assert _read(tmp_path, QWEN3_06B).head_dim == 128
+    assert _read(tmp_path, QWEN3_06B | {"head_dim": 64}).head_dim == 64
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen3", "falcon"])
+def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -> None:
+    theirs = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.from_folder(tmp_path)
+    assert (ours.vocab_size, ours.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert (ours.num_layers, ours.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // theirs.num_attention_heads)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
+    assert ours.max_position_embeddings == min(theirs.max_position_embeddings, window)

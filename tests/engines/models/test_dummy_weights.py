@@ -1,0 +1,178 @@
+"""Random weights without files: their numbers, that parts fit together, that a model takes them for a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from engines.config import ModelSettings
+from engines.models.dummy_weights import DummyWeights
+from engines.models.loading import weight_source
+from engines.models.safetensors_files import BadCheckpoint
+from engines.partition import Shard, split_evenly
+from tests.support.plans import plans_in_chunks, run_plans
+from tests.support.seeds import fresh_generator, integers
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
+from tests.support.tiny_models import SHAPES, VOCAB_SIZE, make_runner, save_model
+
+CPU = torch.device("cpu")
+FP32 = torch.float32
+NAME = "model.layers.3.mlp.up_proj.weight"
+
+
+def dummy(stored: str = "float32", storage: torch.dtype = FP32) -> DummyWeights:
+    return DummyWeights(stored, storage, FP32, CPU)
+
+
+def number(name: str, index: int) -> float:
+    """Number `index` of a tensor, in plain integers: SplitMix64 seeded by the name, then a sum of five bytes."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    octets = (z ^ (z >> 31)).to_bytes(8, "little")
+    return (sum(octets[i] for i in (0, 1, 2, 4, 6)) - 637.5) / 8192
+
+
+def test_every_number_is_a_hash_of_the_name_and_its_place() -> None:
+    weights = dummy()
+    # More than one block of numbers, in both directions.
+    found = weights.columns(NAME, Shard(5, 70_005), (3, 80_000))
+    for row, column in ((0, 0), (0, 65_535), (0, 65_536), (1, 0), (2, 69_999)):
+        assert found[row, column].item() == number(NAME, row * 80_000 + 5 + column)
+    vector = weights.rows(["lm_head.bias"], [Shard(10**9, 10**9 + 70_000)], (2 * 10**9,))
+    for place in (0, 65_536, 69_999):
+        assert vector[place].item() == number("lm_head.bias", 10**9 + place)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 2, 7, 64, 30_000, 70_000]))
+def test_every_part_is_cut_from_the_same_tensor(data: st.DataObject, rows: int, columns: int) -> None:
+    weights, shape = dummy(), (rows, columns)
+    whole = weights.whole(NAME, shape)
+
+    def shard(size: int) -> Shard:
+        start = data.draw(st.integers(0, size - 1))
+        return Shard(start, data.draw(st.integers(start + 1, size)))
+
+    ranges = [shard(rows), shard(rows)]
+    joined = torch.cat([whole[one.start : one.stop] for one in ranges])
+    assert torch.equal(weights.pieces(NAME, ranges, shape), joined)
+    other = weights.whole("other", (2, columns))
+    below = weights.rows([NAME, "other"], [ranges[0], Shard(1, 2)], (rows + 2, columns))
+    assert torch.equal(below, torch.cat((whole[ranges[0].start : ranges[0].stop], other[1:])))
+    across = shard(columns)
+    assert torch.equal(weights.columns(NAME, across, shape), whole[:, across.start : across.stop])
+    stacked = weights.stacked_columns([NAME, "b"], across, shape)
+    assert torch.equal(stacked[0], whole[:, across.start : across.stop])
+    assert torch.equal(stacked[1], weights.whole("b", shape)[:, across.start : across.stop])
+    assert all(
+        part.is_contiguous() for part in (joined, below, stacked, weights.columns(NAME, across, shape))
+    )
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_the_shards_of_all_ranks_are_the_whole(degree: int) -> None:
+    shape = (97, 50)
+    whole = dummy().whole(NAME, shape)
+    ranks = [dummy() for _ in range(degree)]
+    rows = [ranks[i].rows([NAME], [split_evenly(97, degree, i)], shape) for i in range(degree)]
+    columns = [ranks[i].columns(NAME, split_evenly(50, degree, i), shape) for i in range(degree)]
+    assert torch.equal(torch.cat(rows), whole)
+    assert torch.equal(torch.cat(columns, dim=1), whole)
+    assert sum(rank.owned_bytes for rank in ranks) == 2 * 97 * 50 * 4
+
+
+def test_matrices_and_biases_are_about_normal_and_norms_near_one() -> None:
+    weights = dummy()
+    matrix = weights.whole(NAME, (500, 400))
+    assert abs(matrix.mean().item()) < 2e-4
+    assert 0.0198 < matrix.std().item() < 0.0205
+    inside = [(matrix.abs() < count * 0.02017).float().mean().item() for count in (1, 2, 3)]
+    # Of a normal distribution: 0.6827, 0.9545, 0.9973.
+    assert inside == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.015)
+    pairs = torch.stack((matrix.flatten()[:-1], matrix.flatten()[1:]))
+    assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.01
+    across = torch.stack((matrix.flatten(), weights.whole("another.weight", (500, 400)).flatten()))
+    assert abs(torch.corrcoef(across)[0, 1].item()) < 0.01
+    for name in ("model.norm.weight", "h.0.input_layernorm.weight", "h.0.ln_attn.weight", "a.q_norm.weight"):
+        norm = weights.whole(name, (4096,))
+        assert abs(norm.mean().item() - 1) < 2e-3
+        assert 0.018 < norm.std().item() < 0.022
+    for name in ("model.norm.bias", "h.0.ln_f.bias", "q_proj.bias", "normal.up_proj.weight"):
+        assert abs(weights.whole(name, (4096,)).mean().item()) < 2e-3
+
+
+def test_numbers_are_rounded_as_those_of_a_checkpoint() -> None:
+    exact = dummy().whole(NAME, (300, 300))
+    assert torch.equal(exact.half().float(), exact)
+    assert torch.equal(dummy("float16").whole(NAME, (300, 300)), exact)
+    rounded = dummy("bfloat16").whole(NAME, (300, 300))
+    assert not torch.equal(rounded, exact)
+    assert torch.equal(rounded, exact.bfloat16().float())
+    assert torch.equal(dummy("float32", torch.bfloat16).whole(NAME, (300, 300)), rounded)
+    low = DummyWeights("bfloat16", torch.bfloat16, torch.bfloat16, CPU).whole(NAME, (300, 300))
+    assert low.dtype == torch.bfloat16
+    assert torch.equal(low.float(), rounded)
+
+
+def test_bytes_are_counted_as_they_would_stand_in_the_files() -> None:
+    weights = dummy("bfloat16")
+    weights.whole("norm.weight", (10,))
+    weights.stacked_columns(["a", "b"], Shard(1, 3), (5, 4))
+    assert weights.owned_bytes == 2 * 10 + 2 * 2 * 5 * 2
+    assert dummy("strange").whole("a", (1,)).shape == (1,)
+    weights.close()
+
+
+def test_a_part_beyond_the_tensor_is_refused() -> None:
+    with pytest.raises(BadCheckpoint, match="'a' has only 4 rows"):
+        dummy().pieces("a", [Shard(0, 2), Shard(3, 5)], (4, 2))
+    with pytest.raises(BadCheckpoint, match="'a' has only 2 columns"):
+        dummy().columns("a", Shard(1, 3), (4, 2))
+
+
+def test_load_format_decides_where_weights_come_from(tmp_path: Path) -> None:
+    settings = ModelSettings(str(tmp_path), "tiny", "fp32", 64, "dummy")
+    assert isinstance(weight_source(settings, "float32", FP32, FP32, CPU), DummyWeights)
+    read = ModelSettings(str(tmp_path), "tiny", "fp32", 64)
+    with pytest.raises(BadCheckpoint, match=r"holds no \.safetensors file"):
+        weight_source(read, "float32", FP32, FP32, CPU)
+
+
+def save_same(kind: str, folder: Path) -> None:
+    """A checkpoint of transformers' own names and shapes, filled with the numbers that these names have."""
+    save_model(folder, kind, tie_word_embeddings=False)
+    file = folder / "model.safetensors"
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(file).items()}
+    save_file({name: dummy().whole(name, shape) for name, shape in shapes.items()}, file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "degree"), [*((kind, degree) for kind in SHAPES for degree in (1, 2)), ("llama", 3)]
+)
+def test_a_model_computes_as_with_a_checkpoint_of_the_same_numbers(
+    kind: str, degree: int, tmp_path: Path
+) -> None:
+    prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 12)
+    save_same(kind, tmp_path)
+
+    def run(load_format: str) -> dict[tuple[int, int], torch.Tensor]:
+        def rank(comm: ThreadCommunicator) -> dict[tuple[int, int], torch.Tensor]:
+            runner = make_runner(tmp_path, comm, load_format=load_format)
+            return run_plans(runner, plans_in_chunks([prompt], [[0, 1, 2, 3]], [[7]]))
+
+        return run_ranks(degree, rank)[0]
+
+    read = run("auto")
+    (tmp_path / "model.safetensors").unlink()
+    made = run("dummy")
+    assert made.keys() == read.keys()
+    assert all(torch.equal(made[place], read[place]) for place in read)
+    assert max(logits.std().item() for logits in made.values()) > 0

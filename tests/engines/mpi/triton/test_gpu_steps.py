@@ -1,0 +1,162 @@
+"""The whole GPU path in Triton's interpreter: kernels, tables on the device, tokens chosen and fed back there, and
+steps planned before the last one's tokens are known. Oracle: transformers on the same weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.core import Request, RequestOutput, SamplingParams
+from engines.sampling.batch import SamplingRow
+from lmi_kernels._triton import INTERPRETED
+from tests.support.core_lab import CoreLab, Mode, Running
+from tests.support.plans import PlanMaker, plans_in_chunks
+from tests.support.seeds import fresh_generator, integers
+from tests.support.tiny_models import VOCAB_SIZE, load_oracle, make_runner, oracle_logits, save_llama
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+_SHAPE: dict[str, Any] = {"head_dim": 16, "hidden_size": 45}
+"""Heads are at least as wide as a matrix instruction."""
+_HOST = SamplingParams(max_new_tokens=1, logprobs=True)
+"""What makes the host choose, so that logits come back."""
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    save_llama(tmp_path, **_SHAPE)
+    oracle = load_oracle(tmp_path, "fp32")
+    prompts = [integers(fresh_generator(), 0, VOCAB_SIZE, count) for count in (19, 7, 3)]
+    tables = [[9, 2, 31, 4, 17], [63, 7], [50]]
+    runner = make_runner(tmp_path)
+    compared = 0
+    # Chunks, single tokens, both in one step, and a first chunk of one token.
+    for plan, places in plans_in_chunks(prompts, tables, [[11, 4, 3], [2, 1, 1], [1, 1]]):
+        runner.update(plan)
+        rows = [SamplingRow(f"r{i}", _HOST, [0], 1) for i, _ in places]
+        result = runner.compute(runner.prepare(plan), rows=rows)
+        assert result.choices is not None
+        assert list(result.choices.host_rows) == list(range(len(places)))
+        tokens = result.choices.take()
+        assert result.logits is not None
+        for (i, position), logits, token in zip(places, result.logits, tokens, strict=True):
+            expected = oracle_logits(oracle, prompts[i])[position]
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
+            assert token.token_id == int(expected.argmax())
+            compared += 1
+    assert compared > 8
+
+
+def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
+    save_llama(tmp_path, **_SHAPE)
+    oracle = load_oracle(tmp_path, "fp32")
+    prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
+    runner = make_runner(tmp_path)
+    maker = PlanMaker()
+    maker.begin(3, [5, 1, 9, 30, 2])
+    row = SamplingRow("a", SamplingParams(max_new_tokens=9), [0], 1)
+    tokens = []
+    for step in range(8):
+        plan = maker.plan({3: prompt if step == 0 else [-1]})
+        runner.update(plan)
+        choices = runner.compute(runner.prepare(plan), rows=[row]).choices
+        assert choices is not None
+        tokens += [token.token_id for token in choices.take()]
+    assert tokens == _greedy(oracle, prompt, 8)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> tuple[CoreLab, Any]:
+    folder = tmp_path_factory.mktemp("model")
+    save_llama(folder, **_SHAPE)
+    lab = CoreLab(
+        folder,
+        tmp_path_factory.mktemp("board"),
+        block_size=16,
+        num_blocks=14,
+        max_model_len=60,
+        max_step_tokens=64,
+        batch_invariant=False,
+    )
+    return lab, load_oracle(folder, "fp32")
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
+def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str) -> None:
+    engine, oracle = lab
+    rng = random.Random(0)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(16)]
+    requests, expected = [], {}
+    for number in range(7):
+        prompt = [
+            *(shared if number % 2 else []),
+            *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
+        ]
+        tokens = _greedy(oracle, prompt, rng.randint(1, 9))
+        # Some end by a token, which the step loop sees a step late.
+        stop = tokens[len(tokens) // 2] if number % 3 == 0 else None
+        if stop is not None:
+            tokens = tokens[: tokens.index(stop) + 1]
+        params = SamplingParams(
+            9 if stop is not None else len(tokens), stop_token_ids=() if stop is None else (stop,)
+        )
+        # Some are chosen by the host, among others whose tokens the device chooses.
+        params = replace(params, logprobs=number == 4)
+        requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
+        expected[f"r{number}"] = tokens
+    running = engine.start(
+        Mode(policy=policy, max_num_seqs=4, max_prefill_tokens=20, max_num_batched_tokens=24)
+    )
+    got = _run(running, requests, gap=1)
+    assert {
+        name: [t for output in outputs for t in output.token_ids] for name, outputs in got.items()
+    } == expected
+    assert all(len(output.logprobs) == 1 for output in got["r4"])
+
+
+def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) -> None:
+    engine, _ = lab
+    params = SamplingParams(6, temperature=1.3, top_k=20, top_p=0.9, seed=7)
+    request = Request("drawn", (1, 2, 3, 4, 5), params, 0.0)
+    others = [
+        Request(f"o{i}", tuple(range(i + 1)), SamplingParams(5, temperature=0.8, seed=i), 0.0)
+        for i in range(3)
+    ]
+    mode = Mode(max_num_seqs=4)
+    alone = _run(engine.start(mode), [request])["drawn"]
+    among = _run(engine.start(mode), [*others, request])["drawn"]
+    assert [output.token_ids for output in alone] == [output.token_ids for output in among]
+    other_seed = replace(request, sampling=replace(params, seed=8))
+    assert [output.token_ids for output in _run(engine.start(mode), [other_seed])["drawn"]] != [
+        output.token_ids for output in alone
+    ]
+
+
+def _greedy(oracle: Any, prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(oracle_logits(oracle, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def _run(running: Running, requests: Sequence[Request], gap: int = 0) -> dict[str, list[RequestOutput]]:
+    """gap: steps between two arrivals."""
+    got: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
+    waiting, step = list(requests), 0
+    while waiting or running.core.has_work:
+        while waiting and (gap == 0 or step % gap == 0):
+            running.core.add(waiting.pop(0))
+            if gap:
+                break
+        for output in running.core.step():
+            assert not output.error_kind, output.error_message
+            got[output.id].append(output)
+        step += 1
+    running.blocks.check()
+    assert running.blocks.num_used == 0
+    return got

@@ -1,0 +1,71 @@
+"""What the device can do at most: shares are of these, measured in the same process."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.gpu.context import Context
+from tests.gpu.floors import Ceilings
+from tests.gpu.timing import Timing, synchronize, time_calls, time_graph
+
+
+def measure(context: Context) -> Ceilings:
+    """Copies and matrix products; a few seconds."""
+    copied, copy = time_copy(context)
+    context.results.figure("ceiling: copy bandwidth", copied / copy.median / 1e12, "TB/s", "bytes read and written")
+    operations, product = time_matmul(context)
+    rate = operations / product.median
+    context.results.figure("ceiling: bf16 matmul", rate / 1e12, "TFLOP/s", "8192 x 8192 x 8192, random data")
+    return Ceilings(copied / copy.median, rate)
+
+
+def time_copy(context: Context) -> tuple[float, Timing]:
+    """Bytes moved, and in what time: half of them read."""
+    source = context.random(context.size(1 << 31, 1 << 16))
+    target = torch.empty_like(source)
+    timing = time_calls([lambda: target.copy_(source)], context.device)
+    return 2.0 * source.numel() * source.element_size(), timing
+
+
+def time_matmul(context: Context) -> tuple[float, Timing]:
+    """Operations, and in what time."""
+    size = context.size(8192, 64)
+    a, b = context.random(size, size), context.random(size, size)
+    out = torch.empty_like(a)
+    timing = time_calls([lambda: torch.matmul(a, b, out=out)], context.device)
+    return 2.0 * size**3, timing
+
+
+def time_read(context: Context) -> tuple[float, Timing]:
+    source = context.random(context.size(1 << 30, 1 << 16), dtype=torch.float32)
+    timing = time_calls([source.sum], context.device)
+    return float(source.numel() * source.element_size()), timing
+
+
+def time_node(context: Context) -> Timing:
+    """Seconds that a kernel with nothing to do takes in a graph."""
+    number = torch.zeros(32, device=context.device)
+    return time_graph([lambda: number.add_(1.0)] * context.size(1000, 5), context.device)
+
+
+def time_to_device(context: Context) -> tuple[float, Timing]:
+    count = context.size(1 << 30, 1 << 16)
+    source = torch.empty(count, dtype=torch.uint8, pin_memory=context.device.type == "cuda").random_()
+    target = torch.empty(count, dtype=torch.uint8, device=context.device)
+    timing = time_calls([lambda: target.copy_(source, non_blocking=True)], context.device, repeats=5)
+    return float(count), timing
+
+
+def time_round_trip(context: Context) -> Timing:
+    """256 numbers there and back, by pinned memory, and waited for: what a step cannot hide that needs its tokens."""
+    pinned = context.device.type == "cuda"
+    there = torch.zeros(256, dtype=torch.int32, pin_memory=pinned)
+    back = torch.empty(256, dtype=torch.int32, pin_memory=pinned)
+    target = torch.empty(256, dtype=torch.int32, device=context.device)
+
+    def once() -> None:
+        target.copy_(there, non_blocking=True)
+        back.copy_(target, non_blocking=True)
+        synchronize(context.device)
+
+    return time_calls([once], context.device)

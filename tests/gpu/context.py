@@ -1,0 +1,39 @@
+"""What every part of the GPU check is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from tests.gpu.results import Results
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    results: Results
+    device: torch.device
+    smoke: bool
+    """Tiny shapes; figures mean nothing."""
+    folder: Path
+    """For scratch files."""
+    out: Path | None = None
+    """Where the results go."""
+
+    def size(self, real: T, tiny: T) -> T:
+        return tiny if self.smoke else real
+
+    def generator(self, seed: int = 0) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
+        """Normal numbers, fresh ones; bf16 is fp16 where the interpreter computes, which has no bf16 products."""
+        out = torch.empty(shape, dtype=self.dtype(dtype), device=self.device)
+        return out.normal_(0.0, scale)
+
+    def dtype(self, wanted: torch.dtype) -> torch.dtype:
+        return torch.float16 if self.device.type == "cpu" and wanted == torch.bfloat16 else wanted

@@ -1,0 +1,213 @@
+"""The rolling engine in this process, without sockets, on a GPU or, in Triton's interpreter, on a CPU."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import Request, SamplingParams, SchedulerSettings
+from engines.health import StatusBoard
+from engines.models.config import ModelConfig
+from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.decode_graphs import DecodeGraphs
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.executor import StepExecutor
+from engines.mpi.model_runner import DTYPES, ModelRunner
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.trace import StepTrace
+from engines.parallel import SingleProcess
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+from tests.gpu.timing import Deadline, synchronize
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine is sized for at its start."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_step_tokens: int
+    cache_tokens: int
+    block_size: int = BLOCK_SIZE
+
+
+class TotalStopwatch(Stopwatch):
+    """Keeps what steps took, over all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter)
+        self.totals: dict[str, float] = {}
+
+    def reset(self) -> dict[str, float]:
+        seconds = super().reset()
+        for part, value in seconds.items():
+            self.totals[part] = self.totals.get(part, 0.0) + value
+        return seconds
+
+
+@dataclass(slots=True)
+class Running:
+    core: EngineCore
+    scheduler: Scheduler
+    blocks: BlockManager
+
+
+class Engine:
+    """One loaded model, any number of schedulers over it, one at a time."""
+
+    def __init__(
+        self, folder: Path, device: torch.device, limits: Limits, *, dtype: str = "bf16", paged: bool = True,
+        load_format: str = "dummy",
+    ) -> None:
+        self.device = device
+        self.limits = limits
+        self.paged = paged
+        self.stopwatch = TotalStopwatch()
+        self._starts = 0
+        element = torch.float32.itemsize if device.type == "cpu" else DTYPES[dtype].itemsize
+        per_token = ModelConfig.from_folder(folder).kv_elements_per_token * element
+        blocks = -(-limits.cache_tokens // limits.block_size)
+        settings = SchedulerSettings(
+            limits.max_num_seqs, limits.max_step_tokens, limits.max_step_tokens, max_waiting=100_000
+        )
+        config = MpiEngineConfig(
+            model=ModelSettings(str(folder), folder.name, dtype, limits.max_model_len, load_format),
+            parallel=ParallelConfig(1, device.type),
+            cache=CacheConfig(limits.block_size, paged, blocks * limits.block_size * per_token),
+            scheduler=SchedulerConfig(settings),
+        )
+        self.runner = ModelRunner(config, SingleProcess(), device, self.stopwatch)
+        with tempfile.TemporaryDirectory() as place:
+            self._board = StatusBoard.create(Path(place) / "status", 1)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.runner.config
+
+    def start(
+        self,
+        policy: str = "max_utilization",
+        *,
+        max_num_seqs: int | None = None,
+        max_step_tokens: int | None = None,
+        num_blocks: int | None = None,
+    ) -> Running:
+        """A fresh scheduler; limits that are not given are those of the start."""
+        limits = self.limits
+        tokens = max_step_tokens or limits.max_step_tokens
+        blocks = make_block_manager(
+            num_blocks or self.runner.cache.num_blocks, limits.block_size, self.paged, prefix_caching=False
+        )
+        settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
+        scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len)
+        executor = StepExecutor(self.runner, SingleProcess(), self._board, self.stopwatch)
+        sampler = Sampler(self.config.vocab_size, self.device)
+        core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
+        self._starts += 1
+        return Running(core, scheduler, blocks)
+
+    def fill_cache(self) -> None:
+        """Random keys and values everywhere: work on zeros is faster than on anything real."""
+        for pool in self.runner.cache.layers:
+            pool.normal_()
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Steps launch kernel by kernel, as if no graph had been captured."""
+        steps = self.runner._steps
+        graphs = steps._graphs
+        steps._graphs = DecodeGraphs(steps._decode, self.device)
+        try:
+            yield
+        finally:
+            steps._graphs = graphs
+
+
+def free(device: torch.device) -> None:
+    """Give back what nobody holds any more, captured graphs and their memory included."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a set of requests got."""
+
+    tokens: dict[str, list[int]]
+    seconds: float = 0.0
+    """From the first arrival to the last token."""
+    steps: int = 0
+    latencies: list[float] = field(default_factory=list)
+    """Seconds from each request's arrival to its end."""
+    done: bool = True
+    """False: time was over before all had ended."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens.values()))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+def run(
+    running: Running, requests: Sequence[Request], device: torch.device, *, users: int | None = None,
+    deadline: Deadline | None = None,
+) -> Outcome:
+    """All requests. users: so many at a time, the next one when one has ended; None: all at once.
+
+    Raises:
+        AssertionError: a request failed, or blocks are held when all have ended.
+    """
+    outcome = Outcome({request.id: [] for request in requests})
+    waiting = list(reversed(requests))
+    arrived: dict[str, float] = {}
+    core = running.core
+    synchronize(device)
+    started = time.perf_counter()
+    while waiting or core.has_work:
+        while waiting and (users is None or len(arrived) < users):
+            request = waiting.pop()
+            arrived[request.id] = time.perf_counter()
+            core.add(request)
+        for output in core.step():
+            if output.error_kind:
+                raise AssertionError(f"{output.id}: {output.error_message}")
+            outcome.tokens[output.id].extend(output.token_ids)
+            if output.finished:
+                outcome.latencies.append(time.perf_counter() - arrived.pop(output.id))
+        outcome.steps += 1
+        if deadline is not None and deadline.passed:
+            outcome.done = False
+            for request_id in core.request_ids():
+                core.abort(request_id)
+            waiting.clear()
+    synchronize(device)
+    outcome.seconds = time.perf_counter() - started
+    running.blocks.check()
+    assert running.blocks.num_used == 0, f"{running.blocks.num_used} blocks are held by nobody"
+    return outcome
+
+
+def greedy(name: str, prompt: Sequence[int], max_new_tokens: int) -> Request:
+    """Ends by its length alone."""
+    return Request(name, tuple(prompt), SamplingParams(max_new_tokens), time.monotonic())
+
+
+def random_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]

@@ -1,0 +1,155 @@
+"""Kernels at the sizes of use, against fp64 on the same device: long contexts, page offsets beyond 32 bits, Mixtral's
+experts, vocabularies. Each gives the relative error that it found and the one that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+import lmi_kernels
+from lmi_kernels import PagedSequences, ScoreRules
+from lmi_kernels.choose_tokens import choose_tokens, choose_tokens_reference
+from tests.gpu.context import Context
+from tests.gpu.kv import LLAMA, Heads, PagedKv, dense_attention, keys_values, make_kv, relative_error
+
+_ALLOWED = 1e-2
+"""Of 16-bit operands with sums in fp32: a few roundings of 2^-9."""
+
+
+def decode(context: Context) -> tuple[float, float]:
+    """Long and short sequences together, cut among programs."""
+    lens = context.size((40_000, 1, 17, 20_001, 4096), (90, 1, 17))
+    heads = context.size(LLAMA, Heads(4, 1, 32))
+    kv = make_kv(context, heads, lens, 16)
+    q = context.random(len(lens), heads.queries, heads.dim)
+    out = decode_once(q, kv)
+    return max(
+        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in range(len(lens))
+    ), _ALLOWED
+
+
+def prefill(context: Context) -> tuple[float, float]:
+    """A chunk with a past, after one without."""
+    past, chunk = context.size((5000, 3001), (20, 21))
+    return _chunks(context, context.size(LLAMA, Heads(4, 1, 32)), (chunk, past + chunk), (chunk, chunk))
+
+
+def prefill_narrow(context: Context) -> tuple[float, float]:
+    """Falcon-40B's heads: 16 queries a key."""
+    past, chunk = context.size((1000, 1025), (9, 7))
+    return _chunks(context, context.size(Heads(32, 2, 64), Heads(16, 1, 64)), (chunk, past + chunk), (chunk, chunk))
+
+
+def huge_pool(context: Context) -> tuple[float, float]:
+    """Pages whose offsets do not fit 32 bits: written by `rope_and_store`, read by all attention kernels."""
+    heads, block_size = Heads(4, 1, 128), 16
+    first_far = 2**31 // (block_size * heads.dim)
+    num_blocks = first_far + 64
+    # On a CPU the operating system gives memory as it is written, and nearly all of this is not.
+    pool = torch.empty(
+        2, 1, num_blocks, block_size, heads.dim, dtype=context.dtype(torch.bfloat16), device=context.device
+    )
+    far = torch.randperm(64, generator=torch.Generator().manual_seed(0)) + first_far
+    length = 150
+    table = far[: -(-length // block_size)].int().to(context.device)[None]
+    tokens = torch.arange(length, device=context.device)
+    slots = table[0].long()[tokens // block_size] * block_size + tokens % block_size
+    qkv = context.random(length, (heads.queries + 2) * heads.dim)
+    q = lmi_kernels.rope_and_store(qkv, None, tokens, slots, pool, heads.queries)
+    rows = torch.zeros(1, dtype=torch.int32, device=context.device)
+    lens = torch.full((1,), length, dtype=torch.int32, device=context.device)
+    kv = PagedKv(pool, PagedSequences(table, rows, lens))
+    stored = qkv.view(length, -1, heads.dim)[:, heads.queries :].permute(1, 0, 2)[:, None].double()
+    errors = [relative_error(keys_values(kv, 0), stored)]
+    bounds = torch.tensor([0, length], dtype=torch.int32, device=context.device)
+    expected = dense_attention(q, stored)
+    rules = ScoreRules(heads.dim**-0.5)
+    for attention in (lmi_kernels.varlen_attention, lmi_kernels.prefill_attention):
+        out = torch.full_like(q, torch.nan)
+        attention(q, pool, kv.sequences, bounds, length, rules, out)
+        errors.append(relative_error(out, expected))
+    errors.append(relative_error(decode_once(q[-1:], kv), expected[-1:]))
+    return max(errors), _ALLOWED
+
+
+def experts(context: Context) -> tuple[float, float]:
+    """Mixtral-8x7B's, a step of decodes and a chunk."""
+    hidden, middle, count = context.size((4096, 14336, 8), (32, 48, 3))
+    gate_up = context.random(count, 2 * middle, hidden, scale=hidden**-0.5)
+    down = context.random(count, hidden, middle, scale=middle**-0.5)
+    weights = lmi_kernels.pack_experts(gate_up, down)
+    worst = 0.0
+    for rows in context.size((1, 32, 2048), (5,)):
+        x, logits = context.random(rows, hidden), context.random(rows, count)
+        found = lmi_kernels.experts(x, logits, weights, 2)
+        worst = max(worst, relative_error(found, _experts(x, logits, gate_up, down)))
+    return worst, 2 * _ALLOWED
+
+
+def choices(context: Context) -> tuple[float, float]:
+    """Greedy and drawn tokens over Llama-3's vocabulary: the share that differs."""
+    rows, vocab = context.size((64, 128_256), (4, 300))
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * torch.randn(rows, vocab, generator=generator)).to(context.dtype(torch.bfloat16))
+    inputs = (
+        logits,
+        (torch.arange(rows) % 2).float(),
+        torch.full((rows,), -torch.inf),
+        torch.full((rows,), vocab, dtype=torch.int32),
+        torch.arange(rows) * 7919,
+        torch.arange(rows) + 1000,
+    )
+    found, finite = choose_tokens(*[each.to(context.device) for each in inputs])
+    expected = choose_tokens_reference(*inputs)[0]
+    differing = int((found.cpu() != expected).sum()) + int((~finite.cpu()).sum())
+    # Two that are as likely but for the last bit of the noise may change places.
+    return differing / rows, 0.04 if rows > 50 else 0.0
+
+
+def decode_once(q: torch.Tensor, kv: PagedKv) -> torch.Tensor:
+    """q: [num_seqs, num_heads, head_dim]."""
+    rules = ScoreRules(q.shape[-1] ** -0.5)
+    plan = lmi_kernels.plan_decode(kv.sequences, kv.pool.shape[1], kv.pool.shape[4], rules)
+    out = torch.full_like(q, torch.nan)
+    lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
+    return out
+
+
+def _chunks(
+    context: Context, heads: Heads, seq_lens: tuple[int, ...], query_lens: tuple[int, ...]
+) -> tuple[float, float]:
+    kv = make_kv(context, heads, seq_lens, 16)
+    bounds = torch.tensor([0, *query_lens]).cumsum(0)
+    q = context.random(int(bounds[-1]), heads.queries, heads.dim)
+    out = torch.full_like(q, torch.nan)
+    lmi_kernels.prefill_attention(
+        q, kv.pool, kv.sequences, bounds.int().to(context.device), max(query_lens), ScoreRules(heads.dim**-0.5), out
+    )
+    errors = []
+    for i, (begin, end) in enumerate(zip(bounds.tolist(), bounds[1:].tolist(), strict=False)):
+        errors.append(relative_error(out[begin:end], dense_attention(q[begin:end], keys_values(kv, i))))
+    return max(errors), _ALLOWED
+
+
+def _experts(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """fp64, one expert after the other."""
+    shares, chosen = torch.softmax(logits.double(), dim=-1).topk(2, dim=-1)
+    shares = shares / shares.sum(dim=-1, keepdim=True)
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert in range(len(gate_up)):
+        rows, rank = (chosen == expert).nonzero(as_tuple=True)
+        gate, up = (x[rows].double() @ gate_up[expert].double().T).chunk(2, dim=-1)
+        parts = (torch.nn.functional.silu(gate) * up) @ down[expert].double().T
+        out.index_add_(0, rows, parts * shares[rows, rank][:, None])
+    return out
+
+
+COMPARISONS: dict[str, Callable[[Context], tuple[float, float]]] = {
+    "decode attention, up to 40,000 keys": decode,
+    "prefill attention, a chunk of 3,001 after 5,000": prefill,
+    "prefill attention, 16 query heads a key, head dim 64": prefill_narrow,
+    "page offsets beyond 32 bits": huge_pool,
+    "experts of Mixtral-8x7B": experts,
+    "tokens chosen among 128,256": choices,
+}

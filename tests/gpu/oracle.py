@@ -1,0 +1,55 @@
+"""transformers on the same weights, on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+_SCALE = 0.05
+"""Standard deviation of weights: logits differ clearly, and no activation grows without bounds."""
+
+
+def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
+    """A checkpoint of random weights that bf16 holds exactly, norms and biases random too."""
+    shape = {name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")}
+    described = AutoConfig.for_model(config["model_type"], **shape)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, _SCALE, generator=generator)
+            if ("norm" in name or ".ln_" in name) and name.endswith("weight"):
+                parameter.add_(1.0)
+            parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(folder)
+
+
+def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    return model.to(device).eval()
+
+
+@torch.inference_mode()
+def logits(model: Any, prompt: Sequence[int]) -> torch.Tensor:
+    """[vocab_size], behind the prompt."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    found: torch.Tensor = model(ids).logits[0, -1]
+    return found
+
+
+@torch.inference_mode()
+def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens, whatever they are, with transformers' own cache."""
+    tokens: list[int] = []
+    ids, past = torch.tensor([list(prompt)], device=model.device), None
+    for _ in range(count):
+        output = model(ids, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        ids = output.logits[:, -1].argmax(-1, keepdim=True)
+        tokens.append(int(ids))
+    return tokens

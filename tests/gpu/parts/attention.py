@@ -1,0 +1,160 @@
+"""Part `attention`: decode attention as a share of the copy bandwidth, prefill attention as a share of the matmul rate
+and beside torch's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import lmi_kernels
+from lmi_kernels import ScoreRules
+from tests.gpu import ceilings
+from tests.gpu.context import Context
+from tests.gpu.floors import Ceilings, causal_attention_operations
+from tests.gpu.kv import FALCON_40B, LLAMA, Heads, dense_attention, keys_values, make_kv, relative_error
+from tests.gpu.large_kernels import decode_once
+from tests.gpu.timing import Call, time_graph
+
+_ENOUGH = 0.5e9
+"""Bytes of keys and values from which on decode attention is held to its target."""
+_ROTATED = 1.0e9
+"""Bytes that one round reads at least, over several pools: many times the L2 cache."""
+
+DECODES: dict[str, tuple[int, ...]] = {
+    "1 x 16k": (16384,),
+    "32 x 1k": (1024,) * 32,
+    "32 x 4k": (4096,) * 32,
+    "256 x 1k": (1024,) * 256,
+    "1 x 128k + 31 x 4k": (131_072, *(4096,) * 31),
+}
+_TINY_DECODES = {"1 x 50 + 2 x 8": (50, 8, 8)}
+
+
+@torch.inference_mode()
+def run(context: Context) -> None:
+    limits = ceilings.measure(context)
+    for heads in context.size((LLAMA, FALCON_40B), (Heads(2, 1, 16),)):
+        for block_size in context.size((16, 64), (16,)):
+            for name, lens in context.size(DECODES, _TINY_DECODES).items():
+                title = f"decode, head dim {heads.dim}, {name}, pages of {block_size}"
+                with context.results.guard(title):
+                    _decode(context, limits, title, heads, lens, block_size)
+    heads = context.size(LLAMA, Heads(2, 1, 16))
+    with context.results.guard("prefill, causal, head dim 128"):
+        ours = _prefill(context, limits, heads, 1, context.size(8192, 40), target=True)
+        _peers(context, heads, context.size(8192, 40), ours)
+    for others, count, length in ((heads, 1, 2048), (heads, 4, 2048), (FALCON_40B, 1, 8192)):
+        title = f"prefill, causal, head dim {others.dim}, {count} x {length}"
+        if not context.smoke:
+            with context.results.guard(title):
+                _prefill(context, limits, others, count, length)
+
+
+def _decode(
+    context: Context, limits: Ceilings, title: str, heads: Heads, lens: Sequence[int], block_size: int
+) -> None:
+    moved = heads.token_bytes * sum(lens)
+    copies = 1 if context.smoke else max(2, int(-(-_ROTATED // moved)))
+    calls: list[Call] = []
+    for i in range(copies):
+        kv = make_kv(context, heads, lens, block_size, seed=i)
+        q = context.random(len(lens), heads.queries, heads.dim)
+        if i == 0:
+            error = _decode_error(q, kv, len(lens))
+            if error > 1e-2:
+                context.results.check(title, False, f"relative error {error:.1e}: not timed")
+                return
+        rules = ScoreRules(heads.dim**-0.5)
+        # Planned once a step, for all layers: not a part of what a layer takes.
+        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
+        out = torch.empty_like(q)
+
+        def attend(kv=kv, q=q, plan=plan, out=out, rules=rules):  # type: ignore[no-untyped-def]
+            lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
+
+        calls.append(attend)
+    timing = time_graph(calls, context.device, repeats=context.size(20, 1))
+    share = moved / timing.median / limits.copy
+    target = "decode-attention" if moved >= _ENOUGH or context.smoke else ""
+    context.results.time(
+        title, timing, share=share, of="copy bandwidth", target=target,
+        note=f"{moved / 1e9:.2f} GB of KV, {moved / timing.median / 1e12:.2f} TB/s",
+    )
+
+
+def _decode_error(q: torch.Tensor, kv, num_seqs: int) -> float:  # type: ignore[no-untyped-def]
+    out = decode_once(q, kv)
+    picked = sorted({0, num_seqs // 2, num_seqs - 1})
+    return max(relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in picked)
+
+
+def _prefill(
+    context: Context, limits: Ceilings, heads: Heads, count: int, length: int, target: bool = False
+) -> float:
+    """Returns seconds of one call."""
+    kv = make_kv(context, heads, (length,) * count, 16)
+    bounds = (torch.arange(count + 1, dtype=torch.int32) * length).to(context.device)
+    rules = ScoreRules(heads.dim**-0.5)
+    calls: list[Call] = []
+    for _ in range(2):
+        q = context.random(count * length, heads.queries, heads.dim)
+        out = torch.empty_like(q)
+
+        def attend(q=q, out=out):  # type: ignore[no-untyped-def]
+            lmi_kernels.prefill_attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
+
+        calls.append(attend)
+    timing = time_graph(calls, context.device, repeats=context.size(20, 1))
+    rate = count * causal_attention_operations(heads.queries, heads.dim, length) / timing.median
+    context.results.time(
+        f"prefill, causal, head dim {heads.dim}, {count} x {length}",
+        timing,
+        share=rate / limits.matmul,
+        of="matmul rate",
+        target="prefill-attention" if target else "",
+        note=f"{rate / 1e12:.0f} TFLOP/s, pages of 16",
+    )
+    return timing.median
+
+
+def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
+    """torch's attention on dense keys of the same sizes, with keys repeated for each query head and, where a kernel
+    takes them so, without; each backend by the faster of the two."""
+    for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+        if context.device.type != "cuda":
+            backend = SDPBackend.MATH
+        best = float("inf")
+        reasons = []
+        for repeated in (True, False):
+            try:
+                calls = [_dense(context, heads, length, backend, repeated) for _ in range(2)]
+                best = min(best, time_graph(calls, context.device, repeats=context.size(20, 1)).median)
+            except RuntimeError as error:
+                reasons.append(str(error).splitlines()[0][:150])
+        title = f"prefill, times torch's {name} attention"
+        if best == float("inf"):
+            context.results.figure(title, float("nan"), "x", f"not available: {'; '.join(reasons)}")
+            continue
+        rate = causal_attention_operations(heads.queries, heads.dim, length) / best
+        context.results.share(
+            title, best * 1e3, "ms", best / ours, f"torch's speed with {name}",
+            "prefill-cudnn" if name == "cuDNN" else "", f"torch: {rate / 1e12:.0f} TFLOP/s",
+        )
+
+
+def _dense(
+    context: Context, heads: Heads, length: int, backend: SDPBackend, repeated: bool
+) -> Callable[[], torch.Tensor]:
+    q = context.random(1, heads.queries, length, heads.dim)
+    k, v = (
+        context.random(1, heads.queries if repeated else heads.keys_values, length, heads.dim) for _ in range(2)
+    )
+
+    def attend() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not repeated)
+
+    return attend

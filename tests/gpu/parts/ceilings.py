@@ -1,0 +1,21 @@
+"""Part `ceilings`."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.gpu import ceilings
+from tests.gpu.context import Context
+
+
+@torch.inference_mode()
+def run(context: Context) -> None:
+    results = context.results
+    ceilings.measure(context)
+    moved, timing = ceilings.time_read(context)
+    results.figure("reading alone (a sum)", moved / timing.median / 1e12, "TB/s")
+    results.time("a kernel with nothing to do, in a graph", ceilings.time_node(context))
+    moved, timing = ceilings.time_to_device(context)
+    results.figure("pinned memory to the device", moved / timing.median / 1e9, "GB/s")
+    with results.guard("a small step's numbers to the device and back"):
+        results.time("a small step's numbers to the device and back", ceilings.time_round_trip(context))

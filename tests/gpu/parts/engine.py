@@ -1,0 +1,132 @@
+"""Part `engine`: whole models against transformers on the same weights. In fp32 the same tokens, whatever the steps are
+made of; in bf16 logits as near to fp32's as transformers' own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.core import Request, SamplingParams
+from tests.gpu import oracle
+from tests.gpu.context import Context
+from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, random_prompts, run as run_requests
+from tests.gpu.logits import last_logits
+from tests.gpu.shapes import reduced
+
+KINDS = ("smollm2-135m", "llama-3-8b", "qwen3-0.6b", "falcon-7b", "falcon-40b", "mixtral-8x7b")
+
+
+def run(context: Context) -> None:
+    for kind in context.size(KINDS, ("llama-3-8b",)):
+        folder = context.folder / kind
+        with context.results.guard(kind):
+            check_model(context, kind, folder)
+        free(context.device)
+
+
+def check_model(context: Context, kind: str, folder: Path) -> None:
+    config = reduced(kind, context.smoke)
+    oracle.save(config, folder, context.device)
+    lengths = context.size((3, 300, 1, 47, 130, 64, 16, 700), (3, 20, 1, 9))
+    prompts = random_prompts(config["vocab_size"], lengths, seed=1)
+    counts = context.size((24, 9, 30, 17, 24, 1, 40, 12), (4, 3, 5, 1))
+    model = oracle.load(folder, torch.float32, context.device)
+    expected = [oracle.generate(model, prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
+    limits = _limits(context, prompts, counts)
+    _check_fp32(context, kind, folder, limits, prompts, expected)
+    if context.device.type == "cuda":
+        wide = [oracle.logits(model, prompt) for prompt in prompts]
+        del model
+        free(context.device)
+        _check_bf16(context, kind, folder, limits, prompts, wide)
+
+
+def _limits(context: Context, prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> Limits:
+    longest = max(len(prompt) + count for prompt, count in zip(prompts, counts, strict=True))
+    tokens = sum(-(-(len(prompt) + count) // 16 + 1) * 16 for prompt, count in zip(prompts, counts, strict=True))
+    return Limits(len(prompts), longest, context.size(256, 32), tokens + 16 * len(prompts))
+
+
+def _check_fp32(
+    context: Context,
+    kind: str,
+    folder: Path,
+    limits: Limits,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[int]],
+) -> None:
+    device, results = context.device, context.results
+    requests = [greedy(f"{kind} {i}", prompt, len(expected[i])) for i, prompt in enumerate(prompts)]
+    wanted = {request.id: list(tokens) for request, tokens in zip(requests, expected, strict=True)}
+
+    def compare(name: str, outcome: Outcome) -> None:
+        differing = [request_id for request_id, tokens in wanted.items() if outcome.tokens[request_id] != tokens]
+        note = f"{outcome.num_tokens} tokens in {outcome.steps} steps"
+        if differing:
+            found, right = outcome.tokens[differing[0]], wanted[differing[0]]
+            at = next((i for i, (a, b) in enumerate(zip(found, right, strict=False)) if a != b), len(found))
+            note += f"; {len(differing)} requests differ, {differing[0]} from token {at} on"
+        results.check(f"{kind}, fp32: {name}", not differing, note)
+
+    engine = Engine(folder, device, limits, dtype="fp32", load_format="auto")
+    compare("paged, all at once", run_requests(engine.start(), requests, device))
+    compare("chunks of 16", run_requests(engine.start(max_step_tokens=16), requests, device))
+    with engine.eagerly():
+        compare("without graphs", run_requests(engine.start(), requests, device))
+    if not context.smoke or kind == KINDS[1]:
+        few = -(-limits.max_model_len // limits.block_size) + 2
+        running = engine.start(num_blocks=few)
+        compare("few blocks", run_requests(running, requests, device))
+        count = running.scheduler.num_preemptions
+        results.check(f"{kind}, fp32: sequences gave way", count > 0 or context.smoke, f"{count} times")
+    _check_seeds(context, kind, engine, prompts)
+    del engine
+    free(device)
+    engine = Engine(folder, device, limits, dtype="fp32", paged=False, load_format="auto")
+    compare("contiguous", run_requests(engine.start("guaranteed_no_evict"), requests, device))
+
+
+def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+    """What is drawn depends on a request's seed alone: not on the batch, nor on how steps are launched."""
+
+    def drawn(name: str, at: int, seed: int) -> Request:
+        params = SamplingParams(context.size(20, 4), temperature=0.9, top_k=50, top_p=0.95, seed=seed)
+        return dataclasses.replace(greedy(name, prompts[at], 1), sampling=params)
+
+    def tokens(name: str, requests: Sequence[Request]) -> list[int]:
+        return run_requests(engine.start(), requests, context.device).tokens[name]
+
+    others = [drawn(f"{kind} other {i}", i, i) for i in range(1, len(prompts))]
+    alone = tokens(f"{kind} drawn", [drawn(f"{kind} drawn", 0, 7)])
+    among = tokens(f"{kind} drawn again", [*others, drawn(f"{kind} drawn again", 0, 7)])
+    with engine.eagerly():
+        eager = tokens(f"{kind} drawn eagerly", [drawn(f"{kind} drawn eagerly", 0, 7)])
+    other = tokens(f"{kind} drawn otherwise", [drawn(f"{kind} drawn otherwise", 0, 8)])
+    context.results.check(f"{kind}, fp32: a seed repeats", alone == among == eager)
+    context.results.check(f"{kind}, fp32: another seed draws others", alone != other)
+
+
+def _check_bf16(
+    context: Context,
+    kind: str,
+    folder: Path,
+    limits: Limits,
+    prompts: Sequence[Sequence[int]],
+    wide: Sequence[Any],
+) -> None:
+    """wide: fp32's logits behind each prompt."""
+    expected = torch.stack(list(wide)).double()
+    model = oracle.load(folder, torch.bfloat16, context.device)
+    theirs = torch.stack([oracle.logits(model, prompt) for prompt in prompts]).double()
+    del model
+    free(context.device)
+    engine = Engine(folder, context.device, limits, dtype="bf16", load_format="auto")
+    ours = last_logits(engine, prompts).double()
+    errors = [float((found - expected).norm() / expected.norm()) for found in (ours, theirs)]
+    passed = errors[0] <= 1.5 * errors[1] + 1e-3
+    note = f"relative error of logits {errors[0]:.1e}, transformers' own {errors[1]:.1e}"
+    context.results.check(f"{kind}, bf16: logits", passed, note)

@@ -1,0 +1,176 @@
+"""What a part of the GPU check has seen, in a JSON file that is whole after every measurement."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from tests.gpu.targets import TARGETS
+from tests.gpu.timing import Timing
+
+_PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "mpi4py")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that was seen."""
+
+    name: str
+    passed: bool | None
+    """None: nothing was asked of it."""
+    value: float | None = None
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    """Of the repeats, in the same unit."""
+    share: float | None = None
+    """Of what `of` names; as the target counts it."""
+    of: str = ""
+    target: str = ""
+    """A key of `TARGETS`."""
+    note: str = ""
+
+
+class Results:
+    """Prints as it goes."""
+
+    def __init__(self, part: str, device: torch.device, smoke: bool, file: Path | None = None) -> None:
+        self.smoke = smoke
+        self.entries: list[Entry] = []
+        self._file = file
+        self._head = {
+            "part": part,
+            "smoke": smoke,
+            "device": describe_device(device),
+            "versions": versions(),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+        self._started = time.monotonic()
+        self._finished = False
+        self._write()
+
+    @property
+    def failed(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.passed is False]
+
+    def check(self, name: str, passed: bool, note: str = "") -> None:
+        """Right or wrong."""
+        self._add(Entry(name, passed, note=note))
+
+    def figure(self, name: str, value: float, unit: str, note: str = "") -> None:
+        """A number that nothing is asked of."""
+        self._add(Entry(name, None, value, unit, note=note))
+
+    def time(
+        self, name: str, timing: Timing, *, share: float | None = None, of: str = "", target: str = "", note: str = ""
+    ) -> None:
+        """A time in milliseconds, and what share of its ceiling or floor was reached."""
+        scale = 1e3
+        self._add(
+            Entry(
+                name,
+                self._passed(share, target),
+                timing.median * scale,
+                "ms",
+                timing.low * scale,
+                timing.high * scale,
+                share,
+                of,
+                target,
+                note,
+            )
+        )
+
+    def share(
+        self, name: str, value: float, unit: str, share: float, of: str, target: str = "", note: str = ""
+    ) -> None:
+        """A number and what share of its ceiling, floor or peer it is."""
+        self._add(Entry(name, self._passed(share, target), value, unit, share=share, of=of, target=target, note=note))
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """What goes wrong inside is one failed entry: the rest of the part still runs."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            lines = (str(error).strip() or repr(error)).splitlines()
+            self._add(Entry(name, False, note=f"{type(error).__name__}: {' '.join(lines)[:300]}"))
+
+    def finish(self) -> None:
+        """All of the part was run."""
+        self._finished = True
+        self._write()
+
+    def _passed(self, share: float | None, target: str) -> bool | None:
+        """Nothing is asked of a smoke run's figures."""
+        if not target or share is None or self.smoke:
+            return None
+        return TARGETS[target].met_by(share)
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        print(_line(entry), flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        data = {
+            **self._head,
+            "seconds": time.monotonic() - self._started,
+            "finished": self._finished,
+            "entries": [asdict(entry) for entry in self.entries],
+        }
+        partial = self._file.with_name(self._file.name + ".partial")
+        partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+        partial.replace(self._file)
+
+
+def describe_device(device: torch.device) -> dict[str, str]:
+    if device.type != "cuda":
+        return {"name": "cpu"}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": str(properties.multi_processor_count),
+        "memory": f"{properties.total_memory / 1e9:.1f} GB",
+        "l2": f"{properties.L2_cache_size / 1e6:.0f} MB",
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _line(entry: Entry) -> str:
+    parts = [{True: "ok  ", False: "NOT ", None: "    "}[entry.passed] + entry.name]
+    if entry.value is not None:
+        parts.append(f"{entry.value:.4g} {entry.unit}")
+    if entry.low is not None and entry.high is not None:
+        parts.append(f"({entry.low:.4g} to {entry.high:.4g})")
+    if entry.share is not None:
+        parts.append(f"{entry.share:.3g} of {entry.of}")
+    if entry.target:
+        parts.append(f"[{entry.target}: {TARGETS[entry.target].words}]")
+    if entry.note:
+        parts.append(entry.note)
+    return "  ".join(parts)

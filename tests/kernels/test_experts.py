@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+from lmi_kernels import ExpertWeights, experts, pack_experts
+from lmi_kernels.experts import experts_reference
+from tests.support.seeds import fresh_generator, generator_from, integers
+
+
+def _layer(
+    generator: torch.Generator, num_experts: int, hidden: int, intermediate: int, exact_in_fp16: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gate_up = torch.randn(num_experts, 2 * intermediate, hidden, generator=generator) / hidden**0.5
+    down = torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
+    return (gate_up.half().float(), down.half().float()) if exact_in_fp16 else (gate_up, down)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4), st.booleans(), st.integers(0, 2**31 - 1))
+@torch.inference_mode()
+def test_equals_the_reference(rows: int, num_experts: int, top_k: int, packed: bool, seed: int) -> None:
+    generator = generator_from(seed)
+    gate_up, down = _layer(generator, num_experts, 36, 50, packed)
+    x = torch.randn(rows, 36, generator=generator)
+    logits = torch.randn(rows, num_experts, generator=generator).round(decimals=1)  # some are equal
+    logits[:, 0] -= 9  # an expert that hardly any row chooses
+    top_k = min(top_k, num_experts)
+    weights = pack_experts(gate_up, down)
+    assert weights.single is not None
+    assert all((part.packed is not None) == packed for pair in weights.single for part in pair)
+    got = experts(x, logits, weights, top_k)
+    (want,) = experts_reference(x, logits, gate_up, down, top_k)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+@torch.inference_mode()
+def test_equals_transformers(top_k: int) -> None:
+    generator = fresh_generator()
+    config = MixtralConfig(
+        hidden_size=36, intermediate_size=52, num_local_experts=5, num_experts_per_tok=top_k
+    )
+    config._experts_implementation = "grouped_mm"  # what its models choose by themselves
+    block = MixtralSparseMoeBlock(config)
+    gate_up, down = _layer(generator, 5, 36, 52, False)
+    block.experts.gate_up_proj.data, block.experts.down_proj.data = gate_up, down
+    block.gate.weight.data = torch.randn(5, 36, generator=generator)
+    x = torch.randn(23, 36, generator=generator)
+    got = experts(x, torch.nn.functional.linear(x, block.gate.weight), pack_experts(gate_up, down), top_k)
+    torch.testing.assert_close(got, block(x[None])[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_its_neighbours(packed: bool) -> None:
+    generator = fresh_generator()
+    for hidden, intermediate, top_k in ((36, 50, 3), (576, 192, 2)):
+        weights = pack_experts(*_layer(generator, 6, hidden, intermediate, packed))
+        x = torch.randn(96, hidden, generator=generator)
+        logits = torch.randn(96, 6, generator=generator)
+        expected = experts(x, logits, weights, top_k)
+        for num_rows in (*range(1, 24), 40, 57, 96, 150):
+            rows = torch.tensor(integers(generator, 0, 96, num_rows))
+            assert torch.equal(experts(x[rows], logits[rows], weights, top_k), expected[rows]), num_rows
+
+
+def test_no_rows_give_no_rows() -> None:
+    weights = pack_experts(torch.ones(2, 6, 4), torch.ones(2, 4, 3))
+    assert experts(torch.empty(0, 4), torch.empty(0, 2), weights, 2).shape == (0, 4)
+
+
+def test_equal_logits_choose_the_first_experts() -> None:
+    # Expert e gives every row the value e + 1: silu(9) * up, scaled by down.
+    numbers = torch.arange(1.0, 5.0)
+    gate_up = torch.tensor([[9.0], [1.0]]).expand(4, 2, 1)
+    down = (numbers / torch.nn.functional.silu(torch.tensor(9.0)))[:, None, None]
+    x = torch.ones(3, 1)
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 5.0, 5.0, 5.0], [5.0, 1.0, 2.0, 2.0]])
+    got = experts(x, logits, pack_experts(gate_up, down), 1)
+    torch.testing.assert_close(got[:, 0], torch.tensor([1.0, 2.0, 1.0]))
+    got = experts(x[:2], logits[:2], pack_experts(gate_up, down), 2)
+    torch.testing.assert_close(got[:, 0], torch.tensor([1.5, 2.5]))
+
+
+@pytest.mark.parametrize(
+    ("gate_up", "down"), [((2, 6, 4), (2, 4, 2)), ((2, 5, 4), (2, 4, 2)), ((2, 6, 4), (3, 4, 3))]
+)
+def test_refuses_shapes_that_do_not_belong_together(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="2 \\* intermediate"):
+        pack_experts(torch.ones(gate_up), torch.ones(down))
+
+
+def test_refuses_weights_that_hold_nothing() -> None:
+    with pytest.raises(ValueError, match="one by one or stacked"):
+        experts(torch.ones(1, 1), torch.ones(1, 1), ExpertWeights(None, None), 1)

@@ -1,0 +1,67 @@
+"""Errors planted into decode attention: plan, tiles and combination."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_kernels._triton import INTERPRETED
+from tests.support.planted import Planted, assert_caught
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+
+def _plan(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "decode_plan", "plan_decode", right, wrong)
+
+
+def _tiles(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "decode_attention", "decode_attention", right, wrong)
+
+
+def _combine(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "combine_parts", "combine_parts", right, wrong)
+
+
+PLANTED = (
+    _plan("the last tile is missing", "(visible + (BLOCK_N - 1)) // BLOCK_N", "visible // BLOCK_N"),
+    _plan("a window is not looked at", "tl.minimum(visible, WINDOW)", "visible"),
+    _plan("later sequences begin at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
+    _plan("a sequence that ends there is taken", "+ middle) > tile", "+ middle) >= tile"),
+    _tiles("wrong page", "tl.load(table_ptr + position // BLOCK_SIZE", "tl.load(table_ptr + 0 * position"),
+    _tiles(
+        "pages of another sequence", "tl.load(table_rows_ptr + seq)", "tl.load(table_rows_ptr + first_seq)"
+    ),
+    _tiles("one key too many", "seen = tile + key < seq_len", "seen = tile + key <= seq_len"),
+    _tiles("missing tail", "stop = start + (end - begin) * BLOCK_N", "stop = seq_len // BLOCK_N * BLOCK_N"),
+    _tiles(
+        "values are not masked",
+        "tl.load(values_ptr + offsets, mask=loaded, other=0.0)",
+        "tl.load(values_ptr + offsets)",
+    ),
+    _tiles("wrong split bound", "tl.minimum(seq_end, (program + 1)", "tl.minimum(seq_end, program"),
+    _tiles("a part is taken for the whole", "(begin == seq_begin) & (end", "(begin == begin) & (end"),
+    _tiles(
+        "the window is one key wider",
+        "tl.maximum(seq_len - WINDOW, 0)",
+        "tl.maximum(seq_len - WINDOW - 1, 0)",
+    ),
+    _tiles("alibi from each tile's start", "(tile + key - (seq_len", "(key - (seq_len"),
+    _tiles("heads of another kv head", "head = kv_head * SHARE + row", "head = row"),
+    _combine(
+        "no rescaling of parts", "weight = tl.exp2(maxima - new_max)", "weight = tl.exp2(maxima - maxima)"
+    ),
+    _combine("no rescaling between rounds", "acc = acc * rescale +", "acc = acc +"),
+    _combine(
+        "the last part is missing",
+        "last_slot = (end - 1) // per_program + seq",
+        "last_slot = (end - 1) // per_program + seq - 1",
+    ),
+    _combine("padding stays as it was", "(tiles == 0)[:, None]", "(tiles < 0)[:, None]"),
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
+def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+    assert_caught(planted, tmp_path)

@@ -1,0 +1,119 @@
+"""Errors planted in the elementwise kernels, and in those that build a step's inputs: each must be caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_kernels._triton import INTERPRETED
+from tests.support.planted import Planted, assert_caught
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+
+def _rope(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "rope_and_store", "rope_and_store", right, wrong)
+
+
+def _step(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "step_inputs", "step_inputs", right, wrong)
+
+
+def _update(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "update_block_tables", "update_block_tables", right, wrong)
+
+
+# None of them writes outside its tensors: that would harm the tests' own process.
+PLANTED = (
+    _rope("missing tail of a head", "in_half = columns < half", "in_half = columns < half - 1"),
+    _rope("missing last head", "(heads < all_heads) & in_half", "(heads < all_heads - 1) & in_half"),
+    _rope("turned the other way", "low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
+    _rope("sine read as cosine", "tl.load(angle + half,", "tl.load(angle,"),
+    _rope("angle of the row's number", "tl.load(positions_ptr + row) * HEAD_DIM", "row * HEAD_DIM"),
+    _rope("values are turned", "low = tl.where(is_value, low32,", "low = tl.where(False, low32,"),
+    _rope("values are normalised", "low = tl.where(is_value, low,", "low = tl.where(False, low,"),
+    _rope("keys by the queries' norm", "tl.where(is_query, q_low, k_low)", "tl.where(True, q_low, k_low)"),
+    _rope("norm of half a head", "low32 * low32 + high32 * high32", "2 * low32 * low32"),
+    _rope("norm without its eps", "tl.rsqrt(mean + eps)", "tl.rsqrt(mean + 0.01)"),
+    _rope("another head's plane", "(heads - NUM_HEADS).to", "(all_heads - 1 - heads).to"),
+    _rope("the neighbour's slot", "(plane * num_slots + slot)", "(plane * num_slots + (slot ^ 1))"),
+    _rope(
+        "padding is stored",
+        "slot = tl.load(slot_mapping_ptr + row)",
+        "slot = tl.maximum(tl.load(slot_mapping_ptr + row), 0)",
+    ),
+    Planted(
+        "missing tail",
+        "layer_norm",
+        "layer_norms",
+        "inside = columns < HIDDEN",
+        "inside = columns < HIDDEN - 1",
+    ),
+    Planted("mean not subtracted", "layer_norm", "layer_norms", "inside, x32 - mean,", "inside, x32,"),
+    Planted(
+        "tail in the variance", "layer_norm", "layer_norms", "tl.where(inside, x32 - mean, 0.0)", "x32 - mean"
+    ),
+    Planted("second is the first", "layer_norm", "layer_norms", "normed * weight2 +", "normed * weight +"),
+    Planted("second bias missing", "layer_norm", "layer_norms", "weight2 + bias2)", "weight2)"),
+    Planted("nothing added", "layer_norm", "add_layer_norms", "ADDS=residual is not None", "ADDS=False"),
+    Planted(
+        "the sum is not kept", "layer_norm", "add_layer_norms", "tl.store(residual_ptr", "tl.store(out_ptr"
+    ),
+    Planted(
+        "missing tail",
+        "silu_and_mul",
+        "silu_and_mul",
+        "inside = columns < width",
+        "inside = columns < width - 1",
+    ),
+    Planted("row too short", "silu_and_mul", "silu_and_mul", "row * 2 * width", "row * width"),
+    Planted("gate for up", "silu_and_mul", "silu_and_mul", "tl.load(source + width,", "tl.load(source,"),
+    Planted("sigmoid alone", "silu_and_mul", "silu_and_mul", "y = gate * sig", "y = sig"),
+    Planted("missing tail", "gelu", "gelu", "inside = places < count", "inside = places < count - 1"),
+    Planted("no square root", "gelu", "gelu", "0.7071067811865476", "0.5"),
+    Planted("erf for tanh", "gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=False"),
+    Planted("tanh for erf", "gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=True"),
+    Planted(
+        "missing tail",
+        "gelu_and_mul",
+        "gelu_and_mul",
+        "inside = columns < width",
+        "inside = columns < width - 1",
+    ),
+    Planted("sigmoid of half", "gelu_and_mul", "gelu_and_mul", "1.5957691216057308", "0.7978845608028654"),
+    Planted("negative as positive", "silu_and_mul", "silu_and_mul", "x < 0, small, 1.0", "x < 0, 1.0, 1.0"),
+    Planted("up and gate", "gelu_and_mul", "gelu_and_mul", "gelu_erf(gate)", "gelu_erf(up)"),
+    _step("wrong page", "position // BLOCK_SIZE", "position // BLOCK_SIZE + 1"),
+    _step("slot in 32 bits", "mask=real, other=0).to(tl.int64)\n    slot", "mask=real, other=0)\n    slot"),
+    _step(
+        "sequence for table row", "block_tables_ptr + places", "block_tables_ptr + places - table_row + seq"
+    ),
+    _step("position from the step's start", "start + i - first_row, 0)", "start + i, 0)"),
+    _step("padding has a token", "token_ids_ptr + i, mask=real,", "token_ids_ptr + i, mask=is_row,"),
+    _step("padding has a position", "tl.where(real, start + i - first_row, 0)", "start + i - first_row"),
+    _step("padding has a slot", "tl.where(real, slot, -1)", "slot"),
+    _step("token is not fed back", "tl.where(is_sampled, sampled, token)", "token"),
+    _step("another row's token", "last_tokens_ptr + table_row", "last_tokens_ptr + seq"),
+    _step(
+        "padding has a length",
+        "tl.where(start >= 0, start + next_row - first_row, 0)",
+        "next_row - first_row",
+    ),
+    _step("missing last row", "is_row = i < num_rows", "is_row = i < num_rows - 1"),
+    _step("missing last sequence", "is_seq = i < num_seqs", "is_seq = i < num_seqs - 1"),
+    _step("grid by rows alone", "cdiv(max(num_rows, num_seqs), _BLOCK)", "cdiv(num_rows, _BLOCK)"),
+    _update(
+        "padding is written",
+        "row * max_blocks + column, block, mask=row >= 0)",
+        "tl.maximum(row, 0) * max_blocks + column, block, mask=inside)",
+    ),
+    _update("missing tail", "inside = i < num_updates", "inside = i < num_updates - 1"),
+    _update("one block too few", "cdiv(num_updates, _BLOCK)", "num_updates // _BLOCK"),
+    _update("block for column", "row * max_blocks + column,", "row * max_blocks + row,"),
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
+def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+    assert_caught(planted, tmp_path)

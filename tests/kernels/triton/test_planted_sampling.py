@@ -1,0 +1,126 @@
+"""Errors planted in the sampling kernels are caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_kernels._triton import INTERPRETED
+from tests.support.planted import Planted, assert_caught
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+PLANTED = (
+    Planted(
+        "words of the next counter",
+        "random_numbers",
+        "gumbel_noise",
+        "random_words(seed, position, group * SPAN + lanes)",
+        "random_words(seed, position, group * SPAN + lanes + 1)",
+    ),
+    Planted(
+        "the upper half of positions is lost",
+        "random_numbers",
+        "gumbel_noise",
+        "(position >> 32).to(tl.uint32)",
+        "(position >> 63).to(tl.uint32)",
+    ),
+    Planted(
+        "no series near 0",
+        "random_numbers",
+        "gumbel_noise",
+        "tl.where(v < 0.03125, series, -tl.log(1.0 - v))",
+        "-tl.log(1.0 - v)",
+    ),
+    Planted(
+        "the last of equal ones",
+        "choose_tokens",
+        "choose_tokens",
+        "better = score > best",
+        "better = score >= best",
+    ),
+    Planted(
+        "beyond the vocabulary",
+        "choose_tokens",
+        "choose_tokens",
+        "mask=tokens < vocab",
+        "mask=tokens <= vocab",
+    ),
+    Planted(
+        "all that equal the threshold",
+        "choose_tokens",
+        "choose_tokens",
+        "(x == threshold) & (tokens <= last_id)",
+        "(x == threshold)",
+    ),
+    Planted(
+        "NaN goes unseen",
+        "choose_tokens",
+        "choose_tokens",
+        'tl.where(x != x, float("inf"), x)',
+        'tl.where(x != x, float("-inf"), x)',
+    ),
+    Planted(
+        "a split is left out",
+        "choose_tokens",
+        "choose_tokens",
+        "inside = splits < num_splits",
+        "inside = splits < tl.maximum(num_splits - 1, 1)",
+    ),
+    Planted(
+        "one more than k",
+        "truncate_logits",
+        "truncate_logits",
+        "target = top_k.to(tl.float32)",
+        "target = top_k.to(tl.float32) + 1.0",
+    ),
+    Planted(
+        "probability of all, not of the k",
+        "truncate_logits",
+        "truncate_logits",
+        "target = top_p * _amount(source_ptr, length, edge,",
+        'target = top_p * _amount(row_ptr, vocab, float("-inf"),',
+    ),
+    Planted(
+        "the row ends too early",
+        "truncate_logits",
+        "truncate_logits",
+        "mask=places < length",
+        "mask=places < length - 1",
+    ),
+    Planted(
+        "one of the equal too many",
+        "truncate_logits",
+        "truncate_logits",
+        "tl.ceil(missing / weight), 1.0)",
+        "tl.ceil(missing / weight) + 1.0, 1.0)",
+    ),
+    Planted(
+        "no temperature in min_p",
+        "truncate_logits",
+        "truncate_logits",
+        "largest + temperature * tl.log",
+        "largest + tl.log",
+    ),
+    Planted(
+        "presence in the prompt",
+        "penalties",
+        "penalize",
+        "tl.where(counts > 0,",
+        "tl.where(counts >= 0,",
+    ),
+    Planted(
+        "negative logits divided",
+        "penalties",
+        "penalize",
+        "tl.where(x < 0, x * repetition, ",
+        "tl.where(x < 0, x, ",
+    ),
+    Planted("another vocabulary's ids", "penalties", "penalize", "& (tokens < vocab)", "& (tokens <= vocab)"),
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
+def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+    assert_caught(planted, tmp_path)

@@ -1,0 +1,91 @@
+"""What comparing with references does not say of the sampling kernels: edges of the noise, and independence of the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lmi_kernels._triton import INTERPRETED, jit, tl
+from lmi_kernels.choose_tokens import choose_tokens_triton
+from lmi_kernels.random_numbers import gumbel, random_words
+from lmi_kernels.truncate_logits import logit_thresholds_triton
+from tests.support.seeds import fresh_generator
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+
+@jit
+def _noise_of(words_ptr: Any, noise_ptr: Any, BLOCK: tl.constexpr) -> None:
+    places = tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + places).to(tl.uint32)
+    tl.store(noise_ptr + places, gumbel(words, words * 0, words * 0 + 1))
+
+
+@jit
+def _first_words(words_ptr: Any) -> None:
+    counters = tl.arange(0, 1)
+    a, b, c, d = random_words(tl.load(words_ptr), tl.load(words_ptr), counters)
+    tl.store(words_ptr + counters, a.to(tl.int64))
+    tl.store(words_ptr + 1 + counters, b.to(tl.int64))
+    tl.store(words_ptr + 2 + counters, c.to(tl.int64))
+    tl.store(words_ptr + 3 + counters, d.to(tl.int64))
+
+
+def test_words_are_those_of_philox() -> None:
+    words = torch.zeros(4, dtype=torch.int64)
+    _first_words[(1,)](words)
+    # Random123's known answers for key 0 and counter 0.
+    assert words.tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+def test_noise_is_precise_and_finite_at_both_ends() -> None:
+    fronts = [0, 1, 2, 1000, 2**27 - 1, 2**27, 2**31, 2**32 - 2**9, 2**32 - 1]
+    words = torch.tensor(fronts + [0] * (16 - len(fronts)))
+    noise = torch.empty(16)
+    _noise_of[(1,)](words, noise, BLOCK=16)
+    for front, found in zip(fronts, noise.tolist(), strict=False):
+        v = min(front * 2.0**-32 + 1.5 * 2.0**-64, 1.0 - 2.0**-24)
+        # Towards 1 fp32 has lost what 1 - v is; what loses a draw may lose it by a little more or less.
+        tolerance = 1e-5 if v < 0.9 else 0.05
+        assert found == pytest.approx(-math.log(-math.log1p(-v)), abs=tolerance)
+
+
+def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
+    generator = fresh_generator()
+    rows, vocab = 17, 9000
+    logits = torch.randn(rows, vocab, generator=generator)
+    inputs = {
+        "logits": logits,
+        "temperature": torch.rand(rows, generator=generator).add_(0.5),
+        "thresholds": torch.full((rows,), 1.0),
+        "last_ids": torch.full((rows,), vocab, dtype=torch.int32),
+        "seeds": torch.randint(2**62, (rows,), generator=generator),
+        "positions": torch.randint(2**20, (rows,), generator=generator),
+    }
+    # So many rows that each is one program's; alone it is shared among several.
+    together, _ = choose_tokens_triton(**inputs)
+    assert len(set(together.tolist())) > rows // 2
+    for i in (0, 8, 16):
+        alone, _ = choose_tokens_triton(**{name: value[i : i + 1] for name, value in inputs.items()})
+        assert alone.item() == together[i].item()
+    backwards, _ = choose_tokens_triton(**{name: value.flip(0) for name, value in inputs.items()})
+    assert torch.equal(backwards.flip(0), together)
+
+
+def test_thresholds_are_the_same_alone_and_in_any_batch() -> None:
+    generator = fresh_generator()
+    rows = 3
+    inputs = {
+        "logits": torch.randn(rows, 5000, generator=generator).mul_(3.0).half(),
+        "temperature": torch.rand(rows, generator=generator).add_(0.5),
+        "top_k": torch.tensor([0, 50, 0]),
+        "top_p": torch.tensor([0.9, 0.8, 0.5]),
+        "min_p": torch.tensor([0.0, 0.0, 0.01]),
+    }
+    together = logit_thresholds_triton(**inputs)
+    backwards = logit_thresholds_triton(**{name: value.flip(0) for name, value in inputs.items()})
+    for one, other in zip(together, backwards, strict=True):
+        assert torch.equal(one, other.flip(0))
