@@ -61,7 +61,7 @@ def resolve(
         # Packed as fp16 where that keeps every weight, else fp32.
         weights.require_memory(model_path, model.dtype, 2, machine)
     cache = _cache(options, machine, device, made)
-    capacity = _kv_capacity(cache, model, device, dtype, made)
+    capacity = _kv_capacity(cache, model, degree, device, dtype)
     engine = MpiEngineConfig(
         model=ModelSettings(
             path=str(model_path),
@@ -113,10 +113,13 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
     given = options.tensor_parallel_degree
     if isinstance(given, int):
-        if given > heads:
+        most = model.num_heads
+        if given > most:
             raise CannotServe(
-                f"{name}={given} is more than the model's {heads} kv heads, and a head is not split; at most {heads}"
+                f"{name}={given} is more than the model's {most} heads, and a head is not split; at most {most}"
             )
+        if given > heads:
+            made.notes.append(f"{given} ranks share {heads} kv heads: some are held several times")
         if not machine.gpu_count and given > machine.cpu_count:
             made.notes.append(f"{given} ranks on {machine.cpu_count} cores: right, but slow")
         if 0 < given < machine.gpu_count:
@@ -179,12 +182,13 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
 
 
 def _kv_capacity(
-    cache: CacheConfig, model: ModelConfig, device: str, dtype: str, made: Decisions
+    cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str
 ) -> int | None:
     """Tokens in whole blocks. The CPU's cache is fp32 whatever the weights are."""
     if cache.kv_cache_bytes is None:
         return None
-    bytes_per_token = model.kv_elements_per_token * (4 if device == "cpu" or dtype == "fp32" else 2)
+    element = 4 if device == "cpu" or dtype == "fp32" else 2
+    bytes_per_token = model.kv_elements_on(degree) * element
     tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
     if tokens == 0:
         raise CannotServe(

@@ -47,9 +47,15 @@ class LargestStep:
         element: bytes of one number of them; first_use: what computing at all brings with it.
         """
         middle = config.intermediate_size / world_size
-        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim / world_size
+        if config.experts is not None:
+            middle *= config.experts.top_k
+        kv_heads = max(config.num_kv_heads, world_size)
+        heads = (config.num_heads + 2 * kv_heads) * config.head_dim / world_size
         hidden = config.hidden_size
         layer = element * max(3 * hidden + 4 * middle, 3 * hidden + 3 * heads)
+        if config.parallel_block is not None:
+            # The MLP's result waits for attention's.
+            layer += element * hidden
         rows = self.num_decodes
         logits = rows * config.vocab_size * (element + _BYTES_PER_LOGIT)
         hidden_rows = self.num_tokens * hidden * element

@@ -172,8 +172,8 @@ class ModelRunner:
         self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int
     ) -> KvCache:
         block_size, asked = config.cache.block_size, config.cache.kv_cache_bytes
-        block_bytes = block_size * self.config.kv_elements_per_token * self._dtype.itemsize
-        local_block_bytes = block_bytes // self.config.num_kv_heads * self._kv_heads
+        block_bytes = block_size * self.config.kv_elements_on(self._comm.world_size) * self._dtype.itemsize
+        local_block_bytes = self._local(block_bytes)
         if asked is not None:
             num_blocks = asked // block_bytes
         else:
@@ -199,9 +199,12 @@ class ModelRunner:
         free = self._comm.smallest(memory.free_bytes(self._device))
         ranks = self._comm.world_size
         if self._device.type == "cuda":
-            cache, ranks = cache // self.config.num_kv_heads * self._kv_heads, 1
-            cache = -self._comm.smallest(-cache)
+            cache, ranks = -self._comm.smallest(-self._local(cache)), 1
         memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
+
+    def _local(self, cache: int) -> int:
+        """This rank's part of bytes of the cache over all ranks. Beyond as many ranks as KV heads each has one."""
+        return cache // max(self.config.num_kv_heads, self._comm.world_size) * self._kv_heads
 
     def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache:
         head_dim = self.config.head_dim

@@ -139,7 +139,7 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
         device=name,
         dtype=config.model.dtype,
         kv_capacity_tokens=capacity,
-        kv_capacity_bytes=capacity * rank.runner.config.kv_elements_per_token * element,
+        kv_capacity_bytes=capacity * rank.runner.config.kv_elements_on(rank.comm.world_size) * element,
         block_size=cache.block_size,
         max_num_seqs=config.scheduler.settings.max_num_seqs,
         max_model_len=config.model.max_model_len,

@@ -1,8 +1,8 @@
-"""Sampling without the host: what is asked of each running sequence stands in a table on the device, and a step's tokens
-are chosen by kernels alone, so that the next step can start before anybody has seen them.
+"""Sampling without the host: what is asked of each running sequence stands in a table on the device, and a step's
+tokens are chosen by kernels alone, so that the next step can start before anybody has seen them.
 
-Draws are not those of `Sampler`, which inverts a cumulative distribution at a number of its own; which of the two serves
-a request depends on the request alone, so the same seed gives the same tokens every time.
+Draws are not those of `Sampler`, which inverts a cumulative distribution at a number of its own; which of the two
+serves a request depends on the request alone, so the same seed gives the same tokens every time.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def _example(
         content[:, :, first:keys] = torch.randn(content[:, :, first:keys].shape, generator=generator)
         pool[:, :, own] = content.view(2, shape.num_kv_heads, used, block_size, head_dim)
         taken += used
-    queries = torch.tensor([0, *(queries for _, queries in lens)])
-    num_rows = int(queries.sum()) + 2
+    query_lens = torch.tensor([0, *(queries for _, queries in lens)])
+    num_rows = int(query_lens.sum()) + 2
     qkv = torch.randn(num_rows, num_heads + 2 * shape.num_kv_heads, head_dim, generator=generator)
     slopes = torch.rand(num_heads, generator=generator) if alibi else None
     return {
@@ -158,9 +158,9 @@ def _example(
         "block_tables": block_tables.int(),
         "table_rows": torch.where(torch.tensor(pages) > 0, table_rows, 1 << 30).int(),
         "seq_lens": torch.tensor([keys for keys, _ in lens]).int(),
-        "cu_seqlens_q": queries.cumsum(0).int(),
+        "cu_seqlens_q": query_lens.cumsum(0).int(),
         "alibi_slopes": slopes,
-        "max_query_len": int(queries.max()) + int(torch.randint(2, (), generator=generator)),
+        "max_query_len": int(query_lens.max()) + int(torch.randint(2, (), generator=generator)),
         "num_heads": num_heads,
         # Larger than usual, so that scores differ and few keys decide.
         "rules": ScoreRules(2.0 * head_dim**-0.5, **rules),  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Each row's next token: the likeliest, or one drawn in proportion to exp(logit / temperature) by the Gumbel-max trick
 (argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). No softmax, no sum, no sort.
 
-argmax is the same in whatever order it is taken, and the noise is a function of seed, position and token alone: so a row
-gets the same token alone, in any batch, and however the vocabulary is split among programs.
+argmax is the same in whatever order it is taken, and the noise is a function of seed, position and token alone: so a
+row gets the same token alone, in any batch, and however the vocabulary is split among programs.
 """
 
 from __future__ import annotations
@@ -214,14 +214,22 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             logits[4, :vocab] = torch.nan
         temperature = torch.rand(rows, generator=generator).add_(0.5)
         temperature[::3] = 0.0
-        logits = logits[:, :vocab]
         # One of the row's own logits, and some tokens of just that.
         edge = logits[:, vocab // 2].float()
+        thresholds = edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf)
+        last_ids = torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator)
+        if rows > 8:
+            # Only tokens of one logit are left, and not all of them.
+            logits[7:9, 1:vocab:3] = thresholds[7:9] = 20.0
+        if vocab > SPAN:
+            # Equal ones of one lane and of several, greedily.
+            logits[0, [7, 7 + SPAN, 8]] = 40.0
         yield {
-            "logits": logits,
+            "padded": logits,
+            "vocab": vocab,
             "temperature": temperature,
-            "thresholds": edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf),
-            "last_ids": torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator),
+            "thresholds": thresholds,
+            "last_ids": last_ids,
             "seeds": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
             "positions": torch.randint(2**33, (rows,), generator=generator),
         }
@@ -232,7 +240,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for rows in (1, 4096):
         logits = torch.empty(rows, 128256, dtype=dtype, device="meta")
         yield {
-            "logits": logits,
+            "padded": logits,
+            "vocab": 128256,
             "temperature": torch.empty(rows, device="meta"),
             "thresholds": torch.empty(rows, device="meta"),
             "last_ids": torch.empty(rows, dtype=torch.int32, device="meta"),
@@ -244,8 +253,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
 CHECKS = (
     OpCheck(
         "choose_tokens",
-        choose_tokens_triton,
-        choose_tokens_reference,
+        lambda padded, vocab, **asked: choose_tokens_triton(padded[:, :vocab], **asked),
+        lambda padded, vocab, **asked: choose_tokens_reference(padded[:, :vocab], **asked),
         _examples,
         _production,
         ROUNDING,

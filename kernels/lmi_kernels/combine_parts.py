@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
@@ -138,7 +139,7 @@ def _combine_reference(
     plan = plan_decode(sequences, 1, out.shape[2], ScoreRules(1.0), num_programs)
     starts, per_program = plan.tile_starts.tolist(), int(plan.tiles_per_program)
     expected = out.double()
-    for i, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (begin, end) in enumerate(pairwise(starts)):
         programs = torch.arange(begin // per_program, -(-end // per_program))
         if begin == end:
             expected[i] = 0

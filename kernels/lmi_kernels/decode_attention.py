@@ -42,12 +42,13 @@ def decode_attention(
     _, num_kv_heads, _, block_size, _ = pool.shape
     share = num_heads // num_kv_heads
     block_m = min(_MOST_ROWS, max(16, next_power_of_2(share)))
+    row_tiles = cdiv(share, block_m)
     # Program p's part of sequence i is in slot p + i: of the next part at least one of them is greater.
     slots = plan.num_programs + num_seqs
     parts = torch.empty(slots, num_heads, head_dim, dtype=torch.float32, device=q.device)
     maxima = torch.empty(slots, num_heads, dtype=torch.float32, device=q.device)
     sums = torch.empty_like(maxima)
-    _tiles_kernel[(plan.num_programs, num_kv_heads * cdiv(share, block_m))](
+    _tiles_kernel[(plan.num_programs, num_kv_heads * row_tiles)](
         q,
         pool,
         sequences.block_tables,
@@ -74,6 +75,7 @@ def decode_attention(
         DIM=next_power_of_2(head_dim),
         SHARE=share,
         BLOCK_SIZE=block_size,
+        ROW_TILES=row_tiles,
         BLOCK_M=block_m,
         BLOCK_N=plan.block_n,
         # With a window tiles begin anywhere.
@@ -123,6 +125,7 @@ def _tiles_kernel(
     DIM: tl.constexpr,
     SHARE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ROW_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
@@ -133,7 +136,6 @@ def _tiles_kernel(
 ):
     """One run of tiles, for the query heads of one kv head."""
     program = tl.program_id(0)
-    ROW_TILES: tl.constexpr = (SHARE + BLOCK_M - 1) // BLOCK_M
     kv_head = tl.program_id(1) // ROW_TILES
     per_program = tl.load(tiles_per_program_ptr)
     first_seq = tl.load(program_starts_ptr + program)

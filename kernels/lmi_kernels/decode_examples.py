@@ -118,7 +118,7 @@ def decode_production(dtype: torch.dtype) -> Iterator[Inputs]:
         yield of(*model)
     if dtype != torch.bfloat16:
         return
-    # What fp16 would not compile otherwise. One model each: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, Falcon's smallest (alibi).
+    # Compiled in one dtype only: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, a small Falcon (alibi).
     yield of(64, 64, 96, 16)
     yield of(32, 8, 128, 16, window=4096)
     yield of(16, 8, 256, 16, softcap=50.0)

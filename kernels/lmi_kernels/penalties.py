@@ -116,6 +116,17 @@ def penalize_reference(
     return (wide.to(logits.dtype),)
 
 
+def _check_triton(padded: torch.Tensor, vocab: int, **pairs_and_penalties: torch.Tensor) -> Results:
+    """All that is in memory, what stands beyond the vocabulary included."""
+    penalize_triton(padded[:, :vocab], **pairs_and_penalties)
+    return (padded,)
+
+
+def _check_reference(padded: torch.Tensor, vocab: int, **pairs_and_penalties: torch.Tensor) -> Results:
+    (logits,) = penalize_reference(padded[:, :vocab], **pairs_and_penalties)
+    return (torch.cat([logits, padded[:, vocab:]], dim=1),)
+
+
 def _penalize_torch(logits: torch.Tensor, *pairs_and_penalties: torch.Tensor) -> Results:
     logits.copy_(penalize_reference(logits, *pairs_and_penalties)[0])
     return (logits,)
@@ -133,7 +144,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             # No ids of the vocabulary, on both sides.
             token_ids[3], token_ids[5] = vocab, -1
         yield {
-            "logits": logits[:, :vocab],
+            "padded": logits,
+            "vocab": vocab,
             "row_of": row_of.int(),
             "token_ids": token_ids.int(),
             "counts": torch.randint(0, 5, (len(row_of),), generator=generator).int(),
@@ -147,7 +159,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     pairs = torch.empty(1024, dtype=torch.int32, device="meta")
     penalty = torch.empty(32, device="meta")
     yield {
-        "logits": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "vocab": 128256,
         "row_of": pairs,
         "token_ids": pairs,
         "counts": pairs,
@@ -157,4 +170,4 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     }
 
 
-CHECKS = (OpCheck("penalize", penalize_triton, penalize_reference, _examples, _production, ROUNDING),)
+CHECKS = (OpCheck("penalize", _check_triton, _check_reference, _examples, _production, ROUNDING),)

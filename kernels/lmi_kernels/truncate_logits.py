@@ -1,13 +1,13 @@
-"""From which logit on a token may be drawn, by top_k, top_p and min_p: found by bisection on the value, without sorting.
+"""From which logit on a token may be drawn, by top_k, top_p and min_p: bisection on the value, without sorting.
 
 The count of logits from a value on, and their probability, fall as the value grows; so the k-th largest logit, and the
 last one of a nucleus, are the largest values at which count or probability still reach what is asked. Halving the whole
 numbers that order floating-point numbers finds such a value exactly, in at most 32 steps (16 for bf16, 19 for fp16).
 
-A step over a whole vocabulary costs some microseconds, so what can matter is moved together first: 4096 lanes each keep
-the largest logit of theirs; the edge among these alone is at or below the edge of the row, and few other logits are
-above it. Three to five passes over the row, then, however the logits are distributed unless nearly flat: only where more
-than 4096 logits remain, or a lane's largest do not reach what is asked, each step is a pass over the row.
+A step over a whole vocabulary costs some microseconds, so what can matter is moved together first: each of 4096 lanes
+keeps the largest of its logits; the edge among these alone is at or below the edge of the row, and few other logits are
+above it. So a row is read three to five times, and the steps look at 4096 logits; only of a row so flat that more than
+these remain, or that the lanes' largest do not reach what is asked, every step reads all.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def logit_thresholds(
     probability p, those of lowest ids where one that stays equals one that goes; of these all that have min_p times the
     probability of the likeliest. Probabilities are those of logits / temperature.
 
-    Exact but for rounding: the nucleus is that of a p within 1e-5 of the one asked for (sums in fp32, of exponentials that
-    fp32 differences give), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes
+    Exact but for rounding: the nucleus is that of a p within 1e-5 of the one asked for (sums in fp32, of exponentials
+    of fp32 differences), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes
     equal are not. What a row gets does not depend on the batch.
 
     Args:
@@ -69,8 +69,8 @@ def _value(key, LOW_ZEROS: tl.constexpr):
 
 @jit
 def _amount(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
-    """Sum of exp((x - largest) * rate) of those that are at least `edge`; with a rate of 0 how many there are, exact below
-    2**24. Never more for a larger edge: rounding is monotonic, and the order of adding always the same."""
+    """Sum of exp((x - largest) * rate) of those that are at least `edge`; with a rate of 0 how many there are, exact
+    below 2**24. Never more for a larger edge: rounding is monotonic, and the order of adding always the same."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     for start in tl.range(0, length, LANES, loop_unroll_factor=4):
@@ -80,6 +80,20 @@ def _amount(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
         below = tl.maximum(x - largest, -1e8)
         total += tl.where(x >= edge, tl.exp(below * rate), 0.0)
     return tl.sum(total)
+
+
+@jit
+def _at_edge(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
+    """What `_amount` sums, of those above `edge`; and how many equal it."""
+    lanes = tl.arange(0, LANES)
+    total = tl.full((LANES,), 0.0, tl.float32)
+    equal = tl.full((LANES,), 0, tl.int32)
+    for start in tl.range(0, length, LANES, loop_unroll_factor=4):
+        places = start + lanes
+        x = tl.load(source_ptr + places, mask=places < length, other=float("-inf")).to(tl.float32)
+        total += tl.where(x > edge, tl.exp((x - largest) * rate), 0.0)
+        equal += (x == edge).to(tl.int32)
+    return tl.sum(total), tl.sum(equal)
 
 
 @jit
@@ -110,7 +124,8 @@ def _keep_lanes(row_ptr, vocab, kept_ptr, LANES: tl.constexpr):
 
 @jit
 def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
-    """Write the logits from `edge` on one after the other, if there are no more than LANES; returns how many there are.
+    """Write the logits from `edge` on one after the other, and -inf behind them, if there are no more than LANES;
+    returns how many there are.
 
     Lane by lane: what each needs is counted first, so that a single running sum tells all of them their places.
     """
@@ -123,6 +138,9 @@ def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
     if num_kept <= LANES:
         places = tl.cumsum(counts, 0) - counts
         # What was kept before has been read by all.
+        tl.debug_barrier()
+        nothing = tl.full((LANES,), float("-inf"), tl.float32)
+        tl.store(kept_ptr + lanes, nothing.to(kept_ptr.dtype.element_ty))
         tl.debug_barrier()
         for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
             x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(
@@ -206,7 +224,7 @@ def _thresholds_kernel(
             num_kept = _keep_from(row_ptr, vocab, bound, kept_ptr, LANES)
             if num_kept <= LANES:
                 source_ptr = kept_ptr
-                length = num_kept
+                length = LANES
         low, high = _key(bound, LOW_ZEROS), _key(largest, LOW_ZEROS) + 1
         low = _search(source_ptr, length, low, high, target, largest, first_rate, LOW_ZEROS, LANES)
         edge = _value(low, LOW_ZEROS)
@@ -215,10 +233,8 @@ def _thresholds_kernel(
                 target = top_p * _amount(source_ptr, length, edge, largest, rate, LANES)
                 low = _search(source_ptr, length, low, high, target, largest, rate, LOW_ZEROS, LANES)
                 edge = _value(low, LOW_ZEROS)
-            above = _value(low + 1, LOW_ZEROS)
-            missing = target - _amount(source_ptr, length, above, largest, rate, LANES)
-            num_equal = _amount(source_ptr, length, edge, largest, 0.0, LANES)
-            num_equal -= _amount(source_ptr, length, above, largest, 0.0, LANES)
+            above, num_equal = _at_edge(source_ptr, length, edge, largest, rate, LANES)
+            missing = target - above
             weight = tl.exp((edge - largest) * rate)
             # Of no weight none is drawn, and -inf never: it does not matter how many stay.
             if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
@@ -263,8 +279,8 @@ def logit_thresholds_triton(
 CHECKS = (
     OpCheck(
         "truncate_logits",
-        logit_thresholds_triton,
-        reference,
+        lambda padded, vocab, **asked: logit_thresholds_triton(padded[:, :vocab], **asked),
+        lambda padded, vocab, **asked: reference(padded[:, :vocab], **asked),
         examples,
         production,
         dict.fromkeys(_LOW_ZEROS, 1e-6),

@@ -72,7 +72,7 @@ def _clear_top_p(row: torch.Tensor, temperature: float, top_k: int, top_p: float
     before = float(cumulated[last - 1]) if last else 0.0
     middle = (before + float(cumulated[last])) / 2.0
     # Near 1 a token adds less than rounding can tell.
-    return middle if 2e-5 < float(cumulated[last]) - before else 0.5 * float(cumulated[0])
+    return middle if float(cumulated[last]) - before > 2e-5 else 0.5 * float(cumulated[0])
 
 
 _ASKED = (
@@ -92,8 +92,8 @@ _ASKED = (
 
 
 def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Peaked, ordinary and nearly flat rows; with many equal logits and with none; each way to truncate alone and
-    together; greedy rows, rows where nothing is asked for, and rows that are not finite."""
+    """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
+    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite."""
     for vocab, spare, spread, asked in (
         (1, 0, 1.0, _ASKED[3:5]),
         (97, 3, 2.0, _ASKED),
@@ -107,7 +107,7 @@ def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]
         if vocab > 1:
             logits[::3, ::5] = -torch.inf
         logits[:, vocab:] = 1000.0
-        logits = logits[:, :vocab]
+        padded, logits = logits, logits[:, :vocab]
         if asked is _ASKED:
             logits[-1, vocab // 2] = torch.nan
             logits[-2] = -torch.inf
@@ -116,7 +116,8 @@ def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]
             if p < 1.0 and logits[i].amax().isfinite():
                 top_p[i] = _clear_top_p(logits[i], temperature[i], int(top_k[i]), p)
         yield {
-            "logits": logits,
+            "padded": padded,
+            "vocab": vocab,
             "temperature": torch.tensor(temperature, dtype=torch.float64),
             "top_k": torch.tensor(top_k, dtype=torch.int64),
             "top_p": torch.tensor(top_p, dtype=torch.float64),
@@ -128,7 +129,8 @@ def production(dtype: torch.dtype) -> Iterator[Inputs]:
     # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
     number = torch.empty(32, dtype=torch.float64, device="meta")
     yield {
-        "logits": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "vocab": 128256,
         "temperature": number,
         "top_k": number.long(),
         "top_p": number,

@@ -110,8 +110,11 @@ def _padded_head_dim(q: torch.Tensor) -> int:
     return max(16, next_power_of_2(q.shape[2]))
 
 
-# Numbers that change from step to step must not make new kernels.
-@jit(do_not_specialize=["num_seqs", "blocks_per_seq"])
+# Numbers that change from step to step must not make new kernels, nor where a step's arrays begin.
+@jit(
+    do_not_specialize=("num_seqs", "blocks_per_seq"),
+    do_not_specialize_on_alignment=("table_rows_ptr", "seq_lens_ptr", "cu_seqlens_ptr"),
+)
 def _packed_attention_kernel(
     q_ptr,
     pool_ptr,

@@ -123,8 +123,8 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.tensor_parallel_degree",
         Int(1, 1024, words=("max",)),
-        "engine=MPI: ranks that share each layer, at most the model's kv heads. engine=Python: GPUs that layers are"
-        " spread over. max is all GPUs, and 1 on a CPU.",
+        "engine=MPI: ranks that share each layer, at most the model's heads. engine=Python: GPUs that layers are"
+        " spread over. max is all GPUs (engine=MPI: at most the kv heads), and 1 on a CPU.",
         target="options.tensor_parallel_degree",
         example="2",
     ),

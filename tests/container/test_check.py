@@ -151,9 +151,9 @@ def test_a_key_given_twice_is_explained_as_not_used(model: Path) -> None:
 
 
 def test_a_model_that_cannot_be_served_leaves_the_file_valid(model: Path) -> None:
-    report = check_text(model, "option.tensor_parallel_degree=3\n")
+    report = check_text(model, "option.tensor_parallel_degree=5\n")
     assert (report.exit_code, report.can_serve) == (0, False)
-    assert "2 kv heads" in report.reasons[0]
+    assert "needs 5 GPUs" in report.reasons[0]
 
 
 def test_an_empty_model_folder_is_said(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
         CPU,
         "2 GPUs under engine=Python; this machine has none",
     ),
-    ({"tensor_parallel_degree": 4}, CPU, "3 kv heads"),
+    ({"tensor_parallel_degree": 10}, CPU, "9 heads"),
     (
         {"tensor_parallel_degree": 17},
         CPU,
@@ -266,7 +266,7 @@ def questions(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
     machine = Machine(draw(st.integers(1, 64)), draw(st.integers(0, 64 * GIB)), gpus, ("x",) * gpus)
     options = {
         "dtype": draw(st.sampled_from(["auto", "fp32", "fp16", "bf16"])),
-        "tensor_parallel_degree": draw(st.sampled_from(["max", 1, 2, 3, 4])),
+        "tensor_parallel_degree": draw(st.sampled_from(["max", 1, 2, 3, 4, 9, 10])),
         "block_size": draw(st.none() | st.sampled_from([1, 16, 1024])),
         "max_model_len": draw(st.none() | st.integers(2, 10_000)),
         "kv_cache_gb": draw(st.none() | st.floats(0.001, 64)),
@@ -285,7 +285,7 @@ def test_whatever_is_decided_holds_together(
     except CannotServe:
         return
     engine = resolved.config
-    assert 1 <= engine.parallel.tp_size <= min(3, machine.gpu_count or 3)
+    assert 1 <= engine.parallel.tp_size <= min(9, machine.gpu_count or 9)
     assert engine.parallel.threads_per_rank >= 1
     assert engine.model.dtype in ("fp32", "fp16", "bf16")
     assert 1 <= engine.model.max_model_len <= 8192

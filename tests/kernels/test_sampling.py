@@ -1,5 +1,5 @@
-"""The references of the sampling kernels, which serve on the CPU: against the sampler's own steps, known answers and the
-distribution that is asked for."""
+"""The references of the sampling kernels, which serve on the CPU: against the sampler's own steps, known answers and
+the distribution that is asked for."""
 
 from __future__ import annotations
 

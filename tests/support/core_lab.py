@@ -73,6 +73,7 @@ class CoreLab:
         num_blocks: int = 512,
         max_model_len: int = 2048,
         max_step_tokens: int = 256,
+        max_step_seqs: int = 64,
         threads: int = 1,
         batch_invariant: bool = True,
         dtype: str = "fp32",
@@ -83,7 +84,7 @@ class CoreLab:
         self._num_blocks = num_blocks
         self._model, self._dtype, self._max_model_len = model, dtype, max_model_len
         self._block_size, self._threads, self._batch_invariant = block_size, threads, batch_invariant
-        self._max_step_tokens = max_step_tokens
+        self._max_step_tokens, self._max_step_seqs = max_step_tokens, max_step_seqs
         self._stopwatch = Stopwatch(time.perf_counter)
         self._runners: dict[bool, ModelRunner] = {}
 
@@ -110,7 +111,7 @@ class CoreLab:
 
     def _runner(self, paged: bool) -> ModelRunner:
         if paged not in self._runners:
-            limits = SchedulerSettings(64, self._max_step_tokens, self._max_step_tokens, 1)
+            limits = SchedulerSettings(self._max_step_seqs, self._max_step_tokens, self._max_step_tokens, 1)
             config = MpiEngineConfig(
                 model=ModelSettings(str(self._model), "model", self._dtype, self._max_model_len),
                 parallel=ParallelConfig(1, "cpu", self._threads, self._batch_invariant),

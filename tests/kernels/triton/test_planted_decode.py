@@ -29,7 +29,7 @@ PLANTED = (
     _plan("a window is not looked at", "tl.minimum(visible, WINDOW)", "visible"),
     _plan("later sequences begin at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
     _plan("a sequence that ends there is taken", "+ middle) > tile", "+ middle) >= tile"),
-    _tiles("wrong page", "tl.load(table_ptr + position // BLOCK_SIZE", "tl.load(table_ptr + 0 * position"),
+    _tiles("wrong page", "tile + BLOCK_N if ONE_BLOCK else tile + BLOCK_N", "tile if ONE_BLOCK else tile"),
     _tiles(
         "pages of another sequence", "tl.load(table_rows_ptr + seq)", "tl.load(table_rows_ptr + first_seq)"
     ),

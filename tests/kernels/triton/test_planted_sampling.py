@@ -30,8 +30,8 @@ PLANTED = (
         "no series near 0",
         "random_numbers",
         "gumbel_noise",
-        "tl.where(v < 0.03125, series, -tl.log(1.0 - v))",
-        "-tl.log(1.0 - v)",
+        "tl.where(v < 0.03125, series, ",
+        "tl.where(v < 0.0, series, ",
     ),
     Planted(
         "the last of equal ones",
@@ -86,8 +86,15 @@ PLANTED = (
         "the row ends too early",
         "truncate_logits",
         "truncate_logits",
-        "mask=places < length",
-        "mask=places < length - 1",
+        "tl.where(x >= edge, tl.exp(below * rate), 0.0)",
+        "tl.where((x >= edge) & (places < length - 1), tl.exp(below * rate), 0.0)",
+    ),
+    Planted(
+        "what equals the bound is lost",
+        "truncate_logits",
+        "truncate_logits",
+        "counts += (x >= edge).to(tl.int32)",
+        "counts += (x > edge).to(tl.int32)",
     ),
     Planted(
         "one of the equal too many",

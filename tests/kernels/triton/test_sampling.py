@@ -1,4 +1,4 @@
-"""What comparing with references does not say of the sampling kernels: edges of the noise, and independence of the batch."""
+"""What references do not say of the sampling kernels: the ends of the noise, no influence of the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 @jit
-def _noise_of(words_ptr: Any, noise_ptr: Any, BLOCK: tl.constexpr) -> None:
+def _noise_of(words_ptr: Any, noise_ptr: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
     places = tl.arange(0, BLOCK)
     words = tl.load(words_ptr + places).to(tl.uint32)
     tl.store(noise_ptr + places, gumbel(words, words * 0, words * 0 + 1))
