@@ -60,7 +60,11 @@ def _better(best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_
     return tl.where(better, score, best), tl.where(better, tokens, best_tokens), largest
 
 
-@jit
+# One variant for all batch sizes: these are read one number at a time, or only count.
+@jit(
+    do_not_specialize=["groups_per_split"],
+    do_not_specialize_on_alignment=["temperature_ptr", "seed_ptr", "position_ptr"],
+)
 def _choose_kernel(
     logits_ptr,
     row_stride,
@@ -115,7 +119,7 @@ def _choose_kernel(
     tl.store(largest_ptr + place, tl.max(largest))
 
 
-@jit
+@jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
     score_ptr, token_ptr, largest_ptr, chosen_ptr, finite_ptr, num_splits, MAX_SPLITS: tl.constexpr
 ):
@@ -236,18 +240,17 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16. One split, and several.
-    for rows in (1, 4096):
-        logits = torch.empty(rows, 128256, dtype=dtype, device="meta")
-        yield {
-            "padded": logits,
-            "vocab": 128256,
-            "temperature": torch.empty(rows, device="meta"),
-            "thresholds": torch.empty(rows, device="meta"),
-            "last_ids": torch.empty(rows, dtype=torch.int32, device="meta"),
-            "seeds": torch.empty(rows, dtype=torch.int64, device="meta"),
-            "positions": torch.empty(rows, dtype=torch.int64, device="meta"),
-        }
+    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
+    whole = torch.empty(32, dtype=torch.int64, device="meta")
+    yield {
+        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "vocab": 128256,
+        "temperature": whole.double(),
+        "thresholds": whole.float(),
+        "last_ids": whole.int(),
+        "seeds": whole,
+        "positions": whole,
+    }
 
 
 CHECKS = (

@@ -170,7 +170,8 @@ def _nth_equal(row_ptr, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.c
     return found
 
 
-@jit
+# One variant for all batch sizes: these are read one number at a time.
+@jit(do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def _thresholds_kernel(
     logits_ptr,
     row_stride,

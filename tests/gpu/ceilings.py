@@ -12,7 +12,9 @@ from tests.gpu.timing import Timing, synchronize, time_calls, time_graph
 def measure(context: Context) -> Ceilings:
     """Copies and matrix products; a few seconds."""
     copied, copy = time_copy(context)
-    context.results.figure("ceiling: copy bandwidth", copied / copy.median / 1e12, "TB/s", "bytes read and written")
+    context.results.figure(
+        "ceiling: copy bandwidth", copied / copy.median / 1e12, "TB/s", "bytes read and written"
+    )
     operations, product = time_matmul(context)
     rate = operations / product.median
     context.results.figure("ceiling: bf16 matmul", rate / 1e12, "TFLOP/s", "8192 x 8192 x 8192, random data")

@@ -1,5 +1,5 @@
-"""`python -m tests.gpu.check --part NAME [--out FILE.json]`: one part of what shows on a GPU that the engine is right, and
-how fast it is. Each part takes less than 9 minutes on an H200; `tests.gpu.report` makes the page of them.
+"""`python -m tests.gpu.check --part NAME [--out FILE.json]`: one part of what shows on a GPU that the engine is right,
+and how fast it is. Each part takes less than 9 minutes on an H200; `tests.gpu.report` makes the page of them.
 
 Needs torch, triton, transformers, numpy, safetensors and mpi4py, and the folders `.` and `kernels` on PYTHONPATH.
 With `--smoke` it goes through a part's code with tiny shapes, on a CPU too (TRITON_INTERPRET=1): its figures mean
@@ -12,6 +12,7 @@ import argparse
 import importlib
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,25 +21,44 @@ from lmi_kernels import runs_triton
 from tests.gpu.context import Context
 from tests.gpu.results import Results
 
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    title: str
+    module: str
+    """In `tests.gpu.parts`."""
+    arguments: tuple[str, ...] = ()
+    """Of its `run`."""
+
+
 PARTS = {
-    "kernels": "every kernel against its float64 reference, and some on long contexts and huge pools",
-    "engine": "the whole engine against transformers on small models of each kind",
-    "ceilings": "what the device can do: copies, reads, matrix products, launches, transfers",
-    "attention": "decode and prefill attention as shares of the ceilings, and against torch's",
-    "steps": "decode steps of real shapes as shares of their floors, and idle time between them",
-    "workload": "256 requests at once as a share of the limit, and against transformers' generate_batch",
-    "aws": "the AWS post's two scenarios with Falcon-40B shapes",
-    "batching": "rolling against static batches on the same kernels",
-    "tune": "launch parameters, for kernels/lmi_kernels/tuned/",
+    "kernels-bf16": Part(
+        "every kernel against its float64 reference, also at the sizes of use", "kernels", ("bf16",)
+    ),
+    "kernels-fp16": Part("the same in fp16", "kernels", ("fp16",)),
+    "kernels-fp32": Part("the same in fp32", "kernels", ("fp32",)),
+    "engine": Part("the whole engine against transformers, on small models of each kind", "engine"),
+    "ceilings": Part("what the device can do: copies, reads, products, launches, transfers", "ceilings"),
+    "attention": Part("attention as a share of the ceilings, and beside torch's", "attention"),
+    "steps": Part(
+        "decode steps of Llama-3-8B and Qwen3-0.6B shapes, and idle time between them", "steps", ("small",)
+    ),
+    "steps-large": Part("decode steps of Falcon-40B and Mixtral-8x7B shapes", "steps", ("large",)),
+    "workload-0.6b": Part("256 requests at once, Qwen3-0.6B shapes", "workload", ("qwen3-0.6b",)),
+    "workload-8b": Part("256 requests at once, Llama-3-8B shapes", "workload", ("llama-3-8b",)),
+    "aws": Part("the AWS post's two scenarios, Falcon-40B shapes", "aws"),
+    "batching": Part("rolling and static batches on the same kernels, Llama-3-8B shapes", "batching"),
+    "tune": Part("launch parameters, for kernels/lmi_kernels/tuned/", "tune"),
 }
 """In the order in which they are worth running."""
 
 
 def run_part(part: str, results: Results, device: torch.device, smoke: bool, out: Path | None = None) -> None:
     """Raises what the part could not catch."""
-    module = importlib.import_module(f"tests.gpu.parts.{part}")
+    chosen = PARTS[part]
+    module = importlib.import_module(f"tests.gpu.parts.{chosen.module}")
     with tempfile.TemporaryDirectory() as folder:
-        module.run(Context(results, device, smoke, Path(folder), out))
+        module.run(Context(results, device, smoke, Path(folder), out), *chosen.arguments)
     results.finish()
 
 
@@ -55,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.backends.cudnn.allow_tf32 = False
     elif not (arguments.smoke and runs_triton(device)):
         print(
-            "there is no GPU here; --smoke with TRITON_INTERPRET=1 tries the code out on a CPU", file=sys.stderr
+            "there is no GPU here; --smoke with TRITON_INTERPRET=1 tries the code out on a CPU",
+            file=sys.stderr,
         )
         return 2
     if arguments.out is not None:

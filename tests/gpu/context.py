@@ -27,9 +27,6 @@ class Context:
     def size(self, real: T, tiny: T) -> T:
         return tiny if self.smoke else real
 
-    def generator(self, seed: int = 0) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(seed)
-
     def random(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
         """Normal numbers, fresh ones; bf16 is fp16 where the interpreter computes, which has no bf16 products."""
         out = torch.empty(shape, dtype=self.dtype(dtype), device=self.device)

@@ -67,7 +67,13 @@ class Engine:
     """One loaded model, any number of schedulers over it, one at a time."""
 
     def __init__(
-        self, folder: Path, device: torch.device, limits: Limits, *, dtype: str = "bf16", paged: bool = True,
+        self,
+        folder: Path,
+        device: torch.device,
+        limits: Limits,
+        *,
+        dtype: str = "bf16",
+        paged: bool = True,
         load_format: str = "dummy",
     ) -> None:
         self.device = device
@@ -164,8 +170,12 @@ class Outcome:
         return self.num_tokens / self.seconds
 
 
-def run(
-    running: Running, requests: Sequence[Request], device: torch.device, *, users: int | None = None,
+def run_requests(
+    running: Running,
+    requests: Sequence[Request],
+    device: torch.device,
+    *,
+    users: int | None = None,
     deadline: Deadline | None = None,
 ) -> Outcome:
     """All requests. users: so many at a time, the next one when one has ended; None: all at once.

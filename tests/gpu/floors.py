@@ -49,7 +49,9 @@ def prefill_work(config: ModelConfig, num_tokens: int, element: int = 2) -> Work
     return Work(element * weights, computed + _attention(config, pairs))
 
 
-def trace_floor(config: ModelConfig, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings) -> float:
+def trace_floor(
+    config: ModelConfig, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings
+) -> float:
     """Seconds of a trace that is all there at once and runs as one batch: prompts at the matmul rate, one after the
     other, then steps of all sequences that are not done."""
     layers = 2 * _layers(config, _chosen_experts(config))

@@ -34,7 +34,9 @@ class PagedKv:
     sequences: PagedSequences
 
 
-def make_kv(context: Context, heads: Heads, seq_lens: Sequence[int], block_size: int, seed: int = 0) -> PagedKv:
+def make_kv(
+    context: Context, heads: Heads, seq_lens: Sequence[int], block_size: int, seed: int = 0
+) -> PagedKv:
     """Sequences of these lengths, each with pages of its own that lie anywhere in the pool."""
     device = context.device
     counts = [-(-length // block_size) for length in seq_lens]

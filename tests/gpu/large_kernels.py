@@ -19,13 +19,14 @@ _ALLOWED = 1e-2
 
 def decode(context: Context) -> tuple[float, float]:
     """Long and short sequences together, cut among programs."""
-    lens = context.size((40_000, 1, 17, 20_001, 4096), (90, 1, 17))
+    lens = context.size((40_000, 1, 17, 20_001, 4096), (40, 1))
     heads = context.size(LLAMA, Heads(4, 1, 32))
     kv = make_kv(context, heads, lens, 16)
     q = context.random(len(lens), heads.queries, heads.dim)
     out = decode_once(q, kv)
     return max(
-        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in range(len(lens))
+        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i)))
+        for i in range(len(lens))
     ), _ALLOWED
 
 
@@ -38,7 +39,9 @@ def prefill(context: Context) -> tuple[float, float]:
 def prefill_narrow(context: Context) -> tuple[float, float]:
     """Falcon-40B's heads: 16 queries a key."""
     past, chunk = context.size((1000, 1025), (9, 7))
-    return _chunks(context, context.size(Heads(32, 2, 64), Heads(16, 1, 64)), (chunk, past + chunk), (chunk, chunk))
+    return _chunks(
+        context, context.size(Heads(32, 2, 64), Heads(16, 1, 64)), (chunk, past + chunk), (chunk, chunk)
+    )
 
 
 def huge_pool(context: Context) -> tuple[float, float]:
@@ -51,7 +54,7 @@ def huge_pool(context: Context) -> tuple[float, float]:
         2, 1, num_blocks, block_size, heads.dim, dtype=context.dtype(torch.bfloat16), device=context.device
     )
     far = torch.randperm(64, generator=torch.Generator().manual_seed(0)) + first_far
-    length = 150
+    length = context.size(150, 40)
     table = far[: -(-length // block_size)].int().to(context.device)[None]
     tokens = torch.arange(length, device=context.device)
     slots = table[0].long()[tokens // block_size] * block_size + tokens % block_size
@@ -124,7 +127,13 @@ def _chunks(
     q = context.random(int(bounds[-1]), heads.queries, heads.dim)
     out = torch.full_like(q, torch.nan)
     lmi_kernels.prefill_attention(
-        q, kv.pool, kv.sequences, bounds.int().to(context.device), max(query_lens), ScoreRules(heads.dim**-0.5), out
+        q,
+        kv.pool,
+        kv.sequences,
+        bounds.int().to(context.device),
+        max(query_lens),
+        ScoreRules(heads.dim**-0.5),
+        out,
     )
     errors = []
     for i, (begin, end) in enumerate(zip(bounds.tolist(), bounds[1:].tolist(), strict=False)):
@@ -132,7 +141,9 @@ def _chunks(
     return max(errors), _ALLOWED
 
 
-def _experts(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def _experts(
+    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
     """fp64, one expert after the other."""
     shares, chosen = torch.softmax(logits.double(), dim=-1).topk(2, dim=-1)
     shares = shares / shares.sum(dim=-1, keepdim=True)

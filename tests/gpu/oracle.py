@@ -15,7 +15,9 @@ _SCALE = 0.05
 
 def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
     """A checkpoint of random weights that bf16 holds exactly, norms and biases random too."""
-    shape = {name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")}
+    shape = {
+        name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
+    }
     described = AutoConfig.for_model(config["model_type"], **shape)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
@@ -31,6 +33,9 @@ def save(config: dict[str, Any], folder: Path, device: torch.device) -> None:
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    if getattr(model.config, "num_local_experts", None):
+        # Expert by expert: the grouped product is not for all dtypes and shapes.
+        model.set_experts_implementation("eager")
     return model.to(device).eval()
 
 

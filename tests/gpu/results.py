@@ -66,12 +66,23 @@ class Results:
         """Right or wrong."""
         self._add(Entry(name, passed, note=note))
 
+    def missing(self, name: str, why: str) -> None:
+        """What could not be measured, through no fault of ours."""
+        self._add(Entry(name, None, note=why))
+
     def figure(self, name: str, value: float, unit: str, note: str = "") -> None:
         """A number that nothing is asked of."""
         self._add(Entry(name, None, value, unit, note=note))
 
     def time(
-        self, name: str, timing: Timing, *, share: float | None = None, of: str = "", target: str = "", note: str = ""
+        self,
+        name: str,
+        timing: Timing,
+        *,
+        share: float | None = None,
+        of: str = "",
+        target: str = "",
+        note: str = "",
     ) -> None:
         """A time in milliseconds, and what share of its ceiling or floor was reached."""
         scale = 1e3
@@ -94,17 +105,23 @@ class Results:
         self, name: str, value: float, unit: str, share: float, of: str, target: str = "", note: str = ""
     ) -> None:
         """A number and what share of its ceiling, floor or peer it is."""
-        self._add(Entry(name, self._passed(share, target), value, unit, share=share, of=of, target=target, note=note))
+        self._add(
+            Entry(
+                name, self._passed(share, target), value, unit, share=share, of=of, target=target, note=note
+            )
+        )
 
     @contextmanager
-    def guard(self, name: str) -> Iterator[None]:
-        """What goes wrong inside is one failed entry: the rest of the part still runs."""
+    def guard(self, name: str, ours: bool = True) -> Iterator[None]:
+        """What goes wrong inside is one failed entry (or, where it is not ours, a missing one): the rest of the part
+        still runs."""
         try:
             yield
         except Exception as error:
             traceback.print_exc()
             lines = (str(error).strip() or repr(error)).splitlines()
-            self._add(Entry(name, False, note=f"{type(error).__name__}: {' '.join(lines)[:300]}"))
+            note = f"{type(error).__name__}: {' '.join(lines)[:300]}"
+            self._add(Entry(name, False if ours else None, note=note))
 
     def finish(self) -> None:
         """All of the part was run."""
@@ -145,7 +162,7 @@ def describe_device(device: torch.device) -> dict[str, str]:
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": str(properties.multi_processor_count),
         "memory": f"{properties.total_memory / 1e9:.1f} GB",
-        "l2": f"{properties.L2_cache_size / 1e6:.0f} MB",
+        "l2": f"{getattr(properties, 'L2_cache_size', 0) / 1e6:.0f} MB",
     }
 
 

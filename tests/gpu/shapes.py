@@ -1,4 +1,4 @@
-"""Real models' config.json, and small ones of the same kinds; weights are random, so that config.json is all there is."""
+"""Real models' config.json, and small ones of the same kinds; weights are random: config.json is all there is."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ _FEW_LAYERS: dict[str, dict[str, Any]] = {
 }
 """Heads, their dimension and how many share a KV head as in the real ones; SmolLM2 is itself."""
 
-_SMALL = {"vocab_size": 97, "num_hidden_layers": 2, "max_position_embeddings": 256, "dtype": "float32"}
+_SMALL = {"vocab_size": 97, "num_hidden_layers": 1, "max_position_embeddings": 256, "dtype": "float32"}
 _SMALL_LLAMA = _SMALL | {
-    "hidden_size": 48,
+    "hidden_size": 32,
     "intermediate_size": 50,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "head_dim": 16,
 }
 _TINY: dict[str, dict[str, Any]] = {

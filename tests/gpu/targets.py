@@ -28,7 +28,9 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "decode-attention": Target(
-        "attention", "decode attention, 0.5 GB of KV or more, shuffled pages, bf16: share of copy bandwidth", 0.85
+        "attention",
+        "decode attention, 0.5 GB of KV or more, shuffled pages, bf16: share of copy bandwidth",
+        0.85,
     ),
     "prefill-attention": Target(
         "attention", "prefill attention, causal, head dim 128, 8k: share of the matmul rate", 0.57
@@ -39,13 +41,20 @@ TARGETS: dict[str, Target] = {
     "llama-1": Target("steps", "Llama-3-8B shapes, decode step of 1 sequence: share of its floor", 0.78),
     "llama-32": Target("steps", "Llama-3-8B shapes, decode step of 32 sequences: share of its floor", 0.75),
     "llama-256": Target("steps", "Llama-3-8B shapes, decode step of 256 sequences: share of its floor", 0.75),
-    "falcon-32": Target("steps", "Falcon-40B shapes in bf16, decode step of 32 sequences: share of its floor", 0.85),
-    "mixtral-32": Target("steps", "Mixtral-8x7B shapes, decode step of 32 sequences: share of its floor", 0.70),
+    "falcon-32": Target(
+        "steps-large", "Falcon-40B shapes in bf16, decode step of 32 sequences: share of its floor", 0.85
+    ),
+    "mixtral-32": Target(
+        "steps-large", "Mixtral-8x7B shapes, decode step of 32 sequences: share of its floor", 0.70
+    ),
     "llama-prefill": Target(
         "steps", "Llama-3-8B shapes, prefill of 2048 tokens: share of the matmul rate", 0.85
     ),
     "graphs": Target(
-        "steps", "Qwen3-0.6B shapes, 1 sequence: as many times as fast with CUDA graphs as without", 2.0, times=True
+        "steps",
+        "Qwen3-0.6B shapes, 1 sequence: as many times as fast with CUDA graphs as without",
+        2.0,
+        times=True,
     ),
     "idle-llama": Target(
         "steps", "Llama-3-8B shapes, 256 sequences: GPU idle between decode steps", 0.02, at_most=True
@@ -53,16 +62,24 @@ TARGETS: dict[str, Target] = {
     "idle-qwen": Target(
         "steps", "Qwen3-0.6B shapes, 256 sequences: GPU idle between decode steps", 0.10, at_most=True
     ),
-    "w6-qwen": Target("workload", "W6, Qwen3-0.6B shapes: share of the limit of the trace", 0.50),
-    "w6-llama": Target("workload", "W6, Llama-3-8B shapes: share of the limit of the trace", 0.60),
+    "w6-qwen": Target("workload-0.6b", "W6, Qwen3-0.6B shapes: share of the limit of the trace", 0.50),
+    "w6-llama": Target("workload-8b", "W6, Llama-3-8B shapes: share of the limit of the trace", 0.60),
     "peer-qwen": Target(
-        "workload", "W6, Qwen3-0.6B shapes: tokens/s, times those of transformers' generate_batch", 3.0, times=True
+        "workload-0.6b",
+        "W6, Qwen3-0.6B shapes: tokens/s, times those of transformers' generate_batch",
+        3.0,
+        times=True,
     ),
     "peer-llama": Target(
-        "workload", "W6, Llama-3-8B shapes: tokens/s, times those of transformers' generate_batch", 3.0, times=True
+        "workload-8b",
+        "W6, Llama-3-8B shapes: tokens/s, times those of transformers' generate_batch",
+        3.0,
+        times=True,
     ),
     "same-batch": Target(
         "batching", "W3, cap 512: rolling, times static batches of the same size", 2.3, times=True
     ),
-    "static-8": Target("batching", "W3, cap 512: rolling of 256, times static batches of 8", 10.0, times=True),
+    "static-8": Target(
+        "batching", "W3, cap 512: rolling of 256, times static batches of 8", 10.0, times=True
+    ),
 }

@@ -49,12 +49,13 @@ def time_graph(calls: Sequence[Call], device: torch.device, repeats: int = 20) -
 def time_calls(calls: Sequence[Call], device: torch.device, repeats: int = 20) -> Timing:
     """Seconds a call, each round of calls timed by itself, after two rounds that are not. Where calls are shorter
     than the host takes to launch them, that is what is measured."""
-    for _ in range(2):
-        for call in calls:
-            call()
     if device.type != "cuda":
         return Timing.of([_wall(calls) for _ in range(repeats)])
-    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for call in [*calls, *calls]:
+        call()
+    marks = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
+    ]
     torch.cuda.synchronize(device)
     for start, end in marks:
         start.record()

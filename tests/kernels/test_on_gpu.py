@@ -32,6 +32,6 @@ def test_kernel_equals_its_reference(check: OpCheck, dtype: torch.dtype) -> None
 @torch.inference_mode()
 def test_kernel_is_right_at_the_sizes_of_use(name: str, tmp_path: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    context = Context(Results("kernels", device, smoke=False), device, smoke=False, folder=tmp_path)
+    context = Context(Results("kernels-bf16", device, smoke=False), device, smoke=False, folder=tmp_path)
     error, allowed = COMPARISONS[name](context)
     assert error <= allowed

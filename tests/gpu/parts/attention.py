@@ -80,7 +80,11 @@ def _decode(
     share = moved / timing.median / limits.copy
     target = "decode-attention" if moved >= _ENOUGH or context.smoke else ""
     context.results.time(
-        title, timing, share=share, of="copy bandwidth", target=target,
+        title,
+        timing,
+        share=share,
+        of="copy bandwidth",
+        target=target,
         note=f"{moved / 1e9:.2f} GB of KV, {moved / timing.median / 1e12:.2f} TB/s",
     )
 
@@ -88,7 +92,9 @@ def _decode(
 def _decode_error(q: torch.Tensor, kv, num_seqs: int) -> float:  # type: ignore[no-untyped-def]
     out = decode_once(q, kv)
     picked = sorted({0, num_seqs // 2, num_seqs - 1})
-    return max(relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in picked)
+    return max(
+        relative_error(out[i : i + 1], dense_attention(q[i : i + 1], keys_values(kv, i))) for i in picked
+    )
 
 
 def _prefill(
@@ -136,12 +142,17 @@ def _peers(context: Context, heads: Heads, length: int, ours: float) -> None:
                 reasons.append(str(error).splitlines()[0][:150])
         title = f"prefill, times torch's {name} attention"
         if best == float("inf"):
-            context.results.figure(title, float("nan"), "x", f"not available: {'; '.join(reasons)}")
+            context.results.missing(title, f"not available: {'; '.join(reasons)}")
             continue
         rate = causal_attention_operations(heads.queries, heads.dim, length) / best
         context.results.share(
-            title, best * 1e3, "ms", best / ours, f"torch's speed with {name}",
-            "prefill-cudnn" if name == "cuDNN" else "", f"torch: {rate / 1e12:.0f} TFLOP/s",
+            title,
+            best * 1e3,
+            "ms",
+            best / ours,
+            f"torch's speed with {name}",
+            "prefill-cudnn" if name == "cuDNN" else "",
+            f"torch: {rate / 1e12:.0f} TFLOP/s",
         )
 
 
@@ -150,7 +161,8 @@ def _dense(
 ) -> Callable[[], torch.Tensor]:
     q = context.random(1, heads.queries, length, heads.dim)
     k, v = (
-        context.random(1, heads.queries if repeated else heads.keys_values, length, heads.dim) for _ in range(2)
+        context.random(1, heads.queries if repeated else heads.keys_values, length, heads.dim)
+        for _ in range(2)
     )
 
     def attend() -> torch.Tensor:

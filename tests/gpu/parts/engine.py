@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from engines.core import Request, SamplingParams
+from engines.mpi.model_runner import DTYPES
 from tests.gpu import oracle
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, random_prompts, run as run_requests
+from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, random_prompts, run_requests
 from tests.gpu.logits import last_logits
 from tests.gpu.shapes import reduced
 
 KINDS = ("smollm2-135m", "llama-3-8b", "qwen3-0.6b", "falcon-7b", "falcon-40b", "mixtral-8x7b")
+_DRAWN = (20, 2)
+"""Tokens drawn; in a smoke run."""
 
 
 def run(context: Context) -> None:
@@ -31,24 +34,24 @@ def run(context: Context) -> None:
 def check_model(context: Context, kind: str, folder: Path) -> None:
     config = reduced(kind, context.smoke)
     oracle.save(config, folder, context.device)
-    lengths = context.size((3, 300, 1, 47, 130, 64, 16, 700), (3, 20, 1, 9))
+    lengths = context.size((3, 300, 1, 47, 130, 64, 16, 700), (3, 18))
     prompts = random_prompts(config["vocab_size"], lengths, seed=1)
-    counts = context.size((24, 9, 30, 17, 24, 1, 40, 12), (4, 3, 5, 1))
+    counts = context.size((24, 9, 30, 17, 24, 1, 40, 12), (2, 2))
     model = oracle.load(folder, torch.float32, context.device)
     expected = [oracle.generate(model, prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
     limits = _limits(context, prompts, counts)
-    _check_fp32(context, kind, folder, limits, prompts, expected)
-    if context.device.type == "cuda":
-        wide = [oracle.logits(model, prompt) for prompt in prompts]
-        del model
-        free(context.device)
-        _check_bf16(context, kind, folder, limits, prompts, wide)
+    _check_fp32(context, kind, folder, limits, prompts, expected, model)
+    wide = [oracle.logits(model, prompt) for prompt in prompts]
+    del model
+    free(context.device)
+    _check_logits(context, kind, folder, limits, prompts, wide)
 
 
 def _limits(context: Context, prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> Limits:
-    longest = max(len(prompt) + count for prompt, count in zip(prompts, counts, strict=True))
-    tokens = sum(-(-(len(prompt) + count) // 16 + 1) * 16 for prompt, count in zip(prompts, counts, strict=True))
-    return Limits(len(prompts), longest, context.size(256, 32), tokens + 16 * len(prompts))
+    most = max(*counts, context.size(*_DRAWN))
+    longest = max(map(len, prompts)) + most
+    tokens = sum(-(-(len(prompt) + most) // 16) * 16 for prompt in prompts)
+    return Limits(len(prompts), longest, context.size(256, 20), tokens)
 
 
 def _check_fp32(
@@ -58,13 +61,16 @@ def _check_fp32(
     limits: Limits,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[Sequence[int]],
+    model: Any,
 ) -> None:
     device, results = context.device, context.results
     requests = [greedy(f"{kind} {i}", prompt, len(expected[i])) for i, prompt in enumerate(prompts)]
     wanted = {request.id: list(tokens) for request, tokens in zip(requests, expected, strict=True)}
 
     def compare(name: str, outcome: Outcome) -> None:
-        differing = [request_id for request_id, tokens in wanted.items() if outcome.tokens[request_id] != tokens]
+        differing = [
+            request_id for request_id, tokens in wanted.items() if outcome.tokens[request_id] != tokens
+        ]
         note = f"{outcome.num_tokens} tokens in {outcome.steps} steps"
         if differing:
             found, right = outcome.tokens[differing[0]], wanted[differing[0]]
@@ -77,12 +83,7 @@ def _check_fp32(
     compare("chunks of 16", run_requests(engine.start(max_step_tokens=16), requests, device))
     with engine.eagerly():
         compare("without graphs", run_requests(engine.start(), requests, device))
-    if not context.smoke or kind == KINDS[1]:
-        few = -(-limits.max_model_len // limits.block_size) + 2
-        running = engine.start(num_blocks=few)
-        compare("few blocks", run_requests(running, requests, device))
-        count = running.scheduler.num_preemptions
-        results.check(f"{kind}, fp32: sequences gave way", count > 0 or context.smoke, f"{count} times")
+    _check_preemption(context, kind, engine, model)
     _check_seeds(context, kind, engine, prompts)
     del engine
     free(device)
@@ -90,11 +91,29 @@ def _check_fp32(
     compare("contiguous", run_requests(engine.start("guaranteed_no_evict"), requests, device))
 
 
+def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -> None:
+    """More sequences than there are blocks for."""
+    count, length, new, blocks = context.size((5, 64, 40, 18), (2, 15, 3, 3))
+    prompts = random_prompts(engine.config.vocab_size, (length,) * count, seed=2)
+    requests = [greedy(f"{kind} squeezed {i}", prompt, new) for i, prompt in enumerate(prompts)]
+    running = engine.start(num_blocks=blocks)
+    outcome = run_requests(running, requests, context.device)
+    right = all(
+        outcome.tokens[request.id] == oracle.generate(model, prompt, new)
+        for request, prompt in zip(requests, prompts, strict=True)
+    )
+    times = running.scheduler.num_preemptions
+    passed = right and times > 0
+    context.results.check(f"{kind}, fp32: few blocks", passed, f"sequences gave way {times} times")
+
+
 def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
     """What is drawn depends on a request's seed alone: not on the batch, nor on how steps are launched."""
 
     def drawn(name: str, at: int, seed: int) -> Request:
-        params = SamplingParams(context.size(20, 4), temperature=0.9, top_k=50, top_p=0.95, seed=seed)
+        # The search for thresholds takes the interpreter too long.
+        top_k, top_p = context.size((50, 0.95), (0, 1.0))
+        params = SamplingParams(context.size(*_DRAWN), temperature=0.9, top_k=top_k, top_p=top_p, seed=seed)
         return dataclasses.replace(greedy(name, prompts[at], 1), sampling=params)
 
     def tokens(name: str, requests: Sequence[Request]) -> list[int]:
@@ -110,23 +129,24 @@ def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[
     context.results.check(f"{kind}, fp32: another seed draws others", alone != other)
 
 
-def _check_bf16(
+def _check_logits(
     context: Context,
     kind: str,
     folder: Path,
     limits: Limits,
     prompts: Sequence[Sequence[int]],
-    wide: Sequence[Any],
+    wide: Sequence[torch.Tensor],
 ) -> None:
-    """wide: fp32's logits behind each prompt."""
+    """In bf16, or on a CPU in what it computes in; wide: fp32's logits behind each prompt."""
+    dtype = "bf16" if context.device.type == "cuda" else "fp32"
     expected = torch.stack(list(wide)).double()
-    model = oracle.load(folder, torch.bfloat16, context.device)
+    model = oracle.load(folder, DTYPES[dtype], context.device)
     theirs = torch.stack([oracle.logits(model, prompt) for prompt in prompts]).double()
     del model
     free(context.device)
-    engine = Engine(folder, context.device, limits, dtype="bf16", load_format="auto")
+    engine = Engine(folder, context.device, limits, dtype=dtype, load_format="auto")
     ours = last_logits(engine, prompts).double()
     errors = [float((found - expected).norm() / expected.norm()) for found in (ours, theirs)]
-    passed = errors[0] <= 1.5 * errors[1] + 1e-3
+    passed = errors[0] <= 1.5 * errors[1] + 1e-4
     note = f"relative error of logits {errors[0]:.1e}, transformers' own {errors[1]:.1e}"
-    context.results.check(f"{kind}, bf16: logits", passed, note)
+    context.results.check(f"{kind}, {dtype}: logits", passed, note)

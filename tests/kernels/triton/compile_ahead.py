@@ -8,6 +8,7 @@ itself specialises their arguments, but compiles for the named target and runs n
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import re
 import subprocess
@@ -29,15 +30,29 @@ from lmi_kernels.checks import all_checks
 
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
-_TUNED_FOR = {90: ("default", "NVIDIA_H200")}
-"""Whose launch parameters are tried, beside the default ones."""
+_H200 = "NVIDIA_H200"
+_SLOW_TO_COMPILE = ("prefill_attention", "varlen_attention", "decode_attention", "experts")
+"""These first, so that no process is left with one of them at the end."""
 _PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 
 class Job(NamedTuple):
+    """One operation for one kind of GPU."""
+
     operation: str
     capability: int
     tuned_for: str
+    """Whose launch parameters."""
+
+    @property
+    def whole(self) -> bool:
+        """All variants; else one shows that the operation compiles with these parameters."""
+        return self.capability != 90 or self.tuned_for == _H200
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        # fp16 makes no other code than bf16 but for its conversions: once is enough.
+        return (torch.bfloat16, torch.float16) if self.tuned_for == _H200 else (torch.bfloat16,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +111,8 @@ def compile_operation(job: Job) -> list[Variant]:
     JITFunction.run = compile_only
     try:
         (check,) = (check for check in all_checks() if check.name == job.operation)
-        for dtype in (torch.bfloat16, torch.float16):
-            for inputs in check.production(dtype):
+        for dtype in job.dtypes:
+            for inputs in itertools.islice(check.production(dtype), None if job.whole else 1):
                 check.launch(**inputs)
     finally:
         JITFunction.run = run
@@ -132,11 +147,10 @@ def _number(pattern: str, report: str) -> int:
 
 
 def jobs(operations: list[str]) -> Iterator[Job]:
-    for check in all_checks():
-        if not operations or check.name in operations:
-            for capability in _SHARED_LIMITS:
-                for tuned_for in _TUNED_FOR.get(capability, ("default",)):
-                    yield Job(check.name, capability, tuned_for)
+    names = [check.name for check in all_checks() if not operations or check.name in operations]
+    for name in sorted(names, key=lambda name: name not in _SLOW_TO_COMPILE):
+        yield from (Job(name, capability, tuning.DEFAULT) for capability in _SHARED_LIMITS)
+        yield Job(name, 90, _H200)
 
 
 def main() -> int:

@@ -1,0 +1,106 @@
+"""Part `aws`: the AWS post's two scenarios with Falcon-40B shapes through the engine on one GPU: static batches of 4
+and of 32 on our own kernels, rolling with one run of blocks a sequence, rolling with pages."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from tests.gpu import ceilings
+from tests.gpu.context import Context
+from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, run_requests
+from tests.gpu.shapes import real, write
+from tests.gpu.traces import equal
+
+MODEL = "falcon-40b"
+USERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the post says of an arm: scenario 1 and 2."""
+
+    tokens_per_second: tuple[float, float]
+    latency_p90: tuple[float, float]
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    policy: str
+    max_num_seqs: int
+    paged: bool
+    post: Published | None = None
+
+
+SCENARIOS = ((32, 128), (256, 32))
+"""Tokens in and out."""
+ARMS = (
+    Arm("static 4", "static_batch", 4, True, Published((5.53, 19.96), (58.34, 59.31))),
+    Arm("static 32", "static_batch", 32, True),
+    Arm("rolling paged", "max_utilization", 32, True, Published((59.18, 44.75), (4.76, 2.67))),
+    Arm("rolling", "guaranteed_no_evict", 32, False, Published((56.04, 46.69), (4.74, 3.88))),
+)
+"""The post's own static arm was another engine, transformers with batches of 4, and its model ran on 8 GPUs: only
+ratios within a table compare."""
+
+
+def run(context: Context) -> None:
+    ceilings.measure(context)
+    free(context.device)
+    folder = write(real(MODEL, context.smoke), context.folder / MODEL)
+    base: dict[int, Outcome] = {}
+    for paged in (True, False):
+        with context.results.guard(f"AWS post, {'paged' if paged else 'contiguous'}"):
+            engine = Engine(folder, context.device, _limits(context), dtype="fp16", paged=paged)
+            for arm in ARMS:
+                if arm.paged is paged:
+                    _measure(context, engine, arm, base)
+            del engine
+        free(context.device)
+
+
+def _limits(context: Context) -> Limits:
+    longest = max(sum(shape) for shape in _scenarios(context))
+    seqs = context.size(USERS, 2)
+    return Limits(seqs, longest, context.size(1024, 4) + seqs, seqs * (longest + 16))
+
+
+def _scenarios(context: Context) -> tuple[tuple[int, int], ...]:
+    return context.size(SCENARIOS, ((2, 2),))
+
+
+def _measure(context: Context, engine: Engine, arm: Arm, base: dict[int, Outcome]) -> None:
+    for place, (given, asked) in enumerate(_scenarios(context)):
+        trace = equal(context.size(128, 2), given, asked, engine.config.vocab_size)
+        requests = [
+            greedy(f"{arm.name} {place} {i}", prompt, asked) for i, prompt in enumerate(trace.prompts)
+        ]
+        running = engine.start(arm.policy, max_num_seqs=context.size(arm.max_num_seqs, 2))
+        outcome = run_requests(running, requests, context.device, users=USERS)
+        assert outcome.num_tokens == trace.num_output_tokens
+        first = base.setdefault(place, outcome)
+        title = f"AWS post, scenario {place + 1} ({given} in, {asked} out), {arm.name}"
+        context.results.share(
+            title,
+            outcome.tokens_per_second,
+            "tokens/s",
+            outcome.tokens_per_second / first.tokens_per_second,
+            "static 4",
+            note=_note(outcome, arm, place),
+        )
+
+
+def _note(outcome: Outcome, arm: Arm, place: int) -> str:
+    p90 = statistics.quantiles(outcome.latencies, n=10)[-1]
+    note = f"p90 latency {p90:.2f} s"
+    if arm.post is None:
+        return f"{note}; not in the post"
+    static = ARMS[0].post
+    assert static is not None
+    times = arm.post.tokens_per_second[place] / static.tokens_per_second[place]
+    return (
+        f"{note}; the post: {arm.post.tokens_per_second[place]} tokens/s, {times:.1f} times its static 4, p90 "
+        f"{arm.post.latency_p90[place]} s"
+    )

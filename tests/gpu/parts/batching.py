@@ -1,0 +1,51 @@
+"""Part `batching`: what scheduling each step anew gives, kernels and model being the same (W3: bursts of requests with
+outputs of exponential length)."""
+
+from __future__ import annotations
+
+from tests.gpu import ceilings
+from tests.gpu.context import Context
+from tests.gpu.engine import Engine, free, greedy, run_requests
+from tests.gpu.parts.workload import engine_limits
+from tests.gpu.shapes import real, write
+from tests.gpu.timing import Deadline
+from tests.gpu.traces import Trace, tiny, w3
+
+MODEL = "llama-3-8b"
+_REQUESTS, _CAP = 1000, 512
+_SECONDS = 240.0
+"""For one arm."""
+
+
+def run(context: Context) -> None:
+    ceilings.measure(context)
+    free(context.device)
+    config = real(MODEL, context.smoke)
+    trace = tiny(config["vocab_size"]) if context.smoke else w3(_REQUESTS, _CAP, config["vocab_size"])
+    engine = Engine(write(config, context.folder / MODEL), context.device, engine_limits(context, trace))
+    if not context.smoke:
+        _speed(context, engine, trace.part(100), "max_utilization", 256)
+    rolling = _speed(context, engine, trace, "max_utilization", context.size(256, 2))
+    context.results.figure(f"W3 of {len(trace.outputs)}, rolling", rolling, "tokens/s")
+    for size, target in context.size({256: "same-batch", 8: "static-8"}, {2: "same-batch"}).items():
+        with context.results.guard(f"W3, static batches of {size}"):
+            static = _speed(context, engine, trace, "static_batch", size)
+            context.results.share(
+                f"W3 of {len(trace.outputs)}: rolling, times static batches of {size}",
+                rolling,
+                "tokens/s",
+                rolling / static,
+                "static's",
+                target,
+                f"static: {static:.0f} tokens/s",
+            )
+
+
+def _speed(context: Context, engine: Engine, trace: Trace, policy: str, size: int) -> float:
+    """Tokens/s, of what was done when time was over."""
+    requests = [
+        greedy(f"{policy} {size} {len(trace.outputs)} {i}", prompt, count)
+        for i, (prompt, count) in enumerate(zip(trace.prompts, trace.outputs, strict=True))
+    ]
+    running = engine.start(policy, max_num_seqs=size)
+    return run_requests(running, requests, context.device, deadline=Deadline(_SECONDS)).tokens_per_second

@@ -1,0 +1,194 @@
+"""Part `tune`: better launch parameters for this device, in the form of kernels/lmi_kernels/tuned/<device>.json, in a
+folder beside the results. What matters most comes first; when time is over, the rest stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+
+import lmi_kernels
+from lmi_kernels import ScoreRules, tuning
+from lmi_kernels.decode_plan import tuning_key
+from lmi_kernels.varlen_attention import tile_key
+from tests.gpu import sweep
+from tests.gpu.context import Context
+from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv
+from tests.gpu.sweep import Subject
+from tests.gpu.timing import Call, Deadline
+
+_SECONDS = 450.0
+
+_DECODE = {
+    "block_n": (32, 64, 128),
+    "num_stages": (2, 3, 4, 5),
+    "blocks_per_multiprocessor": (1, 2, 3, 4, 6),
+    "num_warps": (2, 4, 8),
+    "min_tiles": (1, 2, 4, 8),
+}
+_PREFILL = {
+    "block_n": (32, 64, 128),
+    "num_stages": (2, 3, 4),
+    "num_warps": (4, 8),
+    "block_m": (64, 128),
+    "edge_n": (32, 64, 128),
+}
+_VARLEN = {"block_n": (32, 64, 128), "num_stages": (2, 3, 4), "num_warps": (2, 4, 8)}
+_MATMUL = {
+    "block_n": (32, 64, 128, 256),
+    "block_k": (32, 64, 128, 256),
+    "num_stages": (2, 3, 4, 5, 6),
+    "num_warps": (4, 8),
+    "group_m": (1, 4, 8, 16),
+}
+_EXPERT_ROWS = {"8": 32, "more": 2048, "1": 1, "48": 192, "24": 96}
+"""Rows of Mixtral (8 experts, 2 chosen) whose mean for an expert takes a key's tiles."""
+
+
+def subjects(context: Context) -> list[Subject]:
+    """In order of importance; what they compute on is made when they are their turn."""
+    found = []
+    if context.smoke:
+        heads = Heads(2, 1, 16)
+        key = tuning_key(heads.dim)
+        return [
+            Subject("decode_attention", key, {"block_n": (32, 64)}, lambda: _decode(context, heads, [(40,)]))
+        ]
+    for heads in (LLAMA, FALCON_40B):
+        found.append(
+            Subject(
+                "decode_attention",
+                tuning_key(heads.dim),
+                _DECODE,
+                lambda heads=heads: _decodes(context, heads),
+            )
+        )
+    found += [
+        Subject(
+            "prefill_attention",
+            _tile_key(context, heads),
+            _PREFILL,
+            lambda heads=heads: _prefills(context, heads),
+            # The tiles with masks begin where those without end.
+            lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
+        )
+        for heads in (LLAMA, FALCON_40B)
+    ]
+    for key, rows in _EXPERT_ROWS.items():
+        for operation in ("experts_gate_up", "experts_down"):
+            found.append(Subject(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows)))
+    for heads, length in ((LLAMA, 64), (FALCON_40B, 64), (LLAMA, 1), (FALCON_40B, 1)):
+        prefix = "rows_16_" if length * heads.queries // heads.keys_values <= 16 else "rows_64_"
+        key = _tile_key(context, heads, prefix)
+        found.append(
+            Subject(
+                "varlen_attention",
+                key,
+                _VARLEN,
+                lambda heads=heads, length=length: _chunks(
+                    context, heads, length, lmi_kernels.varlen_attention
+                ),
+            )
+        )
+    return found
+
+
+@torch.inference_mode()
+def run(context: Context) -> None:
+    deadline = Deadline(context.size(_SECONDS, 60.0))
+    name = tuning.device_name(context.device)
+    winners: dict[str, dict[str, tuning.Parameters]] = {}
+    for subject in subjects(context):
+        title = f"{subject.operation}, {subject.key}"
+        if deadline.left < context.size(30.0, 0.0):
+            context.results.figure(title, 0.0, "ways tried", "no time was left: it stays as it is")
+            continue
+        with context.results.guard(title):
+            found = sweep.climb(subject, context.device, deadline, context.size(10, 1))
+            winners.setdefault(subject.operation, {})[subject.key] = found.parameters
+            context.results.figure(
+                title,
+                found.tried,
+                "ways tried",
+                f"{found.before * 1e6:.1f} us before, {found.after * 1e6:.1f} us now: {json.dumps(found.parameters)}",
+            )
+            for parameters in found.wrong:
+                context.results.check(f"{title}: right with {parameters}", False)
+            _write(context, name, winners)
+
+
+def _write(context: Context, device_name: str, winners: dict[str, dict[str, tuning.Parameters]]) -> None:
+    """All of the device's parameters, the new ones among them."""
+    if context.out is None:
+        return
+    table = {operation: dict(keys) for operation, keys in tuning._table(device_name).items()}
+    for operation, keys in winners.items():
+        table.setdefault(operation, {}).update(keys)
+    file = context.out.parent / "tuned" / f"{device_name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"written: {file}", flush=True)
+
+
+def _tile_key(context: Context, heads: Heads, prefix: str = "") -> str:
+    return tile_key(torch.empty(1, 1, heads.dim, dtype=torch.bfloat16, device=context.device), prefix)
+
+
+def _decodes(context: Context, heads: Heads) -> list[list[Call]]:
+    """One group a case, so that each counts as much as the others."""
+    return _decode(context, heads, [(4096,) * 32, (1024,) * 256, (16384,)])
+
+
+def _decode(context: Context, heads: Heads, cases: Sequence[tuple[int, ...]]) -> list[list[Call]]:
+    groups = []
+    for lens in cases:
+        copies = 1 if context.smoke else max(2, int(-(-0.4e9 // (heads.token_bytes * sum(lens)))))
+        groups.append([_decode_call(context, heads, lens, seed) for seed in range(copies)])
+    return groups
+
+
+def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: int) -> Call:
+    kv = make_kv(context, heads, lens, 16, seed)
+    q = context.random(len(lens), heads.queries, heads.dim)
+    rules = ScoreRules(heads.dim**-0.5)
+
+    def call() -> torch.Tensor:
+        # With its plan, which depends on the parameters; of a step it is one part in some thirty layers.
+        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
+        out = torch.empty_like(q)
+        lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
+        return out
+
+    return call
+
+
+def _prefills(context: Context, heads: Heads) -> list[list[Call]]:
+    return _chunks(context, heads, 4096, lmi_kernels.prefill_attention)
+
+
+def _chunks(context: Context, heads: Heads, length: int, attention: Callable[..., None]) -> list[list[Call]]:
+    """Two sequences, one with a past as long as the chunk."""
+    kv = make_kv(context, heads, (length, 2 * max(length, 1024)), 16)
+    q = context.random(2 * length, heads.queries, heads.dim)
+    bounds = torch.tensor([0, length, 2 * length], dtype=torch.int32, device=context.device)
+    rules = ScoreRules(heads.dim**-0.5)
+
+    def call() -> torch.Tensor:
+        out = torch.empty_like(q)
+        attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
+        return out
+
+    return [[call]]
+
+
+def _experts(context: Context, rows: int) -> list[list[Call]]:
+    """Both products of Mixtral's experts: what one gains is not lost by the other."""
+    hidden, middle, count = 4096, 14336, 8
+    weights = lmi_kernels.pack_experts(
+        context.random(count, 2 * middle, hidden, scale=hidden**-0.5),
+        context.random(count, hidden, middle, scale=middle**-0.5),
+    )
+    # Several choices of experts, as steps have them.
+    inputs = [(context.random(rows, hidden), context.random(rows, count)) for _ in range(4)]
+    return [[lambda x=x, logits=logits: lmi_kernels.experts(x, logits, weights, 2) for x, logits in inputs]]

@@ -1,0 +1,140 @@
+"""`python -m tests.gpu.report [JSON...] > docs/gpu-results.md`: what `tests.gpu.check` has seen, as a page. What no
+file tells of was not run, and the page says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.check import PARTS
+from tests.gpu.targets import TARGETS
+
+Run = Mapping[str, Any]
+"""One file of `Results`."""
+NOT_RUN = "not run"
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page.
+
+    Raises:
+        ValueError: a file is of a smoke run, or of a part that does not exist, or two are of one part.
+    """
+    by_part: dict[str, Run] = {}
+    for run in runs:
+        part = run["part"]
+        if run["smoke"]:
+            raise ValueError(f"the results of {part} are of a smoke run: its figures mean nothing")
+        if part not in PARTS:
+            raise ValueError(f"there is no part {part!r}; parts are {', '.join(PARTS)}")
+        if part in by_part:
+            raise ValueError(f"two files are of the part {part}")
+        by_part[part] = run
+    lines = ["# Results on a GPU", "", *_introduction(by_part), "## Parts", "", *_parts(by_part), ""]
+    lines += ["## Targets", "", *_targets(by_part), ""]
+    for part in PARTS:
+        if part in by_part:
+            lines += [f"## {part}: {PARTS[part].title}", "", *_entries(by_part[part]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _introduction(by_part: Mapping[str, Run]) -> list[str]:
+    lines = [
+        "Made by `python -m tests.gpu.report`, from what `make gpu-check` writes. Shares are of ceilings that the same",
+        "process has measured (copy bandwidth, a bf16 matrix product on random data), or of the floor that these give:",
+        "max(bytes / copy bandwidth, operations / matmul rate). All models have random weights.",
+        "",
+    ]
+    if not by_part:
+        return [*lines, "Nothing here has been run on a GPU yet.", ""]
+    devices = {_words(run["device"]) for run in by_part.values()}
+    versions = {_words(run["versions"]) for run in by_part.values()}
+    lines += [f"- device: {each}" for each in sorted(devices)]
+    lines += [f"- versions: {each}" for each in sorted(versions)]
+    return [*lines, ""]
+
+
+def _parts(by_part: Mapping[str, Run]) -> Iterator[str]:
+    yield "| part | what | state | date |"
+    yield "|---|---|---|---|"
+    for name, part in PARTS.items():
+        run = by_part.get(name)
+        yield f"| {name} | {part.title} | {_state(run)} | {run['date'] if run else ''} |"
+
+
+def _state(run: Run | None) -> str:
+    if run is None:
+        return NOT_RUN
+    wrong = sum(entry["passed"] is False for entry in run["entries"])
+    state = f"run in {run['seconds']:.0f} s" if run["finished"] else "**cut short**"
+    return state + (f", **{wrong} of {len(run['entries'])} not as they should be**" if wrong else "")
+
+
+def _targets(by_part: Mapping[str, Run]) -> Iterator[str]:
+    yield "| what | must be | is | |"
+    yield "|---|---|---|---|"
+    for key, target in TARGETS.items():
+        entries = by_part.get(target.part, {}).get("entries", ())
+        found = [entry for entry in entries if entry["target"] == key]
+        if not found:
+            state = "not measured" if target.part in by_part else NOT_RUN
+            yield f"| {target.title} | {target.words} | {state} | |"
+            continue
+        # Of several the one that is farthest from good.
+        worst = (max if target.at_most else min)(found, key=lambda entry: entry["share"])
+        verdict = "PASS" if worst["passed"] else "**FAIL**"
+        title = (
+            target.title if len(found) == 1 else f"{target.title} (least of {len(found)}: {worst['name']})"
+        )
+        yield f"| {title} | {target.words} | {target.amount(worst['share'])} | {verdict} |"
+
+
+def _entries(run: Run) -> Iterator[str]:
+    yield "| what | value | share | | |"
+    yield "|---|---|---|---|---|"
+    for entry in run["entries"]:
+        value = "" if entry["value"] is None else f"{entry['value']:.4g} {entry['unit']}"
+        if entry["low"] is not None:
+            value += f" ({entry['low']:.4g} to {entry['high']:.4g})"
+        yield f"| {_cell(entry['name'])} | {value} | {_share(entry)} | {_verdict(entry)} | {_cell(entry['note'])} |"
+
+
+def _share(entry: Mapping[str, Any]) -> str:
+    share = entry["share"]
+    if share is None:
+        return ""
+    target = TARGETS.get(entry["target"])
+    times = target.times if target else share > 1.5
+    return f"{f'{share:.2f}x' if times else f'{100 * share:.1f} %'} of {entry['of']}"
+
+
+def _verdict(entry: Mapping[str, Any]) -> str:
+    return {True: "PASS", False: "**FAIL**", None: ""}[entry["passed"]]
+
+
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="JSON files of tests.gpu.check")
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in parser.parse_args(argv).files]
+    try:
+        sys.stdout.write(render(runs))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

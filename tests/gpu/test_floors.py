@@ -1,0 +1,77 @@
+"""Floors and limits against numbers that were worked out by hand, and the traces that they are for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engines.models.config import ModelConfig
+from tests.gpu.floors import Ceilings, decode_work, prefill_work, trace_floor
+from tests.gpu.shapes import CONFIGS, write
+from tests.gpu.traces import w3, w6
+
+H200 = Ceilings(copy=4.3e12, matmul=790e12)
+
+
+def config_of(name: str, folder: Path) -> ModelConfig:
+    return ModelConfig.from_folder(write(CONFIGS[name], folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_seqs", "milliseconds"),
+    [
+        ("llama-3-8b", 1, 3.52),
+        ("llama-3-8b", 32, 4.49),
+        ("llama-3-8b", 256, 11.5),
+        ("falcon-40b", 1, 19.2),
+        ("falcon-40b", 32, 20.2),
+        ("falcon-40b", 256, 27.4),
+        ("mixtral-8x7b", 1, 5.96),
+        ("mixtral-8x7b", 32, 22.7),
+        ("mixtral-8x7b", 256, 29.7),
+        ("qwen3-0.6b", 1, 0.30),
+    ],
+)
+def test_a_decode_step_at_1024_keys(name: str, num_seqs: int, milliseconds: float, tmp_path: Path) -> None:
+    floor = decode_work(config_of(name, tmp_path), num_seqs, 1024 * num_seqs).floor(H200)
+    assert 1e3 * floor == pytest.approx(milliseconds, rel=0.02)
+
+
+def test_a_prefill_of_2048_tokens(tmp_path: Path) -> None:
+    assert 1e3 * prefill_work(config_of("llama-3-8b", tmp_path), 2048).floor(H200) == pytest.approx(
+        37.6, rel=0.01
+    )
+
+
+def test_w6_and_its_limits(tmp_path: Path) -> None:
+    trace = w6()
+    assert trace.num_output_tokens == 133_966
+    assert trace.num_input_tokens == 142_827
+    prompts = [len(prompt) for prompt in trace.prompts]
+    for name, limit in (("qwen3-0.6b", 36_400), ("llama-3-8b", 13_650)):
+        floor = trace_floor(config_of(name, tmp_path), prompts, trace.outputs, H200)
+        assert trace.num_output_tokens / floor == pytest.approx(limit, rel=0.005)
+
+
+def test_w3_is_drawn_again_and_not_cut() -> None:
+    trace = w3(2000, 512, 97)
+    assert max(trace.outputs) <= 512
+    assert trace.outputs.count(512) < 10
+    assert 100 < sum(trace.outputs) / 2000 < 128
+    assert {len(prompt) for prompt in trace.prompts} == {512}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shapes_are_known_to_transformers(name: str, tmp_path: Path) -> None:
+    """What our readers of config.json take for granted, so does transformers."""
+    from transformers import AutoConfig
+
+    folder = write(CONFIGS[name], tmp_path)
+    theirs, ours = AutoConfig.from_pretrained(folder), ModelConfig.from_folder(folder)
+    assert theirs.num_hidden_layers == ours.num_layers
+    assert theirs.num_attention_heads == ours.num_heads
+    assert theirs.vocab_size == ours.vocab_size
+    assert theirs.tie_word_embeddings == ours.tie_word_embeddings
+    assert json.loads((folder / "config.json").read_text()) == CONFIGS[name]
