@@ -11,13 +11,14 @@ PORT ?= 8080
 EXTRAS ?= [dev]
 # For `make gpu-check`: a Python that has what it needs (nothing is installed for it), which parts, and where figures go.
 GPU_PYTHON ?= python3
-GPU_PARTS ?= kernels engine ceilings attention steps workload aws
+GPU_PARTS ?= kernels-bf16 kernels-fp16 kernels-fp32 engine ceilings attention steps steps-large \
+	workload-0.6b workload-8b aws batching
 GPU_RESULTS ?= build/gpu-check
 IMAGE ?= lmi-server:$(TORCH)
 # Tests that run at once.
 TEST_JOBS ?= 2
 
-KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton
+KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton tests/gpu/test_smoke.py
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,4 +1,4 @@
-"""How a step's tokens attend: made once a step, an argument of every layer, one implementation for each kind of device."""
+"""How a step's tokens attend: made once a step, an argument of every layer. One implementation a kind of device."""
 
 from __future__ import annotations
 

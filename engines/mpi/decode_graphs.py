@@ -45,7 +45,7 @@ class DecodeOutputs:
     finite: torch.Tensor
     """[n], bool: the row's logits were numbers."""
     logits: torch.Tensor | None
-    """[n, vocab_size] on rank 0."""
+    """[n, vocab_size] on rank 0; of all graphs in one place."""
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -66,6 +66,8 @@ class DecodeGraphs:
         self._inputs: dict[int, DecodeInputs] = {}
         self._outputs: dict[int, DecodeOutputs] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: torch.Tensor | None = None
+        """Of the largest batch. Copying costs little, but a place for each graph's logits would be gigabytes."""
 
     def capture(self, sizes: Sequence[int], padding_row: int) -> None:
         """The largest first: smaller ones then fit into the memory that it took."""
@@ -77,12 +79,21 @@ class DecodeGraphs:
             numbers[0] = padding_row
             inputs = DecodeInputs.of(numbers)
             # Compiles what is not compiled yet, and has libraries take their scratch memory: neither may be captured.
-            self._decode(inputs)
+            logits = self._decode(inputs).logits
+            if self._logits is None and logits is not None:
+                self._logits = torch.empty_like(logits)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                outputs = self._decode(inputs)
+                outputs = self._in_place(self._decode(inputs))
             self._inputs[size], self._outputs[size], self._graphs[size] = inputs, outputs, graph
         self._sizes = sorted(self._graphs)
+
+    def _in_place(self, outputs: DecodeOutputs) -> DecodeOutputs:
+        if self._logits is None or outputs.logits is None:
+            return outputs
+        logits = self._logits[: len(outputs.logits)]
+        logits.copy_(outputs.logits)
+        return DecodeOutputs(outputs.tokens, outputs.finite, logits)
 
     def bucket(self, num_seqs: int) -> int:
         """The size of the graph for so many sequences; 0: there is none."""

@@ -213,6 +213,8 @@ class EngineCore:
     def _halve(self, step: Step, started: float) -> list[RequestOutput]:
         """A step that fails is halved until the culprit is alone, and only that one ends with an error: computing a
         sequence's tokens again does not change it."""
+        # Devices may have gone on to later tokens than those which the step was planned with; by now all are known.
+        step = step.with_known_tokens()
         if len(step.sequences) == 1:
             outputs = self._scheduler.fail(step.sequences, RequestFailed("this request failed in the engine"))
             self._count(step, outputs, started)

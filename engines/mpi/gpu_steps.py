@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 import lmi_kernels
-from engines.core import PromptLogprob, SampledToken
+from engines.core import PromptLogprob, SampledToken, SamplingParams
 from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
@@ -68,7 +68,7 @@ class DeviceChoices:
         if flagged.is_cuda:
             self._tokens = torch.empty(flagged.shape, dtype=flagged.dtype, pin_memory=True)
             self._tokens.copy_(flagged, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         else:
             self._tokens = flagged
@@ -92,10 +92,12 @@ class GpuSteps:
         vocab_size: int,
         comm: Communicator,
         shape: TableShape,
+        num_layers: int | None = None,
     ) -> None:
         """
         cos_sin: as in `PagedStepAttention`.
         heads: KV heads of this rank, and their dimension.
+        num_layers: as in `CpuSteps`.
         """
         device = cos_sin.device
         self._model = model
@@ -112,8 +114,9 @@ class GpuSteps:
         self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
         self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
         self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
-        self._owners: dict[int, str] = {}
-        """By row, the request whose parameters the sampler has."""
+        self._asked: dict[int, SamplingParams] = {}
+        """By row, what the sampler was told: a request's own object, so another request's is never taken for it."""
+        self._num_layers = num_layers
         self._graphs = DecodeGraphs(self._decode, device)
 
     @torch.inference_mode()
@@ -133,7 +136,8 @@ class GpuSteps:
     def prepare(self, plan: StepPlan) -> DeviceBatch:
         layout = lay_out(plan)
         table_rows = layout.rows[layout.sampled].tolist()
-        bucket, lengths = 0, ()
+        bucket = 0
+        lengths: list[tuple[int, int]] = []
         if layout.num_singles == layout.num_seqs and not len(layout.scored):
             bucket = self._graphs.bucket(layout.num_seqs)
         if bucket:
@@ -193,9 +197,8 @@ class GpuSteps:
     ) -> tuple[DecodeOutputs, list[list[PromptLogprob]]]:
         layout = batch.layout
         seqs, singles = layout.num_seqs, layout.num_singles
-        pieces = batch.numbers.split([padded for padded, _ in batch.lengths])
-        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = (
-            piece[:length] for piece, (_, length) in zip(pieces, batch.lengths, strict=True)
+        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _pieces(
+            batch.numbers, batch.lengths
         )
         input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
             owners,
@@ -211,7 +214,7 @@ class GpuSteps:
         if singles < seqs:
             chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
             attention = attention.with_chunks(chunks, chunk_starts, layout.max_query_len)
-        hidden = self._model.forward(input_ids, self._cache, attention)
+        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._comm.rank == 0 else None
@@ -236,7 +239,7 @@ class GpuSteps:
             self._cache.block_size,
         )
         attention = self._attention(positions, slot_mapping, inputs.rows, seq_lens, len(inputs.rows))
-        hidden = self._model.forward(input_ids, self._cache, attention)
+        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         return self._choose(hidden, inputs.rows.long(), positions + 1)
 
     def _attention(
@@ -268,10 +271,14 @@ class GpuSteps:
 
     def _admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
         """Tell the sampler of those that it does not know yet."""
-        new = [(at, row) for at, row in zip(table_rows, rows, strict=False) if self._owners.get(at) != row.id]
+        new = [
+            (at, row)
+            for at, row in zip(table_rows, rows, strict=False)
+            if self._asked.get(at) is not row.params
+        ]
         if new:
             self._sampler.admit([at for at, _ in new], [row.params for _, row in new])
-            self._owners.update((at, row.id) for at, row in new)
+            self._asked.update((at, row.params) for at, row in new)
 
     def _padded(self, layout: DeviceLayout, bucket: int) -> npt.NDArray[np.int32]:
         """As `DecodeInputs` has them: [3, bucket]."""
@@ -301,3 +308,12 @@ def _aligned(
         numbers[at : at + length] = array
         at += padded
     return numbers, lengths
+
+
+def _pieces(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """The arrays that `_aligned` put behind each other."""
+    found, at = [], 0
+    for padded, length in lengths:
+        found.append(numbers[at : at + length])
+        at += padded
+    return found

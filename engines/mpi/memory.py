@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import resource
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
         work()
         torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_reserved(device)
+        gc.collect()  # graphs and what they call hold each other
         torch.cuda.empty_cache()
         return peak - before
     before = in_use(device)

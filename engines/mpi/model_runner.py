@@ -81,7 +81,7 @@ class ModelRunner:
         )
         self._contiguous = not config.cache.paged
         self._batch_invariant = config.parallel.batch_invariant
-        self._kv_heads = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
+        self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
         on_gpu = device.type == "cuda"
         self.max_step_tokens = step.num_tokens if on_gpu else None
@@ -132,6 +132,7 @@ class ModelRunner:
                 self.config.vocab_size,
                 self._comm,
                 TableShape(step.num_seqs, config.model.max_model_len),
+                num_layers,
             )
         limits = GroupLimits(
             cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
@@ -158,15 +159,24 @@ class ModelRunner:
         if self._device.type == "cpu":
             num_layers = min(num_layers, _PROFILED_LAYERS)
 
-        def work() -> None:
+        def steps() -> StepRunner:
             cache = self._new_cache(NUM_BLOCKS, config.cache.block_size, num_layers)
-            steps = self._make_steps(config, step, cache, num_layers)
-            run_largest(step, steps, cache.block_size, self.config.vocab_size, self._device)
-            if isinstance(steps, GpuSteps):
-                # All graphs share the memory of the largest.
-                steps.capture([step.num_decodes])
+            return self._make_steps(config, step, cache, num_layers)
 
-        return memory.measure_peak(self._device, work)
+        def compute() -> None:
+            run_largest(step, steps(), config.cache.block_size, self.config.vocab_size, self._device)
+
+        def capture() -> None:
+            """All graphs share the memory of the largest."""
+            runner = steps()
+            if isinstance(runner, GpuSteps):
+                runner.capture([step.num_decodes])
+
+        computing = memory.measure_peak(self._device, compute)
+        if self._device.type != "cuda":
+            return computing
+        # Graphs keep theirs while other steps compute.
+        return computing + memory.measure_peak(self._device, capture)
 
     def _make_cache(
         self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engines.mpi.sequence import Sequence
-from engines.mpi.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, PlanKind, StepPlan
+from engines.mpi.step_plan import (
+    UNKNOWN_TOKEN,
+    WANT_LOGITS,
+    WANT_NOTHING,
+    WANT_PROMPT_LOGPROBS,
+    PlanKind,
+    StepPlan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,17 @@ class Step:
             )
             if want & WANT_PROMPT_LOGPROBS
         ]
+
+    def with_known_tokens(self) -> Step:
+        """The same step, after those before it have ended: tokens that were unknown when it was planned are in it."""
+        tokens, at = list(self.plan.token_ids), 0
+        for sequence, start, count in zip(
+            self.sequences, self.plan.starts, self.plan.query_lens, strict=True
+        ):
+            if tokens[at] == UNKNOWN_TOKEN:
+                tokens[at] = sequence.token_ids[start]
+            at += count
+        return replace(self, plan=replace(self.plan, token_ids=tokens))
 
     def halves(self) -> tuple[Step, Step]:
         """The same tokens as two steps. What else a plan does was done when the whole was tried."""

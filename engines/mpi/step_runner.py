@@ -19,8 +19,9 @@ from engines.sampling.batch import SamplingRow
 class Choices(Protocol):
     """Tokens that a device chooses while the host goes on."""
 
-    host_rows: Sequence[int]
-    """Of the sampled sequences those that the host has to choose for, from the logits."""
+    @property
+    def host_rows(self) -> Sequence[int]:
+        """Of the sampled sequences those that the host has to choose for, from the logits."""
 
     def take(self) -> list[SampledToken]:
         """Wait for them: one for each sampled sequence, of which those of `host_rows` mean nothing."""
@@ -41,8 +42,9 @@ class StepResult:
 class LaidOut(Protocol):
     """A step as tensors: what `prepare` gives `compute`."""
 
-    prompt_lens: tuple[int, ...]
-    """Rows whose next token's log-probability is wanted, of each sequence that wants them."""
+    @property
+    def prompt_lens(self) -> tuple[int, ...]:
+        """Rows whose next token's log-probability is wanted, of each sequence that wants them."""
 
 
 class StepRunner(Protocol):

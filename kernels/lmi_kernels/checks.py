@@ -60,7 +60,11 @@ _MODULES = (
     "step_inputs",
     "sum_choices",
     "update_block_tables",
-    "varlen_attention", "decode_plan", "combine_parts", "decode_attention")
+    "varlen_attention",
+    "decode_plan",
+    "combine_parts",
+    "decode_attention",
+)
 
 
 def all_checks() -> list[OpCheck]:

@@ -9,7 +9,7 @@ import torch
 
 from lmi_kernels._triton import jit, next_power_of_2, tl
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.decode_plan import DecodePlan, plan_decode
+from lmi_kernels.decode_plan import EXAMPLE_TILES, DecodePlan, plan_decode, plan_reference
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 
 
@@ -48,7 +48,7 @@ def combine_parts(
     )
 
 
-@jit
+@jit(do_not_specialize=("num_seqs",))
 def _combine_kernel(
     tile_starts_ptr,
     program_starts_ptr,
@@ -122,7 +122,7 @@ def _combine_checked(
     out: torch.Tensor,
 ) -> Results:
     sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
-    plan = plan_decode(sequences, 1, out.shape[2], ScoreRules(1.0), num_programs)
+    plan = plan_decode(sequences, 1, out.shape[2], ScoreRules(1.0), num_programs, EXAMPLE_TILES)
     combine_parts(plan, parts, maxima, sums, out)
     return (out,)
 
@@ -135,9 +135,8 @@ def _combine_reference(
     sums: torch.Tensor,
     out: torch.Tensor,
 ) -> Results:
-    sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
-    plan = plan_decode(sequences, 1, out.shape[2], ScoreRules(1.0), num_programs)
-    starts, per_program = plan.tile_starts.tolist(), int(plan.tiles_per_program)
+    tile_starts, _, tiles_per_program = plan_reference(seq_lens.tolist(), None, num_programs, EXAMPLE_TILES)
+    starts, per_program = tile_starts.tolist(), int(tiles_per_program)
     expected = out.double()
     for i, (begin, end) in enumerate(pairwise(starts)):
         programs = torch.arange(begin // per_program, -(-end // per_program))

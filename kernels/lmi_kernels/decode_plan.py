@@ -45,14 +45,17 @@ def plan_decode(
     head_dim: int,
     rules: ScoreRules,
     num_programs: int | None = None,
+    tuned: tuning.Parameters | None = None,
 ) -> DecodePlan:
     """Plan once a step, for all layers of the same `rules.window`.
 
     Args:
         num_kv_heads: of this rank; each has a grid of its own.
         num_programs: for tests; else as many as the device can run at once.
+        tuned: for tests; else the device's launch parameters.
     """
-    tuned = tuning.parameters("decode_attention", tuning_key(head_dim), sequences.seq_lens.device)
+    if tuned is None:
+        tuned = tuning.parameters("decode_attention", tuning_key(head_dim), sequences.seq_lens.device)
     if num_programs is None:
         num_programs = _that_fill(sequences.seq_lens.device, num_kv_heads, tuned)
     num_seqs = sequences.seq_lens.shape[0]
@@ -85,7 +88,7 @@ def tuning_key(head_dim: int) -> str:
     return str(max(64, next_power_of_2(head_dim)))
 
 
-@jit
+@jit(do_not_specialize=("num_seqs", "search_steps"))
 def _plan_kernel(
     seq_lens_ptr,
     tile_starts_ptr,
@@ -131,24 +134,37 @@ def _plan_kernel(
 
 
 def _plan_checked(
-    seq_lens: torch.Tensor, num_kv_heads: int, head_dim: int, window: int | None, num_programs: int | None
+    seq_lens: torch.Tensor,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    num_programs: int | None,
+    tuned: tuning.Parameters | None,
 ) -> Results:
     """As `plan_decode`, of which neither block tables nor rows are looked at."""
     sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
-    plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs)
+    plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs, tuned)
     return plan.tile_starts, plan.program_starts, plan.tiles_per_program
 
 
 def _plan_reference(
-    seq_lens: torch.Tensor, num_kv_heads: int, head_dim: int, window: int | None, num_programs: int | None
+    seq_lens: torch.Tensor,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    num_programs: int,
+    tuned: tuning.Parameters,
 ) -> Results:
-    """In plain numbers."""
-    tuned = tuning.parameters("decode_attention", tuning_key(head_dim), seq_lens.device)
-    if num_programs is None:
-        num_programs = _that_fill(seq_lens.device, num_kv_heads, tuned)
+    return plan_reference(seq_lens.tolist(), window, num_programs, tuned)
+
+
+def plan_reference(
+    seq_lens: list[int], window: int | None, num_programs: int, tuned: tuning.Parameters
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A plan's `tile_starts`, `program_starts` and `tiles_per_program`, in plain numbers."""
     owners: list[int] = []
     starts = [0]
-    for i, seq_len in enumerate(seq_lens.tolist()):
+    for i, seq_len in enumerate(seq_lens):
         visible = seq_len if window is None else min(seq_len, window)
         owners += [i] * -(-visible // tuned["block_n"])
         starts.append(len(owners))
@@ -158,10 +174,14 @@ def _plan_reference(
     return torch.tensor(starts), torch.tensor(firsts), torch.tensor([per_program])
 
 
+EXAMPLE_TILES: tuning.Parameters = {"block_n": 64, "min_tiles": 2}
+"""The same on every device, so that a reference knows them."""
+
+
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    def of(lengths: torch.Tensor, window: int | None = None, num_programs: int | None = None) -> Inputs:
+    def of(lengths: torch.Tensor, window: int | None = None, num_programs: int = 5) -> Inputs:
         kind = {"num_kv_heads": 2, "head_dim": 128, "window": window, "num_programs": num_programs}
-        return {"seq_lens": lengths.to(torch.int32), **kind}
+        return {"seq_lens": lengths.to(torch.int32), **kind, "tuned": EXAMPLE_TILES}
 
     def random(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator)
@@ -186,6 +206,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
             "head_dim": head_dim,
             "window": window,
             "num_programs": None,
+            "tuned": None,
         }
 
 

@@ -112,7 +112,7 @@ def _padded_head_dim(q: torch.Tensor) -> int:
 
 # Numbers that change from step to step must not make new kernels, nor where a step's arrays begin.
 @jit(
-    do_not_specialize=("num_seqs", "blocks_per_seq"),
+    do_not_specialize=("num_seqs", "blocks_per_seq", "num_blocks"),
     do_not_specialize_on_alignment=("table_rows_ptr", "seq_lens_ptr", "cu_seqlens_ptr"),
 )
 def _packed_attention_kernel(

@@ -29,7 +29,6 @@ from lmi_kernels.attention_plan import KEY_TILE, GroupLimits, decode_order, plan
 from tests.support.seeds import fresh_generator, generator_from, integers
 
 
-
 @contextmanager
 def threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()

@@ -17,6 +17,8 @@ from lmi_kernels.checks import OpCheck
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 
+_MOST_TRIES = 12
+
 
 @dataclass(frozen=True)
 class Planted:
@@ -39,7 +41,13 @@ def assert_caught(planted: Planted, folder: Path) -> None:
         source.replace(planted.right, planted.wrong), f"wrong_{planted.module}", folder, planted.check
     )
     with pytest.raises(Exception):  # noqa: B017  a wrong result, or an index that the interpreter refuses
-        check_parity(wrong, torch.float32, fresh_generator())
+        _check_again_and_again(wrong)
+
+
+def _check_again_and_again(check: OpCheck) -> None:
+    """A wrong draw does not show with every seed."""
+    for _ in range(_MOST_TRIES):
+        check_parity(check, torch.float32, fresh_generator())
 
 
 @functools.cache
