@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 16
@@ -15,16 +13,8 @@ TITLE = "lmi kv-waste: 512-token prompts, outputs of mean 128, max_new_tokens 51
 
 def verify(lab: Lab, report: Report) -> None:
     path = lab.folder / "kv-waste.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "container", "kv-waste", "--json", str(path)],
-        cwd=REPO_ROOT,
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    for line in done.stdout.splitlines():
-        report.figure(line)
+    done = run_python("-m", "container", "kv-waste", "--json", str(path))
+    report.require(done.returncode == 0, f"exit code {done.returncode}")
     results = json.loads(path.read_text(encoding="utf-8"))["results"]
     for result in results:
         report.figure(

@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also when called as a file
 
 from tests.verify import (
+    architectures,
     aws_post,
     batch_invariance,
     clients,
@@ -23,7 +24,10 @@ from tests.verify import (
     dynamic_equality,
     failures,
     fresh_clone,
+    gpu_results,
+    kernels_without_gpu,
     kv_waste,
+    late_steps,
     leaving_clients,
     malformed,
     overlay,
@@ -57,7 +61,7 @@ LINES = tuple(
         *(fresh_clone, token_equality, rolling, leaving_clients, failures, startup, malformed),
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
-        batch_invariance,
+        *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
     )
 )
 

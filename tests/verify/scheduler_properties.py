@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 14
@@ -17,30 +14,12 @@ _PLANTED = ("tests/engines/mpi/test_property_steps.py", "tests/engines/mpi/test_
 
 
 def verify(lab: Lab, report: Report) -> None:
-    steps = _run("-m", "tests.engines.mpi.property_steps", "--steps", "100000", "--jobs", "2")
-    report.require(steps.returncode == 0, f"scheduler: exit code {steps.returncode}; {_last(steps)}")
-    blocks = _run("-m", "tests.engines.mpi.allocator_operations", "--operations", "1000000")
-    report.require(blocks.returncode == 0, f"allocators: exit code {blocks.returncode}; {_last(blocks)}")
-    planted = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLANTED)
-    report.require(planted.returncode == 0, f"every planted bug makes them fail: {_last(planted)}")
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=REPO_ROOT,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr, sep="\n", flush=True)
-    return done
-
-
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
+    steps = run_python("-m", "tests.engines.mpi.property_steps", "--steps", "100000", "--jobs", "2")
+    report.require(steps.returncode == 0, f"scheduler: exit code {steps.returncode}; {last_line(steps)}")
+    blocks = run_python("-m", "tests.engines.mpi.allocator_operations", "--operations", "1000000")
+    report.require(blocks.returncode == 0, f"allocators: exit code {blocks.returncode}; {last_line(blocks)}")
+    planted = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLANTED)
+    report.require(planted.returncode == 0, f"every planted bug makes them fail: {last_line(planted)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""docs/gpu-results.md: what a GPU has shown, and what it has not. Runs nothing on a GPU: `make gpu-check` does."""
+
+from __future__ import annotations
+
+import re
+
+from tests.gpu.targets import TARGETS
+from tests.support.paths import REPO_ROOT
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 25
+TITLE = "docs/gpu-results.md: each target was met on a GPU, or is said not to have been run"
+
+
+def verify(lab: Lab, report: Report) -> None:
+    page = (REPO_ROOT / "docs/gpu-results.md").read_text(encoding="utf-8")
+    for target in TARGETS.values():
+        row = re.search(rf"^\| {re.escape(target.title)} \|(.*)$", page, re.MULTILINE)
+        report.require(row is not None, f"{target.title}: is on the page")
+        if row is not None:
+            state = row[1].strip(" |")
+            report.require("FAIL" not in state, f"{target.title}: {state}")
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)

@@ -1,0 +1,28 @@
+"""The step loop with one step in flight, without a model: many random schedules, every mode."""
+
+from __future__ import annotations
+
+import random
+
+from tests.engines.mpi.late_steps import MODES, run_episodes
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 24
+TITLE = "Steps planned before the last one's tokens are known: every request gets what it gets alone"
+
+_EPISODES = 300
+
+
+def verify(lab: Lab, report: Report) -> None:
+    seed = random.randrange(2**31)
+    report.figure(f"seed {seed}")
+    for mode in MODES:
+        done = run_episodes(mode, _EPISODES, random.Random(f"{seed} {mode}"))
+        report.require(
+            done.num_wrong == 0,
+            f"{mode}: {done.num_requests} requests, {done.num_wrong} wrong, {done.num_preemptions} preemptions",
+        )
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
