@@ -29,6 +29,9 @@ def main() -> None:
     with torch.inference_mode():
         found["inference sum"] = comm.all_reduce(torch.ones(3)).tolist()
 
+    told = torch.full((5,), 40 + comm.rank)
+    found["broadcast"] = [comm.broadcast(told) is told, told.unique().tolist()]
+
     whole = torch.arange(3 * 11, dtype=torch.float32).view(3, 11)
     shards = [split_evenly(11, world_size, rank) for rank in range(world_size)]
     own = shards[comm.rank]

@@ -23,6 +23,7 @@ def test_a_single_rank_talks_to_nobody(tmp_path: Path) -> None:
     assert (comm.rank, comm.world_size) == (0, 1)
     tensor = torch.arange(4.0)
     assert comm.all_reduce(tensor) is tensor
+    assert comm.broadcast(tensor) is tensor
     gathered = comm.gather_columns(tensor.view(2, 2), [2])
     assert gathered is not None
     assert torch.equal(gathered, torch.arange(4.0).view(2, 2))
@@ -62,6 +63,7 @@ def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
             "size": degree,
             "sum": [True, [degree * (degree + 1) / 2]],
             "inference sum": [degree] * 3,
+            "broadcast": [True, [40]],
             "gathered 3": True if rank == 0 else None,
             "gathered 1": True if rank == 0 else None,
             "agree": [0, degree - 1],

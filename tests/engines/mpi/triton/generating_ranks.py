@@ -1,0 +1,38 @@
+"""Run by mpirun as each rank of test_gpu_ranks.py: generates on the GPU path, each token fed back by the device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from engines.core import SamplingParams
+from engines.parallel import make_communicator
+from engines.sampling.batch import SamplingRow
+from tests.support.plans import PlanMaker
+from tests.support.tiny_models import make_runner
+
+
+def main() -> None:
+    folder, prompt, count = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    comm = make_communicator(2, torch.device("cpu"), folder)
+    runner = make_runner(folder / "model", comm)
+    maker = PlanMaker()
+    maker.begin(3, [5, 1, 9, 30, 2])
+    rows = [SamplingRow("a", SamplingParams(max_new_tokens=9), [0], 1)] if comm.rank == 0 else []
+    tokens = []
+    for step in range(count):
+        plan = maker.plan({3: prompt if step == 0 else [-1]})
+        runner.update(plan)
+        choices = runner.compute(runner.prepare(plan), rows=rows).choices
+        if (choices is not None) != (comm.rank == 0):
+            raise AssertionError("only rank 0 has what the device chose")
+        tokens += [] if choices is None else [token.token_id for token in choices.take()]
+    (folder / f"{comm.rank}.json").write_text(json.dumps(tokens), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
