@@ -181,9 +181,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
     )
 
 
-def _kv_capacity(
-    cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str
-) -> int | None:
+def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
     """Tokens in whole blocks. The CPU's cache is fp32 whatever the weights are."""
     if cache.kv_cache_bytes is None:
         return None

@@ -193,7 +193,6 @@ def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
     [
         ({}, "has no tokenizer: neither tokenizer.json nor"),
         ({"vocab.json": "{}"}, "has no tokenizer: neither tokenizer.json nor"),
-        ({"vocab.json": "no json", "merges.txt": "x y"}, "(vocab.json and merges.txt) cannot be converted"),
         ({"tokenizer.model": "no model"}, "(tokenizer.model) cannot be converted"),
     ],
 )

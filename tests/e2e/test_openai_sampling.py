@@ -1,4 +1,5 @@
-"""How tokens are chosen, and what is told of them, as the real openai package sees it; on both engines."""
+"""How tokens are chosen, and what is told of them, as the real openai package sees it; on both engines where they do it
+each in their own way. The sampler is the same."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_streamed_choices_are_the_whole_ones(api: openai.OpenAI) -> None:
     assert list(streamed.values()) == whole
 
 
-def test_best_of_is_the_likeliest(api: openai.OpenAI) -> None:
+def test_best_of_is_the_likeliest(rolling: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 8, "logprobs": 0}
 
     def score(choice: openai.types.CompletionChoice) -> float:
@@ -88,8 +89,8 @@ def test_best_of_is_the_likeliest(api: openai.OpenAI) -> None:
         known = [one for one in choice.logprobs.token_logprobs or [] if one is not None]
         return sum(known) / len(known)
 
-    everything = complete(api, n=5, **fields).choices
-    best = complete(api, n=2, best_of=5, **fields)
+    everything = complete(rolling, n=5, **fields).choices
+    best = complete(rolling, n=2, best_of=5, **fields)
     expected = sorted(everything, key=score, reverse=True)[:2]
     assert [choice.text for choice in best.choices] == [choice.text for choice in expected]
     assert best.usage is not None
@@ -151,40 +152,44 @@ def test_logit_bias_bans_and_forces(api: openai.OpenAI, text: TextModel) -> None
     assert only(complete(api, logit_bias={str(paris): 100}, max_tokens=4)) == " Paris" * 4
 
 
-def test_bad_words_do_not_come_up(api: openai.OpenAI) -> None:
-    banned = content(chat(api, max_tokens=16, extra_body={"bad_words": ["Paris", "capital of"]}).choices[0])
+def test_bad_words_do_not_come_up(rolling: openai.OpenAI) -> None:
+    banned = content(
+        chat(rolling, max_tokens=16, extra_body={"bad_words": ["Paris", "capital of"]}).choices[0]
+    )
     assert "Paris" not in banned
     assert "capital of" not in banned
 
 
-def test_penalties_break_a_loop(api: openai.OpenAI, text: TextModel) -> None:
+def test_penalties_break_a_loop(rolling: openai.OpenAI, text: TextModel) -> None:
     def kinds(**fields: Any) -> int:
         return len(
-            set(text.encode(only(complete(api, max_tokens=64, extra_body={"ignore_eos": True}, **fields))))
+            set(
+                text.encode(only(complete(rolling, max_tokens=40, extra_body={"ignore_eos": True}, **fields)))
+            )
         )
 
     assert kinds() < kinds(frequency_penalty=2.0, presence_penalty=2.0)
 
 
-def test_min_tokens_put_off_the_end(api: openai.OpenAI) -> None:
-    usage = chat(api, max_tokens=40).usage
+def test_min_tokens_put_off_the_end(rolling: openai.OpenAI) -> None:
+    usage = chat(rolling, max_tokens=40).usage
     assert usage is not None
     assert usage.completion_tokens < 30
-    longer = chat(api, max_tokens=40, extra_body={"min_tokens": 30}).usage
+    longer = chat(rolling, max_tokens=40, extra_body={"min_tokens": 30}).usage
     assert longer is not None
     assert longer.completion_tokens >= 30
 
 
-def test_stop_token_ids_end_the_text(api: openai.OpenAI, text: TextModel) -> None:
+def test_stop_token_ids_end_the_text(rolling: openai.OpenAI, text: TextModel) -> None:
     (paris,) = text.encode(" Paris")
-    (choice,) = chat(api, extra_body={"stop_token_ids": [paris]}).choices
+    (choice,) = chat(rolling, extra_body={"stop_token_ids": [paris]}).choices
     assert content(choice) == "The capital of France is"
     assert choice.finish_reason == "stop"
     both = {"stop_token_ids": [paris], "include_stop_str_in_output": True}
-    assert content(chat(api, extra_body=both).choices[0]) == "The capital of France is Paris"
+    assert content(chat(rolling, extra_body=both).choices[0]) == "The capital of France is Paris"
 
 
-@pytest.mark.parametrize("stop", ["ital of Fr", "France is P", " is Paris.", "e c"])
+@pytest.mark.parametrize("stop", ["ital of Fr", " is Paris."])
 def test_stop_strings_over_tokens_are_never_streamed(stop: str, api: openai.OpenAI) -> None:
     expected = ANSWER[: ANSWER.index(stop)]
     stream = api.chat.completions.create(

@@ -82,7 +82,7 @@ def test_differences_are_those_of_effective_values_defaults_and_decisions_includ
 def test_every_arm_that_cannot_be_served_is_named_with_its_reason(tmp_path: Path, model: Path) -> None:
     good = write_arm(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
     typo = write_arm(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
-    wide = write_arm(tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=3")
+    wide = write_arm(tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5")
     gone = write_arm(tmp_path / "gone", "option.model_id=nobody/nothing")
 
     def obtain(source: ModelSource) -> Path:
@@ -96,7 +96,7 @@ def test_every_arm_that_cannot_be_served_is_named_with_its_reason(tmp_path: Path
     text = str(caught.value)
     assert "typo: " in text
     assert "tensor_parallel_degree" in text
-    assert "wide: option.tensor_parallel_degree=3" in text
+    assert "wide: option.tensor_parallel_degree=5" in text
     assert "gone: there is no such model" in text
     assert "good" not in text
 
