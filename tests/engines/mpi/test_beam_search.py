@@ -164,7 +164,7 @@ def _compare(seed: int) -> BeamResult:
 def test_tokens_and_score_are_those_of_transformers(part: int) -> None:
     results = [_compare(seed) for seed in range(25 * part, 25 * (part + 1))]
     ends = [result.finish_reason for result in results]
-    assert 15 < ends.count(FinishReason.EOS_TOKEN) < 45, "both ends should be well represented"
+    assert 4 < ends.count(FinishReason.EOS_TOKEN) < 21, "both ends should be well represented"
 
 
 # Equal totals, few tokens, bans: the same rules without any short cut
