@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,3 +97,16 @@ def table_triples(updates: npt.ArrayLike) -> Numbers:
         )
         at += 3 + count
     return np.concatenate(groups) if groups else np.empty((0, 3), dtype=np.int32)
+
+
+def aligned(
+    arrays: Sequence[Numbers],
+) -> tuple[Numbers, list[tuple[int, int]]]:
+    """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
+    lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
+    numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)
+    at = 0
+    for array, (padded, length) in zip(arrays, lengths, strict=True):
+        numbers[at : at + length] = array
+        at += padded
+    return numbers, lengths

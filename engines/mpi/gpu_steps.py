@@ -15,11 +15,12 @@ import numpy.typing as npt
 import torch
 
 import lmi_kernels
-from engines.core import PromptLogprob, SampledToken, SamplingParams
+from engines.core import PromptLogprob, SamplingParams
 from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
-from engines.mpi.device_layout import DeviceLayout, lay_out, table_triples
+from engines.mpi.device_choices import DeviceChoices
+from engines.mpi.device_layout import DeviceLayout, aligned, lay_out, table_triples
 from engines.mpi.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.mpi.step_runner import Model, StepResult
@@ -55,31 +56,6 @@ class TableShape:
     max_model_len: int
 
 
-class DeviceChoices:
-    """A step's tokens on their way to the host (`step_runner.Choices`)."""
-
-    def __init__(self, outputs: DecodeOutputs, places: Sequence[int], host_rows: Sequence[int]) -> None:
-        """places: rows of the outputs, one for each sampled sequence."""
-        self.host_rows = host_rows
-        self._places = places
-        self._event: torch.cuda.Event | None = None
-        # One copy: finite rows' tokens as they are, others' as -1.
-        flagged = torch.where(outputs.finite, outputs.tokens, -1)
-        if flagged.is_cuda:
-            self._tokens = torch.empty(flagged.shape, dtype=flagged.dtype, pin_memory=True)
-            self._tokens.copy_(flagged, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._tokens = flagged
-
-    def take(self) -> list[SampledToken]:
-        if self._event is not None:
-            self._event.synchronize()
-        tokens = self._tokens.tolist()
-        return [SampledToken(max(0, tokens[i]), None, tokens[i] >= 0) for i in self._places]
-
-
 class GpuSteps:
     """A `StepRunner`."""
 
@@ -100,6 +76,10 @@ class GpuSteps:
         num_layers: as in `CpuSteps`.
         """
         device = cos_sin.device
+        if device.type == "cuda":
+            # Sums are fp32 everywhere; the default lets parts of a product be added up in 16 bits.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._model = model
         self._cache = cache
         self._cos_sin = cos_sin
@@ -155,7 +135,7 @@ class GpuSteps:
                 last_rows,
                 layout.rows[layout.sampled],
             )
-            numbers, lengths = _aligned(parts)
+            numbers, lengths = aligned(parts)
         lens = np.diff(layout.cu_seqlens_q)
         scored = layout.scored.tolist()
         prompt_rows = None
@@ -297,21 +277,8 @@ class GpuSteps:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _aligned(
-    arrays: Sequence[npt.NDArray[np.int32]],
-) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
-    """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
-    lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
-    numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)
-    at = 0
-    for array, (padded, length) in zip(arrays, lengths, strict=True):
-        numbers[at : at + length] = array
-        at += padded
-    return numbers, lengths
-
-
 def _pieces(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """The arrays that `_aligned` put behind each other."""
+    """The arrays that `aligned` put behind each other."""
     found, at = [], 0
     for padded, length in lengths:
         found.append(numbers[at : at + length])

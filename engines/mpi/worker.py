@@ -85,9 +85,6 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     if config.parallel.device == "cuda":
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
-        # Sums are fp32 everywhere; the default lets parts of a product be added up in 16 bits.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))

@@ -16,6 +16,15 @@ from tests.gpu.targets import TARGETS
 Run = Mapping[str, Any]
 """One file of `Results`."""
 NOT_RUN = "not run"
+_UNCOVERED = (
+    "tensor parallelism over several GPUs: NCCL, its sums and broadcasts inside CUDA graphs",
+    "the size of the KV cache by `option.gpu_memory_utilization`, beside what a real workload then takes",
+    "the server itself on a GPU: start-up, `/ping` while graphs are captured, drain, a failing device",
+    "engine=Python on a GPU",
+    "the container image",
+    "real checkpoints: all models here have random weights",
+    "GPUs other than the one named above; kernels are compiled for sm_80, sm_86 and sm_90 without one",
+)
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -36,6 +45,8 @@ def render(runs: Sequence[Run]) -> str:
         by_part[part] = run
     lines = ["# Results on a GPU", "", *_introduction(by_part), "## Parts", "", *_parts(by_part), ""]
     lines += ["## Targets", "", *_targets(by_part), ""]
+    lines += ["## What no part covers", "", "Not run on a GPU, and not by `make gpu-check`:", ""]
+    lines += [f"- {each}" for each in _UNCOVERED] + [""]
     for part in PARTS:
         if part in by_part:
             lines += [f"## {part}: {PARTS[part].title}", "", *_entries(by_part[part]), ""]
