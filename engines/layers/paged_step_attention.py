@@ -11,6 +11,9 @@ from engines.layers.step_attention import Heads
 from lmi_kernels.decode_plan import DecodePlan
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 
+_FEW_ROWS = 16
+"""Of queries and heads that share a KV head: so few fill the least tile, of which a prompt's would be mostly empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedStepAttention:
@@ -57,7 +60,9 @@ class PagedStepAttention:
                 q[:num_singles], pool, self.singles, self.decode_plan, self.rules, out[:num_singles]
             )
         if self.chunks is not None and self.cu_seqlens_q is not None:
-            lmi_kernels.prefill_attention(
+            few = self.max_query_len * heads.num_heads <= _FEW_ROWS * heads.num_kv_heads
+            attention = lmi_kernels.varlen_attention if few else lmi_kernels.prefill_attention
+            attention(
                 q[num_singles:],
                 pool,
                 self.chunks,
