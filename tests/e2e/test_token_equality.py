@@ -14,7 +14,7 @@ from tests.support.prompts import by_name
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-NAMES = ("capital", "haiku", "summary", "once", "code", "long-story")
+NAMES = ("capital", "haiku", "recipe", "once", "code", "long-story")
 
 
 def test_six_prompts_at_once_equal_transformers(client: Client, bundled_model: Path) -> None:
