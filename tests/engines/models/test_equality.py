@@ -101,7 +101,7 @@ def _compare(runner: ModelRunner, oracle: Any, tables: list[list[int]], chunks: 
     found = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
     expected = [oracle_logits(oracle, prompt) for prompt in prompts]
     for (i, position), logits in found.items():
-        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(logits, expected[i][position], rtol=1e-4, atol=1e-4)
         assert int(logits.argmax()) == int(expected[i][position].argmax())
     assert {(i, len(prompt) - 1) for i, prompt in enumerate(prompts)} <= set(found)
 
@@ -176,7 +176,7 @@ def test_a_step_that_samples_nothing_gives_no_logits(tmp_path: Path) -> None:
     logits = run_plan(runner, maker.plan({5: prompt[8:12]})).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt[:12])[-1]
-    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_scrubbed_blocks_forget_what_is_not_finite(tmp_path: Path) -> None:
     logits = run_plan(runner, maker.plan({0: prompt}, scrub_blocks=(2, 31))).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt)[-1]
-    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path) -> None:
