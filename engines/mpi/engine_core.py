@@ -167,6 +167,7 @@ class EngineCore:
         flying, self._flying = self._flying, None
         if flying is None:
             return []
+        self._stopwatch.start()
         tokens = flying.choices.take()
         self._stopwatch.stop("wait")
         outputs = self._scheduler.finish(flying.step, tokens, time.monotonic())

@@ -224,7 +224,8 @@ class Scheduler:
         ]
         outputs: list[RequestOutput] = []
         for sequence, place, token in zip(step.sampled, places, tokens, strict=True):
-            sequence.num_pending -= sequence.num_pending > 0
+            if _runs_ahead(sequence):
+                sequence.num_pending -= 1
             outputs += self._take(sequence, token, now, place)
         return outputs
 
@@ -283,9 +284,8 @@ class Scheduler:
         self, sequence: Sequence, token: SampledToken, now: float, place: int | None = None
     ) -> list[RequestOutput]:
         """A token that is a first or a last one, or comes with something to tell, or (`place`) comes late."""
-        if (
-            sequence.done
-        ):  # by an earlier token of a late step, or its beam search has ended in this very step
+        # By a token that came before a late step's, or its beam search has ended in this very step.
+        if sequence.done:
             return []
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))

@@ -7,9 +7,12 @@ from engines.mpi.policies.waiting import Rank
 from engines.mpi.sequence import Sequence
 
 
+def _rank(sequence: Sequence) -> Rank:
+    return 0, sequence.number
+
+
 class FirstComeFirstServed(RankedPolicy):
     """By arrival. Who was preempted came before everybody who has not run yet."""
 
-    @staticmethod
-    def rank(sequence: Sequence) -> Rank:
-        return 0, sequence.number
+    def __init__(self) -> None:
+        super().__init__(_rank)

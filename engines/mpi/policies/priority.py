@@ -7,9 +7,12 @@ from engines.mpi.policies.waiting import Rank
 from engines.mpi.sequence import Sequence
 
 
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.request.priority, sequence.number
+
+
 class Priority(RankedPolicy):
     """Strict: as long as somebody of a smaller value waits, nobody of a larger one is admitted."""
 
-    @staticmethod
-    def rank(sequence: Sequence) -> Rank:
-        return sequence.request.priority, sequence.number
+    def __init__(self) -> None:
+        super().__init__(_rank)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engines.mpi.policies.waiting import Rank, WaitingHeap
+from engines.mpi.policies.waiting import WaitingHeap
 from engines.mpi.sequence import Sequence
 
 
 class RankedPolicy(WaitingHeap):
-    """A subclass says what the rank is. Who was preempted keeps it, and so is next again among equals."""
-
-    def __init__(self) -> None:
-        super().__init__(self.rank)
-
-    @staticmethod
-    def rank(sequence: Sequence) -> Rank:
-        raise NotImplementedError
+    """Who was preempted keeps the rank, and so is next again among equals."""
 
     def head(self) -> Sequence:
         return self.first()
@@ -28,4 +21,4 @@ class RankedPolicy(WaitingHeap):
         """Nothing, likewise."""
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
-        return max(candidates, key=self.rank)
+        return max(candidates, key=self._rank)
