@@ -21,15 +21,11 @@ from engines.core import Request, SamplingParams
 from engines.mpi.block_manager import BlockManager, make_block_manager
 from engines.mpi.paged_blocks import PagedBlocks
 from engines.mpi.sequence import Sequence
+from tests.engines.mpi.allocator_books import TENANTS, Books, Violation, require
 
 MakeBlockManager = Callable[[int, int, bool, bool], BlockManager]
 _CALLS_PER_POOL = 2000
 _CALLS_PER_AUDIT = 100
-_TENANTS = ("", "ann", "bob")
-
-
-class Violation(Exception):
-    """What an allocator did wrong."""
 
 
 @dataclass(slots=True)
@@ -103,75 +99,6 @@ def run(
     return result
 
 
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise Violation(text)
-
-
-@dataclass
-class _Books:
-    """Who holds what, and what stands where."""
-
-    num_blocks: int
-    block_size: int
-    slots: list[int | None] = field(init=False)
-    holders: Counter[int] = field(default_factory=Counter)
-    """Block -> how many sequences hold it."""
-    tables: dict[Sequence, list[int]] = field(default_factory=dict)
-    reserved: set[Sequence] = field(default_factory=set)
-    marks: dict[Sequence, list[int]] = field(default_factory=dict)
-    """Of each token of a sequence, waiting or not."""
-
-    def __post_init__(self) -> None:
-        self.slots = [None] * (self.num_blocks * self.block_size)
-
-    @property
-    def num_available(self) -> int:
-        return self.num_blocks - len(self.holders)
-
-    def due(self, sequence: Sequence) -> int:
-        """Blocks that were promised to it and that it has not."""
-        if sequence not in self.reserved:
-            return 0
-        return max(self.pages(sequence.max_num_tokens - 1) - len(self.tables[sequence]), 0)
-
-    @property
-    def room(self) -> int:
-        return self.num_available - sum(map(self.due, self.reserved))
-
-    def pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def slot(self, table: list[int], position: int) -> int:
-        return table[position // self.block_size] * self.block_size + position % self.block_size
-
-    def mark(self, sequence: Sequence) -> None:
-        """Marks for the tokens that the sequence has by now."""
-        marks = self.marks.setdefault(sequence, [])
-        for token in sequence.token_ids[len(marks) :]:
-            before = marks[-1] if marks else -1 - _TENANTS.index(sequence.request.tenant)
-            marks.append(hash((before, token)))
-
-    def set_table(self, sequence: Sequence, table: list[int]) -> None:
-        self.holders.update(table)
-        for block in self.tables.pop(sequence, []):
-            self.holders[block] -= 1
-            if not self.holders[block]:
-                del self.holders[block]
-        self.tables[sequence] = list(table)
-
-    def remove(self, sequence: Sequence) -> None:
-        self.set_table(sequence, [])
-        del self.tables[sequence]
-        self.reserved.discard(sequence)
-
-    def check_content(self, sequence: Sequence, what: str) -> None:
-        table, marks = self.tables[sequence], self.marks[sequence]
-        for position in range(sequence.num_computed_tokens):
-            if self.slots[self.slot(table, position)] != marks[position]:
-                raise Violation(f"{what}: token {position} of {sequence.id} does not stand in its block")
-
-
 class _Operations:
     """Operations on one pool."""
 
@@ -182,7 +109,7 @@ class _Operations:
         self.calls = result.calls
         num_blocks, size = chance.randint(1, 60), chance.randint(1, 5)
         self.size = size
-        self.books = _Books(num_blocks, size)
+        self.books = Books(num_blocks, size)
         self.manager = make(num_blocks, size, mode.paged, mode.caching)
         if mode.colliding_keys and isinstance(self.manager, PagedBlocks):
             colliding(self.manager)
@@ -224,7 +151,7 @@ class _Operations:
         else:
             stem = chance.choice(self.stems)
             prompt = stem[: chance.randint(0, len(stem))] + chance.choices(range(3), k=chance.randint(1, 4))
-            sequence = self.new_sequence(chance.choice(_TENANTS), prompt)
+            sequence = self.new_sequence(chance.choice(TENANTS), prompt)
         if sequence is not None:
             self.let_in(sequence)
 
@@ -233,33 +160,31 @@ class _Operations:
         reserve = self.chance.random() < self.mode.reserving
         watermark = 0 if reserve else self.chance.choice((0, 0, 1, 2))
         worst = books.pages(max(sequence.max_num_tokens - 1, 1))
-        _require(manager.blocks_needed(sequence.max_num_tokens) == worst, "blocks_needed is wrong")
+        require(manager.blocks_needed(sequence.max_num_tokens) == worst, "blocks_needed is wrong")
         needed = worst if reserve else books.pages(sequence.num_tokens) + watermark
         room, held = books.room, set(books.holders)
         admitted = manager.admit(sequence, reserve, watermark)
         self.calls["admit" if admitted else "refuse"] += 1
         if not admitted:
-            _require(
-                not sequence.block_table and not sequence.num_computed_tokens, "a refusal left something"
-            )
+            require(not sequence.block_table and not sequence.num_computed_tokens, "a refusal left something")
             if self.mode.paged:
-                _require(needed > room, f"{needed} blocks refused though there are {room}")
+                require(needed > room, f"{needed} blocks refused though there are {room}")
             else:
-                _require(not self.run_of(worst), f"a run of {worst} blocks refused though there is one")
+                require(not self.run_of(worst), f"a run of {worst} blocks refused though there is one")
             return False
         table = sequence.block_table
         if self.mode.paged:
             idle = len(set(table) - held)
-            _require(needed - len(table) + idle <= room, f"{needed} blocks let in where there are {room}")
-            _require(sequence.num_computed_tokens == len(table) * self.size, "a found page is not computed")
-            _require(sequence.num_computed_tokens < sequence.num_tokens, "no token is left to be computed")
-            _require(self.mode.caching or not table, "pages were found without a prefix cache")
+            require(needed - len(table) + idle <= room, f"{needed} blocks let in where there are {room}")
+            require(sequence.num_computed_tokens == len(table) * self.size, "a found page is not computed")
+            require(sequence.num_computed_tokens < sequence.num_tokens, "no token is left to be computed")
+            require(self.mode.caching or not table, "pages were found without a prefix cache")
             logprobs = sequence.request.sampling.prompt_logprobs is not None
-            _require(not (table and logprobs), "pages were found for one that wants prompt_logprobs")
+            require(not (table and logprobs), "pages were found for one that wants prompt_logprobs")
             self.result.pages_found += len(table)
         else:
-            _require(held.isdisjoint(table), "a block in use was handed out")
-            _require(table == list(range(table[0], table[0] + worst)), "not one run")
+            require(held.isdisjoint(table), "a block in use was handed out")
+            require(table == list(range(table[0], table[0] + worst)), "not one run")
         if reserve:
             books.reserved.add(sequence)
         books.set_table(sequence, table)
@@ -299,12 +224,12 @@ class _Operations:
         possible = missing - min(missing, books.due(sequence)) <= max(books.room, 0)
         extended = self.manager.extend(sequence, num_tokens)
         self.calls["extend" if extended else "extend in vain"] += 1
-        _require(extended == possible, f"extend says {extended} for {missing} more blocks")
+        require(extended == possible, f"extend says {extended} for {missing} more blocks")
         fresh = sequence.block_table[len(table) :]
-        _require(sequence.block_table[: len(table)] == table, "extend changed the table")
-        _require(len(fresh) == (missing if extended else 0), "extend gave too many blocks, or too few")
-        _require(books.holders.keys().isdisjoint(fresh), "a block in use was handed out")
-        _require(len(set(fresh)) == len(fresh), "a block was handed out twice at once")
+        require(sequence.block_table[: len(table)] == table, "extend changed the table")
+        require(len(fresh) == (missing if extended else 0), "extend gave too many blocks, or too few")
+        require(books.holders.keys().isdisjoint(fresh), "a block in use was handed out")
+        require(len(set(fresh)) == len(fresh), "a block was handed out twice at once")
         books.set_table(sequence, sequence.block_table)
         return extended
 
@@ -333,22 +258,20 @@ class _Operations:
         copies = self.manager.fork(source, child, count)
         self.calls["fork" if copies is not None else "fork in vain"] += 1
         if copies is None:
-            _require(
-                shares and count % self.size != 0 and room < 1, "a fork was refused though there is room"
-            )
-            _require(child.block_table == books.tables[child], "a refused fork left something")
+            require(shares and count % self.size != 0 and room < 1, "a fork was refused though there is room")
+            require(child.block_table == books.tables[child], "a refused fork left something")
             return
         table = child.block_table
         if shares:
-            _require(table[:full] == source.block_table[:full], "full pages are not shared")
-            _require(len(table) == books.pages(count), "a fork has too many blocks, or too few")
-            _require(books.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
+            require(table[:full] == source.block_table[:full], "full pages are not shared")
+            require(len(table) == books.pages(count), "a fork has too many blocks, or too few")
+            require(books.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
         else:
-            _require(table == books.tables[child], "a fork changed a run")
+            require(table == books.tables[child], "a fork changed a run")
         for block, copy in copies:
             for i in range(self.size):
                 books.slots[copy * self.size + i] = books.slots[block * self.size + i]
-        _require(child.num_computed_tokens == count, "a fork has not what it was given")
+        require(child.num_computed_tokens == count, "a fork has not what it was given")
         books.set_table(child, table)
         books.check_content(child, "a fork")
 
@@ -393,7 +316,7 @@ class _Operations:
         del self.books.marks[sequence]
         self.manager.release(sequence)
         self.calls["release"] += 1
-        _require(
+        require(
             not sequence.block_table and not sequence.num_computed_tokens, "a released sequence has something"
         )
 
@@ -404,22 +327,22 @@ class _Operations:
     def check_counts(self) -> None:
         manager, books = self.manager, self.books
         free, cached, used = manager.num_free, manager.num_cached, manager.num_used
-        _require(used == len(books.holders), f"{used} blocks used, sequences hold {len(books.holders)}")
-        _require(
+        require(used == len(books.holders), f"{used} blocks used, sequences hold {len(books.holders)}")
+        require(
             free + cached + used == books.num_blocks and min(free, cached) >= 0,
             f"{free} free, {cached} cached and {used} used blocks are not all {books.num_blocks}",
         )
-        _require(books.room >= 0, "more is promised than there is")
+        require(books.room >= 0, "more is promised than there is")
 
     def audit(self) -> None:
         books = self.books
         self.manager.check()
         slots = 0
         for sequence, table in books.tables.items():
-            _require(sequence.block_table == table, f"the table of {sequence.id} was changed")
+            require(sequence.block_table == table, f"the table of {sequence.id} was changed")
             books.check_content(sequence, "while it runs")
             slots += len(table) * self.size - sequence.num_computed_tokens
-        _require(self.manager.num_unfilled_slots == slots, f"{slots} slots are not filled")
+        require(self.manager.num_unfilled_slots == slots, f"{slots} slots are not filled")
 
     def drain(self) -> None:
         """All end; then one sequence gets all blocks."""
@@ -428,9 +351,9 @@ class _Operations:
         self.check_counts()
         self.audit()
         lone = make_sequence("lone", [1] * self.books.num_blocks * self.size, 1)
-        _require(self.manager.admit(lone, reserve=True), "a block is lost: not all can be had")
-        _require(self.manager.extend(lone, lone.num_tokens), "a promise was broken")
-        _require(sorted(lone.block_table) == list(range(self.books.num_blocks)), "a block is lost")
+        require(self.manager.admit(lone, reserve=True), "a block is lost: not all can be had")
+        require(self.manager.extend(lone, lone.num_tokens), "a promise was broken")
+        require(sorted(lone.block_table) == list(range(self.books.num_blocks)), "a block is lost")
         self.manager.release(lone)
         self.manager.check()
 

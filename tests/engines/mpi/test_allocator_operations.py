@@ -11,7 +11,8 @@ from engines.mpi.contiguous_blocks import ContiguousBlocks
 from engines.mpi.paged_blocks import PagedBlocks
 from engines.mpi.prefix_cache import PrefixCache
 from engines.mpi.sequence import Sequence
-from tests.engines.mpi.allocator_operations import MODES, Mode, Violation, main, run
+from tests.engines.mpi.allocator_books import Violation
+from tests.engines.mpi.allocator_operations import MODES, Mode, main, run
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
