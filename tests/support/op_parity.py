@@ -1,4 +1,5 @@
-"""An operation's Triton kernel against its reference, on fresh random inputs and over poisoned memory."""
+"""An operation's Triton kernel against its reference, on fresh random inputs, over poisoned memory,
+and, in the interpreter, within its tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from lmi_kernels.checks import Inputs, OpCheck
+from tests.support.bounded_memory import bounded_memory
 
 
 def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator, device: str = "cpu") -> int:
@@ -15,7 +17,7 @@ def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator,
     count = 0
     for inputs in check.examples(generator, dtype):
         expected = check.reference(**inputs)
-        with poisoned_memory():
+        with poisoned_memory(), bounded_memory():
             found = check.launch(**_moved(inputs, device))
         assert len(found) == len(expected), f"{check.name}: {len(found)} results, {len(expected)} expected"
         for i, (got, want) in enumerate(zip(found, expected, strict=True)):

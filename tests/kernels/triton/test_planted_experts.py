@@ -1,4 +1,4 @@
-"""Errors planted in the experts' kernels, each of which its check must catch. None writes outside of its tensors."""
+"""Errors planted in the experts' kernels, each of which its check must catch."""
 
 from __future__ import annotations
 
