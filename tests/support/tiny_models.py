@@ -110,6 +110,7 @@ def make_runner(
     max_model_len: int = 64,
     device: str = "cpu",
     load_format: str = "auto",
+    max_step_tokens: int = 64,
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or SingleProcess()
@@ -120,7 +121,12 @@ def make_runner(
         parallel=ParallelConfig(tp_size=comm.world_size, device=device),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
         scheduler=SchedulerConfig(
-            SchedulerSettings(max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=8)
+            SchedulerSettings(
+                max_num_seqs=8,
+                max_prefill_tokens=max_step_tokens,
+                max_num_batched_tokens=max_step_tokens,
+                max_waiting=8,
+            )
         ),
     )
     return ModelRunner(config, comm, torch.device(device), Stopwatch(lambda: 0.0))
