@@ -57,10 +57,13 @@ class KvCache:
             pairs: source, destination, source, destination, ...; as if one after the other, so what an earlier pair
                 has written a later one reads.
         """
-        for sources, destinations in _independent(pairs):
+        for places in _independent(pairs):
+            sent = torch.tensor(places)
+            if self._pools.is_cuda:
+                sent = sent.pin_memory().to(self._pools.device, non_blocking=True)
             # Layer by layer, because what is read at once takes memory beside the cache.
             for pool in self.layers:
-                pool[:, :, destinations] = pool[:, :, sources]
+                pool.index_copy_(2, sent[1], pool.index_select(2, sent[0]))
 
 
 def _independent(pairs: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:

@@ -31,6 +31,7 @@ def parameters(operation: str, key: str, device: torch.device) -> Parameters:
     raise KeyError(f"no launch parameters for {operation}, {key}")
 
 
+@functools.cache
 def device_name(device: torch.device) -> str:
     """As the files are named: `NVIDIA_H200`; `default` for what is no GPU."""
     return torch.cuda.get_device_name(device).replace(" ", "_") if device.type == "cuda" else DEFAULT
@@ -45,6 +46,7 @@ def _table(name: str) -> dict[str, dict[str, Parameters]]:
     return table
 
 
+@functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """Of a GPU; elsewhere a small number, so that work is split in tests too."""
     if device.type != "cuda":

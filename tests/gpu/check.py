@@ -35,19 +35,20 @@ PARTS = {
     "kernels-bf16": Part(
         "every kernel against its float64 reference, also at the sizes of use", "kernels", ("bf16",)
     ),
-    "kernels-fp16": Part("the same in fp16", "kernels", ("fp16",)),
-    "kernels-fp32": Part("the same in fp32", "kernels", ("fp32",)),
     "engine": Part("the whole engine against transformers, on small models of each kind", "engine"),
     "ceilings": Part("what the device can do: copies, reads, products, launches, transfers", "ceilings"),
     "attention": Part("attention as a share of the ceilings, and beside torch's", "attention"),
     "steps": Part(
         "decode steps of Llama-3-8B and Qwen3-0.6B shapes, and idle time between them", "steps", ("small",)
     ),
-    "steps-large": Part("decode steps of Falcon-40B and Mixtral-8x7B shapes", "steps", ("large",)),
     "workload-0.6b": Part("256 requests at once, Qwen3-0.6B shapes", "workload", ("qwen3-0.6b",)),
+    "steps-large": Part("decode steps of Falcon-40B and Mixtral-8x7B shapes", "steps", ("large",)),
     "workload-8b": Part("256 requests at once, Llama-3-8B shapes", "workload", ("llama-3-8b",)),
-    "aws": Part("the AWS post's two scenarios, Falcon-40B shapes", "aws"),
     "batching": Part("rolling and static batches on the same kernels, Llama-3-8B shapes", "batching"),
+    "aws": Part("the AWS post's two scenarios, Falcon-40B shapes", "aws"),
+    "idle": Part("gaps between kernels while 256 sequences generate, by the profiler", "idle"),
+    "kernels-fp16": Part("every kernel against its float64 reference, in fp16", "kernels", ("fp16",)),
+    "kernels-fp32": Part("the same in fp32", "kernels", ("fp32",)),
     "tune": Part("launch parameters, for kernels/lmi_kernels/tuned/", "tune"),
 }
 """In the order in which they are worth running."""

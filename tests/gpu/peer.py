@@ -56,6 +56,9 @@ def load(config: dict[str, Any], context: Context) -> Any:
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
+    # The engine turns these off for itself, which costs speed; they stand for the whole process.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     described = AutoConfig.for_model(config["model_type"], **shape)
     dtype = torch.bfloat16 if context.device.type == "cuda" else torch.float32
     with torch.device(context.device):

@@ -11,10 +11,11 @@ import torch
 from engines.core import SamplingParams
 from engines.mpi.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
-from tests.gpu import ceilings, timeline
+from tests.gpu import ceilings
 from tests.gpu.context import Context
-from tests.gpu.engine import Engine, Limits, free, greedy, random_prompts
+from tests.gpu.engine import Engine, Limits, free, random_prompts
 from tests.gpu.floors import Ceilings, decode_work, prefill_work
+from tests.gpu.generating import generating
 from tests.gpu.shapes import real, write
 from tests.gpu.timing import Call, time_calls
 from tests.support.plans import PlanMaker
@@ -58,11 +59,7 @@ def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
     batches = context.size(model.batches, {2: model.batches[1]})
     most, longest = max(batches), context.size(2048, 64)
     started = time.perf_counter()
-    engine = Engine(
-        write(real(model.name, context.smoke), context.folder / model.name),
-        context.device,
-        Limits(most, longest, context.size(8192, 16), max(most * (keys + 256), 2 * longest)),
-    )
+    engine = load(context, model.name, most, longest)
     engine.fill_cache()
     context.results.figure(f"{model.name}: loaded and captured", time.perf_counter() - started, "s")
     for batch, target in batches.items():
@@ -72,6 +69,15 @@ def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
     if model.name == "llama-3-8b":
         _prefill(context, ceilings_, engine, model.name, context.size(2048, 16))
     _host(context, engine, model, most, keys)
+
+
+def load(context: Context, name: str, num_seqs: int, longest: int) -> Engine:
+    """For sequences that have half of the longest length, and some."""
+    return Engine(
+        write(real(name, context.smoke), context.folder / name),
+        context.device,
+        Limits(num_seqs, longest, context.size(8192, 16), max(num_seqs * (longest // 2 + 256), 2 * longest)),
+    )
 
 
 def _decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
@@ -164,48 +170,19 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
 def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int) -> None:
     """The step loop while all sequences generate: wall time a step against what the graph alone takes there."""
     steps = context.size(100, 2)
-    running = engine.start()
-    prompts = random_prompts(engine.config.vocab_size, (keys - context.size(70, 8),) * batch, 4)
-    lengths: dict[str, int] = {}
-    for i, prompt in enumerate(prompts):
-        lengths[f"{model.name} {i}"] = len(prompt)
-        running.core.add(greedy(f"{model.name} {i}", prompt, engine.limits.max_model_len - len(prompt)))
-    begun: set[str] = set()
-
-    def step() -> None:
-        for output in running.core.step():
-            assert not output.error_kind, output.error_message
-            begun.add(output.id)
-            lengths[output.id] += len(output.token_ids)
-
-    while len(begun) < batch:
-        step()
-    for _ in range(context.size(4, 1)):
-        step()
-    mean = round(sum(lengths.values()) / batch + steps / 2)
-    before = engine.stopwatch.totals.get("wait", 0.0)
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    wall = (time.perf_counter() - started) / steps
-    waited = (engine.stopwatch.totals.get("wait", 0.0) - before) / steps
-    title = f"{model.name}, {batch} sequences"
-    if context.device.type == "cuda":
-        with context.results.guard(f"{title}: GPU idle, by the profiler"):
-            gaps = timeline.idle_share([step] * 20)
-            context.results.figure(
-                f"{title}: GPU idle, by the profiler",
-                100 * gaps,
-                "%",
-                "gaps above 5 us; the profiler slows the host",
-            )
-    assert running.scheduler.num_preemptions == 0
-    for request_id in running.core.request_ids():
-        running.core.abort(request_id)
-    while running.core.has_work:
-        running.core.step()
+    with generating(engine, batch, keys - context.size(70, 8)) as decodes:
+        for _ in range(context.size(4, 1)):
+            decodes.step()
+        mean = round(decodes.mean_length + steps / 2)
+        before = engine.stopwatch.totals.get("wait", 0.0)
+        started = time.perf_counter()
+        for _ in range(steps):
+            decodes.step()
+        wall = (time.perf_counter() - started) / steps
+        waited = (engine.stopwatch.totals.get("wait", 0.0) - before) / steps
     replay = _replay(engine, _decode_plan(engine, batch, mean))
     busy = time_calls([replay], context.device, repeats=context.size(30, 1)).median
+    title = f"{model.name}, {batch} sequences"
     context.results.figure(f"{title}: whole step", wall * 1e3, "ms", f"at {mean} keys")
     context.results.figure(
         f"{title}: the host's part of it", (wall - waited) * 1e3, "ms", "hidden while the GPU computes"

@@ -33,7 +33,7 @@ def _compare(context: Context, limits: Ceilings, name: str, target: str, peer_ta
     parts = sorted({min(count, len(trace.outputs)) for count in _PARTS}, reverse=True)
     ours = _ours(context, limits, name, folder, trace, target, parts)
     free(context.device)
-    with context.results.guard(f"W6, {name}: transformers' generate_batch"):
+    with context.results.guard(f"W6, {name}: transformers' generate_batch", ours=False):
         _against_peer(context, name, config, trace, peer_target, ours)
 
 
@@ -82,7 +82,7 @@ def _run(context: Context, engine: Engine, name: str, trace: Trace, what: str) -
 
 
 def _against_peer(context, name, config, trace, target, ours):  # type: ignore[no-untyped-def]
-    """Flags by a short run of each; then as much of the trace as time allows."""
+    """Flags by a short run of each; then as much of the trace as time allows. What fails in here is not ours."""
     model = peer.load(config, context)
     pilot = Trace(trace.prompts[:32], tuple(min(count, 24) for count in trace.outputs[:32]))
     flags, speed = peer.FLAGS[0], 0.0

@@ -1,0 +1,47 @@
+"""Sequences that all generate, for as long as one looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.gpu.engine import Engine, Running, greedy, random_prompts
+
+
+class Generating:
+    """Steps of decodes alone."""
+
+    def __init__(self, running: Running, lengths: dict[str, int]) -> None:
+        """lengths: of the prompts, by request."""
+        self._running = running
+        self._lengths = lengths
+        self._begun: set[str] = set()
+        while len(self._begun) < len(lengths):
+            self.step()
+
+    def step(self) -> None:
+        for output in self._running.core.step():
+            assert not output.error_kind, output.error_message
+            self._begun.add(output.id)
+            self._lengths[output.id] += len(output.token_ids)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sequence, those of the prompt included."""
+        return sum(self._lengths.values()) / len(self._lengths)
+
+
+@contextmanager
+def generating(engine: Engine, batch: int, prompt_len: int) -> Iterator[Generating]:
+    """All prompts are computed before the first of the steps that are looked at."""
+    running = engine.start()
+    lengths: dict[str, int] = {}
+    for i, prompt in enumerate(random_prompts(engine.config.vocab_size, (prompt_len,) * batch, 4)):
+        lengths[f"generating {i}"] = prompt_len
+        running.core.add(greedy(f"generating {i}", prompt, engine.limits.max_model_len - prompt_len))
+    yield Generating(running, lengths)
+    assert running.scheduler.num_preemptions == 0
+    for request_id in running.core.request_ids():
+        running.core.abort(request_id)
+    while running.core.has_work:
+        running.core.step()

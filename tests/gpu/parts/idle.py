@@ -1,0 +1,37 @@
+"""Part `idle`: gaps between the GPU's kernels while all sequences generate, by the profiler. In a process of its own,
+because a profiler that has run once may go on slowing what comes after it."""
+
+from __future__ import annotations
+
+from tests.gpu import timeline
+from tests.gpu.context import Context
+from tests.gpu.engine import free
+from tests.gpu.generating import generating
+from tests.gpu.parts.steps import load
+
+_MODELS = ("llama-3-8b", "qwen3-0.6b")
+
+
+def run(context: Context) -> None:
+    for name in context.size(_MODELS, _MODELS[:1]):
+        with context.results.guard(name):
+            _measure(context, name)
+        free(context.device)
+
+
+def _measure(context: Context, name: str) -> None:
+    batch, longest = context.size(256, 2), context.size(2048, 64)
+    engine = load(context, name, batch, longest)
+    with generating(engine, batch, longest // 2) as decodes:
+        for _ in range(context.size(4, 1)):
+            decodes.step()
+        title = f"{name}, {batch} sequences: GPU idle, by the profiler"
+        if context.device.type != "cuda":
+            context.results.missing(title, "the profiler looks at GPUs")
+            return
+        context.results.figure(
+            title,
+            100 * timeline.idle_share([decodes.step] * 20),
+            "%",
+            "gaps above 5 us; the profiler slows the host",
+        )
