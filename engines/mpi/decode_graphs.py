@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,6 +46,8 @@ class DecodeOutputs:
     """[n], bool: the row's logits were numbers."""
     logits: torch.Tensor | None
     """[n, vocab_size] on rank 0; of all graphs in one place."""
+    logprobs: torch.Tensor | None = None
+    """[n], fp32, on rank 0: of the tokens, where they are asked for."""
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -93,7 +95,7 @@ class DecodeGraphs:
             return outputs
         logits = self._logits[: len(outputs.logits)]
         logits.copy_(outputs.logits)
-        return DecodeOutputs(outputs.tokens, outputs.finite, logits)
+        return replace(outputs, logits=logits)
 
     def bucket(self, num_seqs: int) -> int:
         """The size of the graph for so many sequences; 0: there is none."""

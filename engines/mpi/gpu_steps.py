@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 import lmi_kernels
-from engines.core import PromptLogprob, SamplingParams
+from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
@@ -26,7 +26,7 @@ from engines.mpi.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.mpi.step_runner import Model, StepResult
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
-from engines.sampling.device import DeviceSampler, device_samples
+from engines.sampling.device import DeviceSampler
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 
 
@@ -93,9 +93,9 @@ class GpuSteps:
         columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
         self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
         self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
-        self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
-        self._asked: dict[int, SamplingParams] = {}
-        """By row, what the sampler was told: a request's own object, so another request's is never taken for it."""
+        self._sampler: DeviceSampler | None = None
+        if comm.rank == 0:
+            self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
         self._num_layers = num_layers
         self._graphs = DecodeGraphs(self._decode, device)
 
@@ -136,10 +136,10 @@ class GpuSteps:
                 layout.rows[layout.sampled],
             )
             numbers, lengths = aligned(parts)
-        lens = np.diff(layout.cu_seqlens_q)
         scored = layout.scored.tolist()
-        prompt_rows = None
+        prompt_rows, prompt_lens = None, []
         if scored:
+            prompt_lens = np.diff(layout.cu_seqlens_q)[scored].tolist()
             places = [np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1]) for i in scored]
             prompt_rows = self._send(np.concatenate(places).astype(np.int64))
         return DeviceBatch(
@@ -149,28 +149,34 @@ class GpuSteps:
             lengths,
             bucket,
             prompt_rows,
-            tuple(int(lens[i]) for i in scored),
+            tuple(prompt_lens),
         )
 
     @torch.inference_mode()
     def compute(
         self, batch: DeviceBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
-        self._admit(batch.table_rows, rows)
-        host_rows = [i for i, row in enumerate(rows) if not device_samples(row.params)]
+        sampler, table_rows = self._sampler, batch.table_rows[: len(rows)]
+        if sampler is not None:
+            sampler.admit(table_rows, rows)
         if batch.bucket:
             outputs = self._graphs.replay(batch.bucket, batch.numbers)
             places = batch.layout.sampled.tolist()
+            if sampler is not None and len(places) < batch.layout.num_seqs:
+                # A graph chooses for all sequences, also where one token of a prompt is not its last.
+                sampler.forget(np.delete(batch.layout.rows, places).tolist())
             scores: list[list[PromptLogprob]] = []
         else:
             outputs, scores = self._compute_eagerly(batch, targets)
             places = list(range(len(batch.layout.sampled)))
-        if self._comm.rank != 0 or not places:
+        if sampler is None or not places:
             return StepResult(None, scores)
-        logits = None
+        logits, host_rows = None, sampler.of_host(table_rows)
         if host_rows and outputs.logits is not None:
             logits = outputs.logits[places]
-        return StepResult(logits, scores, DeviceChoices(outputs, places, host_rows))
+        return StepResult(
+            logits, scores, DeviceChoices(outputs, places, host_rows, sampler.with_logprobs(table_rows))
+        )
 
     def _compute_eagerly(
         self, batch: DeviceBatch, targets: Sequence[PromptTargets]
@@ -241,24 +247,14 @@ class GpuSteps:
     ) -> DecodeOutputs:
         """hidden: [n, hidden], table_rows, positions: [n], int64. Every rank keeps the tokens that rank 0 chose."""
         logits = self._model.logits(hidden)
-        if logits is not None:
-            tokens, finite = self._sampler.sample(logits, table_rows, positions)
+        logprobs = None
+        if logits is not None and self._sampler is not None:
+            tokens, finite, logprobs = self._sampler.sample(logits, table_rows, positions)
         else:
             tokens, finite = torch.empty_like(table_rows), torch.ones_like(table_rows, dtype=torch.bool)
         tokens = self._comm.broadcast(tokens)
         self._last_tokens.index_copy_(0, table_rows, tokens)
-        return DecodeOutputs(tokens, finite, logits)
-
-    def _admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
-        """Tell the sampler of those that it does not know yet."""
-        new = [
-            (at, row)
-            for at, row in zip(table_rows, rows, strict=False)
-            if self._asked.get(at) is not row.params
-        ]
-        if new:
-            self._sampler.admit([at for at, _ in new], [row.params for _, row in new])
-            self._asked.update((at, row.params) for at, row in new)
+        return DecodeOutputs(tokens, finite, logits, logprobs)
 
     def _padded(self, layout: DeviceLayout, bucket: int) -> npt.NDArray[np.int32]:
         """As `DecodeInputs` has them: [3, bucket]."""

@@ -3,6 +3,7 @@
 from lmi_kernels._triton import cdiv, runs_triton
 from lmi_kernels.attention import Workspace, attention
 from lmi_kernels.choose_tokens import choose_tokens
+from lmi_kernels.count_tokens import count_tokens_
 from lmi_kernels.decode_attention import decode_attention
 from lmi_kernels.decode_plan import DecodePlan, plan_decode
 from lmi_kernels.experts import ExpertWeights, experts, pack_experts
@@ -11,7 +12,7 @@ from lmi_kernels.gelu_and_mul import gelu_and_mul
 from lmi_kernels.layer_norm import add_layer_norms, layer_norms
 from lmi_kernels.linear import LinearWeight, batch_invariant_rows, linear, pack
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.penalties import penalize_
+from lmi_kernels.penalties import penalize
 from lmi_kernels.prefill_attention import prefill_attention
 from lmi_kernels.rms_norm import add_rms_norm, rms_norm
 from lmi_kernels.rope_and_store import rope_and_store
@@ -19,6 +20,7 @@ from lmi_kernels.rotary import rotary_
 from lmi_kernels.silu_and_mul import silu_and_mul
 from lmi_kernels.step_inputs import step_inputs
 from lmi_kernels.store_kv import store_kv
+from lmi_kernels.token_logprobs import token_logprobs
 from lmi_kernels.truncate_logits import logit_thresholds
 from lmi_kernels.update_block_tables import update_block_tables
 from lmi_kernels.varlen_attention import varlen_attention
@@ -36,6 +38,7 @@ __all__ = [
     "batch_invariant_rows",
     "cdiv",
     "choose_tokens",
+    "count_tokens_",
     "decode_attention",
     "experts",
     "gelu",
@@ -45,7 +48,7 @@ __all__ = [
     "logit_thresholds",
     "pack",
     "pack_experts",
-    "penalize_",
+    "penalize",
     "plan_decode",
     "prefill_attention",
     "rms_norm",
@@ -55,6 +58,7 @@ __all__ = [
     "silu_and_mul",
     "step_inputs",
     "store_kv",
+    "token_logprobs",
     "update_block_tables",
     "varlen_attention",
 ]

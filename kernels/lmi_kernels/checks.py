@@ -46,6 +46,8 @@ _MODULES = (
     "penalties",
     "truncate_logits",
     "choose_tokens",
+    "count_tokens",
+    "token_logprobs",
     "random_numbers",
     "experts",
     "gelu",

@@ -28,6 +28,8 @@ def choose_tokens(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of equal ones the token with the lowest id, where temperature is 0; else a draw among tokens that may be drawn.
 
@@ -39,12 +41,14 @@ def choose_tokens(
         last_ids: [num_rows], int32: of the logits that equal the threshold, those of larger ids are not drawn.
         seeds: [num_rows], int64, all 64 bits.
         positions: [num_rows], int64: of the token that is chosen, in its sequence.
+        penalized: [num_rows, vocab_size], fp32, contiguous: these rows are taken in place of the logits'
+        penalizes: [num_rows], any integer dtype: where this is not 0.
 
     Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
         +inf, or nothing but -inf; its token is 0 then.
     """
     call = choose_tokens_triton if uses_triton(logits) else choose_tokens_reference
-    tokens, finite = call(logits, temperature, thresholds, last_ids, seeds, positions)
+    tokens, finite = call(logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes)
     return tokens, finite
 
 
@@ -60,41 +64,14 @@ def _better(best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_
     return tl.where(better, score, best), tl.where(better, tokens, best_tokens), largest
 
 
-# One variant for all batch sizes: these are read one number at a time, or only count.
-@jit(
-    do_not_specialize=["groups_per_split"],
-    do_not_specialize_on_alignment=["temperature_ptr", "seed_ptr", "position_ptr"],
-)
-def _choose_kernel(
-    logits_ptr,
-    row_stride,
-    vocab,
-    temperature_ptr,
-    threshold_ptr,
-    last_id_ptr,
-    seed_ptr,
-    position_ptr,
-    score_ptr,
-    token_ptr,
-    largest_ptr,
-    groups_per_split,
-    SPAN: tl.constexpr,
-):
-    """The best of one split of one row; four spans of tokens at a time, which share their random numbers' counters."""
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    row_ptr = logits_ptr + row * row_stride
-    temperature = tl.load(temperature_ptr + row).to(tl.float32)
-    drawn = temperature != 0.0
-    threshold, last_id = tl.load(threshold_ptr + row), tl.load(last_id_ptr + row)
-    seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
+@jit
+def _best(row_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN: tl.constexpr):
+    """Lane by lane, of the groups [first, last) of one row: the best scores, their tokens and the largest logits."""
     lanes = tl.arange(0, SPAN)
     best = tl.full((SPAN,), float("-inf"), tl.float32)
     best_tokens = tl.zeros((SPAN,), tl.int32)
     largest = tl.full((SPAN,), float("-inf"), tl.float32)
-    first = split * groups_per_split
-    last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
-    if drawn:
+    if temperature != 0.0:
         for group in range(first, last):
             a, b, c, d = random_words(seed, position, group * SPAN + lanes)
             for part in tl.static_range(4):
@@ -112,6 +89,49 @@ def _choose_kernel(
                 best, best_tokens, largest = _better(
                     best, best_tokens, largest, row_ptr, tokens, vocab, float("-inf"), 0, 0.0
                 )
+    return best, best_tokens, largest
+
+
+# One variant for all batch sizes: these are read one number at a time, or only count.
+@jit(
+    do_not_specialize=["groups_per_split"],
+    do_not_specialize_on_alignment=["temperature_ptr", "seed_ptr", "position_ptr", "penalizes_ptr"],
+)
+def _choose_kernel(
+    logits_ptr,
+    row_stride,
+    vocab,
+    temperature_ptr,
+    threshold_ptr,
+    last_id_ptr,
+    seed_ptr,
+    position_ptr,
+    penalized_ptr,
+    penalizes_ptr,
+    score_ptr,
+    token_ptr,
+    largest_ptr,
+    groups_per_split,
+    SPAN: tl.constexpr,
+):
+    """The best of one split of one row; four spans of tokens at a time, which share their random numbers' counters."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    temperature = tl.load(temperature_ptr + row).to(tl.float32)
+    threshold, last_id = tl.load(threshold_ptr + row), tl.load(last_id_ptr + row)
+    seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
+    first = split * groups_per_split
+    last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
+    row_ptr, wide_ptr = logits_ptr + row * row_stride, penalized_ptr + row * vocab
+    # Each source has its own dtype, and so its own code.
+    if tl.load(penalizes_ptr + row) != 0:
+        best, best_tokens, largest = _best(
+            wide_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
+        )
+    else:
+        best, best_tokens, largest = _best(
+            row_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
+        )
     top = tl.max(best)
     place = row * tl.num_programs(1) + split
     tl.store(score_ptr + place, top)
@@ -145,6 +165,8 @@ def choose_tokens_triton(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> Results:
     """As `choose_tokens`."""
     rows, vocab = logits.shape
@@ -164,6 +186,8 @@ def choose_tokens_triton(
         last_ids,
         seeds,
         positions,
+        penalized,
+        penalizes,
         scores,
         tokens,
         largest,
@@ -186,17 +210,18 @@ def choose_tokens_reference(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> Results:
     """fp64."""
-    wide = logits.double()
+    wide = penalized.double().where(penalizes[:, None] != 0, logits.double())
     ids = torch.arange(logits.shape[1])
     noise = gumbel_reference(seeds, positions, logits.shape[1])
     scores = wide + temperature.double()[:, None] * noise
     edge = thresholds.double()[:, None]
     allowed = (wide > edge) | ((wide == edge) & (ids <= last_ids[:, None]))
     scores = scores.where(allowed & (wide > -torch.inf), -torch.inf)
-    greedy = temperature == 0
-    scores[greedy] = wide[greedy]
+    scores = wide.where(temperature[:, None] == 0, scores)
     largest = wide.amax(dim=-1)
     finite = largest.isfinite() & (scores.amax(dim=-1) > -torch.inf)
     return scores.argmax(dim=-1).where(finite, 0), finite
@@ -228,6 +253,10 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         if vocab > SPAN:
             # Equal ones of one lane and of several, greedily.
             logits[0, [7, 7 + SPAN, 8]] = 40.0
+        # Some rows come from the other source; where a row is not taken from stands nothing that could be.
+        penalizes = torch.rand(rows, generator=generator) < 0.4
+        penalized = logits[:, :vocab].float().where(penalizes[:, None], torch.nan)
+        logits[penalizes] = torch.nan
         yield {
             "padded": logits,
             "vocab": vocab,
@@ -236,6 +265,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             "last_ids": last_ids,
             "seeds": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
             "positions": torch.randint(2**33, (rows,), generator=generator),
+            "penalized": penalized,
+            "penalizes": penalizes.long(),
         }
 
 
@@ -250,6 +281,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         "last_ids": whole.int(),
         "seeds": whole,
         "positions": whole,
+        "penalized": torch.empty(32, 128256, device="meta"),
+        "penalizes": whole,
     }
 
 

@@ -1,5 +1,9 @@
 """Make tokens less likely that stand in the sequence: repetition (Keskar et al. 2019, arXiv:1909.05858), and OpenAI's
-presence and frequency penalties. Work and memory go by the tokens that stand there, not by the vocabulary."""
+presence and frequency penalties.
+
+What stands where is a table that stays on the device, an entry for each token of the vocabulary in each row: bit 0 says
+that the token stands in the prompt, the bits above how often it stands in the output. `count_tokens_` keeps it up.
+"""
 
 from __future__ import annotations
 
@@ -7,167 +11,191 @@ from collections.abc import Iterator
 
 import torch
 
+from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 
-_BLOCK = 256
+_BLOCK = 2048
+_PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
-def penalize_(
+def penalize(
     logits: torch.Tensor,
-    row_of: torch.Tensor,
-    token_ids: torch.Tensor,
+    table_rows: torch.Tensor,
     counts: torch.Tensor,
+    penalizes: torch.Tensor,
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
-) -> None:
-    """For each listed token: logit / r where positive, logit * r where negative; and where it stands in the output,
-    - p - f * count. In fp32, rounded once to the logits' dtype.
+) -> torch.Tensor:
+    """Of tokens of the sequence logit / r where positive, logit * r where negative; then of those that stand in the
+    output - p - f * count.
 
     Args:
-        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, changed in place.
-        row_of: [num_pairs], int32: whose token it is; below 0: padding, nothing happens.
-        token_ids: [num_pairs], int32: tokens of prompt and output, each once a row; what is no id of the vocabulary is
-            passed over.
-        counts: [num_pairs], int32: how often it stands in the output; 0: only in the prompt.
+        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed.
+        table_rows: [num_rows], int64: each one's row of `counts`.
+        counts: [any, vocab_size], int16, contiguous: the table.
+        penalizes: [num_rows], any integer dtype: 0 in the rows that do not ask.
         repetition, presence, frequency: [num_rows], any float dtype; 1, 0 and 0 change nothing.
+
+    Returns: [num_rows, vocab_size], fp32: in 16 bits small penalties of large logits would vanish. Nothing is written
+        to rows that do not ask.
     """
-    call = penalize_triton if uses_triton(logits) else _penalize_torch
-    call(logits, row_of, token_ids, counts, repetition, presence, frequency)
+    call = penalize_triton if uses_triton(logits) else penalize_reference
+    (penalized,) = call(logits, table_rows, counts, penalizes, repetition, presence, frequency)
+    return penalized
 
 
-@jit
+# One variant for all batch sizes: these are read one number at a time, or only count.
+@jit(
+    do_not_specialize=["blocks_per_split"],
+    do_not_specialize_on_alignment=[
+        "table_row_ptr",
+        "penalizes_ptr",
+        "repetition_ptr",
+        "presence_ptr",
+        "frequency_ptr",
+    ],
+)
 def _penalize_kernel(
     logits_ptr,
     row_stride,
     vocab,
-    num_pairs,
-    row_of_ptr,
-    token_id_ptr,
+    table_row_ptr,
     count_ptr,
+    penalizes_ptr,
     repetition_ptr,
     presence_ptr,
     frequency_ptr,
+    penalized_ptr,
+    blocks_per_split,
     BLOCK: tl.constexpr,
 ):
-    """A block of pairs a program."""
-    pairs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pairs < num_pairs
-    rows = tl.load(row_of_ptr + pairs, mask=inside, other=-1).to(tl.int64)
-    tokens = tl.load(token_id_ptr + pairs, mask=inside, other=-1)
-    counts = tl.load(count_ptr + pairs, mask=inside, other=0)
-    inside = (rows >= 0) & (tokens >= 0) & (tokens < vocab)
-    repetition = tl.load(repetition_ptr + rows, mask=inside, other=1.0).to(tl.float32)
-    presence = tl.load(presence_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    frequency = tl.load(frequency_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    places = logits_ptr + rows * row_stride + tokens
-    x = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    x = tl.where(x < 0, x * repetition, x / repetition)
-    x -= tl.where(counts > 0, presence + frequency * counts.to(tl.float32), 0.0)
-    tl.store(places, x.to(logits_ptr.dtype.element_ty), mask=inside)
+    """One split of one row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(penalizes_ptr + row) == 0:
+        return
+    row_ptr = logits_ptr + row * row_stride
+    count_ptr += tl.load(table_row_ptr + row) * vocab
+    penalized_ptr += row * vocab
+    repetition = tl.load(repetition_ptr + row).to(tl.float32)
+    presence = tl.load(presence_ptr + row).to(tl.float32)
+    frequency = tl.load(frequency_ptr + row).to(tl.float32)
+    first = tl.program_id(1) * blocks_per_split * BLOCK
+    last = tl.minimum(first + blocks_per_split * BLOCK, vocab)
+    for start in range(first, last, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        inside = tokens < vocab
+        x = tl.load(row_ptr + tokens, mask=inside, other=0.0).to(tl.float32)
+        entry = tl.load(count_ptr + tokens, mask=inside, other=0).to(tl.int32)
+        x = tl.where(entry == 0, x, tl.where(x < 0.0, x * repetition, x / repetition))
+        count = entry >> 1
+        x -= tl.where(count > 0, presence, 0.0)
+        x -= frequency * count.to(tl.float32)
+        tl.store(penalized_ptr + tokens, x, mask=inside)
 
 
 def penalize_triton(
     logits: torch.Tensor,
-    row_of: torch.Tensor,
-    token_ids: torch.Tensor,
+    table_rows: torch.Tensor,
     counts: torch.Tensor,
+    penalizes: torch.Tensor,
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> Results:
-    """As `penalize_`; returns the logits."""
-    num_pairs = len(row_of)
-    if num_pairs:
-        _penalize_kernel[(cdiv(num_pairs, _BLOCK),)](
-            logits,
-            logits.stride(0),
-            logits.shape[1],
-            num_pairs,
-            row_of,
-            token_ids,
-            counts,
-            repetition,
-            presence,
-            frequency,
-            BLOCK=_BLOCK,
-        )
-    return (logits,)
+    """As `penalize`; returns one tensor."""
+    rows, vocab = logits.shape
+    penalized = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
+    blocks = cdiv(vocab, _BLOCK)
+    programs = _PROGRAMS_PER_MULTIPROCESSOR * tuning.num_multiprocessors(logits.device)
+    blocks_per_split = cdiv(blocks, min(blocks, cdiv(programs, rows)))
+    _penalize_kernel[(rows, cdiv(blocks, blocks_per_split))](
+        logits,
+        logits.stride(0),
+        vocab,
+        table_rows,
+        counts,
+        penalizes,
+        repetition,
+        presence,
+        frequency,
+        penalized,
+        blocks_per_split,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+    return (penalized,)
 
 
 def penalize_reference(
     logits: torch.Tensor,
-    row_of: torch.Tensor,
-    token_ids: torch.Tensor,
+    table_rows: torch.Tensor,
     counts: torch.Tensor,
+    penalizes: torch.Tensor,
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> Results:
-    """fp64, rounded to the logits' dtype."""
-    inside = (row_of >= 0) & (token_ids >= 0) & (token_ids < logits.shape[1])
-    rows, tokens, counts = row_of[inside].long(), token_ids[inside].long(), counts[inside].double()
-    wide = logits.double()
-    x = wide[rows, tokens]
-    x = torch.where(x < 0, x * repetition.double()[rows], x / repetition.double()[rows])
-    amounts = presence.double()[rows] + frequency.double()[rows] * counts
-    wide[rows, tokens] = x - amounts.where(counts > 0, 0.0)
-    return (wide.to(logits.dtype),)
+    """fp64, rounded to fp32; 0 in the rows that do not ask."""
+    x = logits.double()
+    entries = counts[table_rows]
+    factor, presence, frequency = (each.double()[:, None] for each in (repetition, presence, frequency))
+    x = torch.where(entries != 0, torch.where(x < 0, x * factor, x / factor), x)
+    often = entries >> 1
+    x = x - presence * (often > 0) - frequency * often
+    return (x.where(penalizes[:, None] != 0, 0.0).float(),)
 
 
-def _check_triton(padded: torch.Tensor, vocab: int, **pairs_and_penalties: torch.Tensor) -> Results:
-    """All that is in memory, what stands beyond the vocabulary included."""
-    penalize_triton(padded[:, :vocab], **pairs_and_penalties)
-    return (padded,)
-
-
-def _check_reference(padded: torch.Tensor, vocab: int, **pairs_and_penalties: torch.Tensor) -> Results:
-    (logits,) = penalize_reference(padded[:, :vocab], **pairs_and_penalties)
-    return (torch.cat([logits, padded[:, vocab:]], dim=1),)
-
-
-def _penalize_torch(logits: torch.Tensor, *pairs_and_penalties: torch.Tensor) -> Results:
-    logits.copy_(penalize_reference(logits, *pairs_and_penalties)[0])
-    return (logits,)
+def _check_penalize(padded: torch.Tensor, vocab: int, **asked: torch.Tensor) -> Results:
+    """Without the rows in which anything may stand."""
+    (penalized,) = penalize_triton(padded[:, :vocab], **asked)
+    return (penalized.where(asked["penalizes"][:, None] != 0, 0.0),)
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for rows, vocab, spare, listed in ((1, 1, 0, 1), (3, 97, 3, 40), (4, 5000, 8, 300)):
+    for rows, vocab, spare in ((1, 1, 0), (5, 97, 3), (4, 5000, 8)):
         logits = torch.randn(rows, vocab + spare, generator=generator).mul_(3.0).to(dtype)
         logits[:, ::7] = -torch.inf
-        token_ids = torch.stack([torch.randperm(vocab, generator=generator)[:listed] for _ in range(rows)])
-        row_of = torch.arange(rows).repeat_interleave(listed)
-        row_of[torch.rand(len(row_of), generator=generator) < 0.1] = -1
-        token_ids = token_ids.flatten()
-        if listed > 1:
-            # No ids of the vocabulary, on both sides.
-            token_ids[3], token_ids[5] = vocab, -1
+        counts = torch.randint(0, 7, (rows + 2, vocab), generator=generator).to(torch.int16)
+        counts[torch.rand(counts.shape, generator=generator) < 0.5] = 0
+        counts[:, 1::11] = 2**15 - 1
+        penalizes = torch.ones(rows, dtype=torch.int64)
+        penalizes[3:4] = 0
         yield {
             "padded": logits,
             "vocab": vocab,
-            "row_of": row_of.int(),
-            "token_ids": token_ids.int(),
-            "counts": torch.randint(0, 5, (len(row_of),), generator=generator).int(),
-            "repetition": torch.rand(rows, generator=generator).add_(0.6),
-            "presence": torch.randn(rows, generator=generator),
-            "frequency": torch.randn(rows, generator=generator),
+            "table_rows": torch.randperm(rows + 2, generator=generator)[:rows],
+            "counts": counts,
+            "penalizes": penalizes,
+            "repetition": torch.rand(rows, dtype=torch.float64, generator=generator).add_(0.6),
+            "presence": torch.randn(rows, dtype=torch.float64, generator=generator),
+            "frequency": torch.randn(rows, dtype=torch.float64, generator=generator).mul_(1e-2),
         }
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    pairs = torch.empty(1024, dtype=torch.int32, device="meta")
-    penalty = torch.empty(32, device="meta")
+    whole = torch.empty(32, dtype=torch.int64, device="meta")
     yield {
         "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
         "vocab": 128256,
-        "row_of": pairs,
-        "token_ids": pairs,
-        "counts": pairs,
-        "repetition": penalty,
-        "presence": penalty,
-        "frequency": penalty,
+        "table_rows": whole,
+        "counts": torch.empty(33, 128256, dtype=torch.int16, device="meta"),
+        "penalizes": whole,
+        "repetition": whole.double(),
+        "presence": whole.double(),
+        "frequency": whole.double(),
     }
 
 
-CHECKS = (OpCheck("penalize", _check_triton, _check_reference, _examples, _production, ROUNDING),)
+CHECKS = (
+    OpCheck(
+        "penalize",
+        _check_penalize,
+        lambda padded, vocab, **asked: penalize_reference(padded[:, :vocab], **asked),
+        _examples,
+        _production,
+        # What is read is exact in each dtype, and all that follows is fp32.
+        dict.fromkeys(ROUNDING, 2e-5),
+    ),
+)

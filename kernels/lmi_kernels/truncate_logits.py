@@ -16,6 +16,7 @@ import torch
 
 from lmi_kernels._triton import jit, tl, uses_triton
 from lmi_kernels.checks import OpCheck, Results
+from lmi_kernels.logit_order import key_of, nth_equal, value_of
 from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, production, reference
 
 _LANES = 4096
@@ -29,6 +30,8 @@ def logit_thresholds(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """In this order: the k largest logits and all that equal the k-th; of these the fewest likeliest that together have
     probability p, those of lowest ids where one that stays equals one that goes; of these all that have min_p times the
@@ -44,27 +47,15 @@ def logit_thresholds(
         top_k: [num_rows], any integer dtype; 0, or the size of the vocabulary and more: off.
         top_p: [num_rows], any float dtype, above 0; 1: off.
         min_p: [num_rows], any float dtype; 0: off.
+        penalized: [num_rows, vocab_size], fp32, contiguous: these rows are taken in place of the logits'
+        penalizes: [num_rows], any integer dtype: where this is not 0.
 
     Returns: the smallest logits that may be drawn, [num_rows], fp32, and of those that equal it the largest id that may
         be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
     """
     call = logit_thresholds_triton if uses_triton(logits) else reference
-    thresholds, last_ids = call(logits, temperature, top_k, top_p, min_p)
+    thresholds, last_ids = call(logits, temperature, top_k, top_p, min_p, penalized, penalizes)
     return thresholds, last_ids
-
-
-@jit
-def _key(value, LOW_ZEROS: tl.constexpr):
-    """A whole number, int32, in the order of the fp32 numbers."""
-    bits = value.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> LOW_ZEROS
-
-
-@jit
-def _value(key, LOW_ZEROS: tl.constexpr):
-    """The fp32 number of a key."""
-    negative = ((key ^ -1) << LOW_ZEROS) | -0x80000000
-    return tl.where(key >= 0, key << LOW_ZEROS, negative).to(tl.float32, bitcast=True)
 
 
 @jit
@@ -103,7 +94,7 @@ def _search(
     """The largest key whose amount reaches the target. `low` is taken to do so, `high` not to."""
     while low + 1 < high:
         middle = (low & high) + ((low ^ high) >> 1)
-        amount = _amount(source_ptr, length, _value(middle, LOW_ZEROS), largest, rate, LANES)
+        amount = _amount(source_ptr, length, value_of(middle, LOW_ZEROS), largest, rate, LANES)
         low = tl.where(amount >= target, middle, low)
         high = tl.where(amount >= target, high, middle)
     return low
@@ -154,24 +145,68 @@ def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
 
 
 @jit
-def _nth_equal(row_ptr, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.constexpr):
-    """The id of the nth logit, from 1, that equals `value`."""
-    lanes = tl.arange(0, LANES)
-    seen = tl.zeros((), tl.int32)
-    found = tl.full((), NO_LAST_ID, tl.int32)
-    for start in range(0, vocab, LANES):
-        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
-        same = (x == value).to(tl.int32)
-        total = tl.sum(same)
-        if (seen < nth) & (nth <= seen + total):
-            is_nth = (same == 1) & (seen + tl.cumsum(same, 0) == nth)
-            found = tl.min(tl.where(is_nth, start + lanes, NO_LAST_ID))
-        seen += total
-    return found
+def _threshold(
+    row_ptr,
+    vocab,
+    kept_ptr,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    NO_LAST_ID: tl.constexpr,
+    LOW_ZEROS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Of one row, whose largest logits go to `kept_ptr`: the threshold and the last id."""
+    largest = _keep_lanes(row_ptr, vocab, kept_ptr, LANES)
+    # As sharp as fp32 can tell; below it the rate would overflow.
+    rate = 1.0 / tl.maximum(temperature, 1e-30)
+    by_rank = (top_k > 0) & (top_k < vocab)
+    by_mass = top_p < 1.0
+    edge = tl.full((), float("-inf"), tl.float32)
+    relative = tl.full((), float("-inf"), tl.float32)
+    last_id = tl.full((), NO_LAST_ID, tl.int32)
+    finite = (largest < float("inf")) & (largest > float("-inf"))
+    if finite & (by_rank | by_mass):
+        # Of counts the rate is 0.
+        target = top_k.to(tl.float32)
+        first_rate = 0.0
+        if not by_rank:
+            target = top_p * _amount(row_ptr, vocab, edge, largest, rate, LANES)
+            first_rate = rate
+        # Only from where on to look: 16 bits of it will do.
+        low, high = key_of(edge, 16), key_of(largest, 16) + 1
+        low = _search(kept_ptr, LANES, low, high, target, largest, first_rate, 16, LANES)
+        bound = value_of(low, 16)
+        source_ptr, length = row_ptr, vocab
+        if bound > edge:
+            num_kept = _keep_from(row_ptr, vocab, bound, kept_ptr, LANES)
+            if num_kept <= LANES:
+                source_ptr, length = kept_ptr, LANES
+        low, high = key_of(bound, LOW_ZEROS), key_of(largest, LOW_ZEROS) + 1
+        low = _search(source_ptr, length, low, high, target, largest, first_rate, LOW_ZEROS, LANES)
+        edge = value_of(low, LOW_ZEROS)
+        if by_mass:
+            if by_rank:
+                target = top_p * _amount(source_ptr, length, edge, largest, rate, LANES)
+                low = _search(source_ptr, length, low, high, target, largest, rate, LOW_ZEROS, LANES)
+                edge = value_of(low, LOW_ZEROS)
+            above, num_equal = _at_edge(source_ptr, length, edge, largest, rate, LANES)
+            missing = target - above
+            weight = tl.exp((edge - largest) * rate)
+            # Of no weight none is drawn, and -inf never: it does not matter how many stay.
+            if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
+                nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
+                last_id = nth_equal(row_ptr, vocab, edge, nth, NO_LAST_ID, LANES)
+    if finite & (min_p > 0.0):
+        relative = largest + temperature * tl.log(tl.maximum(min_p, 1e-37))
+    return tl.maximum(edge, relative), tl.where(relative > edge, NO_LAST_ID, last_id)
 
 
 # One variant for all batch sizes: these are read one number at a time.
-@jit(do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
+@jit(
+    do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "penalizes_ptr"]
+)
 def _thresholds_kernel(
     logits_ptr,
     row_stride,
@@ -180,7 +215,10 @@ def _thresholds_kernel(
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
+    penalized_ptr,
+    penalizes_ptr,
     kept_ptr,
+    wide_kept_ptr,
     threshold_ptr,
     last_id_ptr,
     NO_LAST_ID: tl.constexpr,
@@ -195,55 +233,21 @@ def _thresholds_kernel(
     top_k = tl.load(top_k_ptr + row).to(tl.int32)
     top_p = tl.load(top_p_ptr + row).to(tl.float32)
     min_p = tl.load(min_p_ptr + row).to(tl.float32)
-    by_rank = (top_k > 0) & (top_k < vocab)
-    by_mass = top_p < 1.0
-    if (temperature == 0.0) | ~(by_rank | by_mass | (min_p > 0.0)):
+    if (temperature == 0.0) | ~((top_k > 0) & (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0)):
         return
-    row_ptr = logits_ptr + row * row_stride
-    kept_ptr += row * LANES
-    largest = _keep_lanes(row_ptr, vocab, kept_ptr, LANES)
-    if (largest == float("inf")) | (largest == float("-inf")):
-        return
-    # As sharp as fp32 can tell; below it the rate would overflow.
-    rate = 1.0 / tl.maximum(temperature, 1e-30)
-    edge = tl.full((), float("-inf"), tl.float32)
-    last_id = tl.full((), NO_LAST_ID, tl.int32)
-    if by_rank | by_mass:
-        # Of counts the rate is 0.
-        target = top_k.to(tl.float32)
-        first_rate = 0.0
-        if not by_rank:
-            target = top_p * _amount(row_ptr, vocab, edge, largest, rate, LANES)
-            first_rate = rate
-        # Only from where on to look: 16 bits of it will do.
-        low, high = _key(edge, 16), _key(largest, 16) + 1
-        low = _search(kept_ptr, LANES, low, high, target, largest, first_rate, 16, LANES)
-        bound = _value(low, 16)
-        source_ptr = row_ptr
-        length = vocab
-        if bound > edge:
-            num_kept = _keep_from(row_ptr, vocab, bound, kept_ptr, LANES)
-            if num_kept <= LANES:
-                source_ptr = kept_ptr
-                length = LANES
-        low, high = _key(bound, LOW_ZEROS), _key(largest, LOW_ZEROS) + 1
-        low = _search(source_ptr, length, low, high, target, largest, first_rate, LOW_ZEROS, LANES)
-        edge = _value(low, LOW_ZEROS)
-        if by_mass:
-            if by_rank:
-                target = top_p * _amount(source_ptr, length, edge, largest, rate, LANES)
-                low = _search(source_ptr, length, low, high, target, largest, rate, LOW_ZEROS, LANES)
-                edge = _value(low, LOW_ZEROS)
-            above, num_equal = _at_edge(source_ptr, length, edge, largest, rate, LANES)
-            missing = target - above
-            weight = tl.exp((edge - largest) * rate)
-            # Of no weight none is drawn, and -inf never: it does not matter how many stay.
-            if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
-                nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
-                last_id = _nth_equal(row_ptr, vocab, edge, nth, NO_LAST_ID, LANES)
-    relative = tl.where(min_p > 0.0, largest + temperature * tl.log(tl.maximum(min_p, 1e-37)), float("-inf"))
-    tl.store(threshold_ptr + row, tl.maximum(edge, relative))
-    tl.store(last_id_ptr + row, tl.where(relative > edge, NO_LAST_ID, last_id))
+    narrow_row, kept = logits_ptr + row * row_stride, kept_ptr + row * LANES
+    wide_row, wide_kept = penalized_ptr + row * vocab, wide_kept_ptr + row * LANES
+    # Each source has its own dtype, and so its own code.
+    if tl.load(penalizes_ptr + row) != 0:
+        threshold, last_id = _threshold(
+            wide_row, vocab, wide_kept, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES
+        )
+    else:
+        threshold, last_id = _threshold(
+            narrow_row, vocab, kept, temperature, top_k, top_p, min_p, NO_LAST_ID, LOW_ZEROS, LANES
+        )
+    tl.store(threshold_ptr + row, threshold)
+    tl.store(last_id_ptr + row, last_id)
 
 
 def logit_thresholds_triton(
@@ -252,10 +256,13 @@ def logit_thresholds_triton(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> Results:
     """As `logit_thresholds`."""
     rows, vocab = logits.shape
     kept = torch.empty(rows, _LANES, dtype=logits.dtype, device=logits.device)
+    wide_kept = torch.empty(rows, _LANES, dtype=torch.float32, device=logits.device)
     thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
     last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
     _thresholds_kernel[(rows,)](
@@ -266,7 +273,10 @@ def logit_thresholds_triton(
         top_k,
         top_p,
         min_p,
+        penalized,
+        penalizes,
         kept,
+        wide_kept,
         thresholds,
         last_ids,
         NO_LAST_ID=NO_LAST_ID,

@@ -19,10 +19,12 @@ def reference(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
+    penalized: torch.Tensor,
+    penalizes: torch.Tensor,
 ) -> Results:
     """As `logit_thresholds`, on any device."""
     rows = zip(
-        logits.double().cpu(),
+        penalized.double().where(penalizes[:, None] != 0, logits.double()).cpu(),
         temperature.tolist(),
         top_k.tolist(),
         top_p.tolist(),
@@ -93,7 +95,8 @@ _ASKED = (
 
 def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
-    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite."""
+    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite; of
+    either source."""
     for vocab, spare, spread, asked in (
         (1, 0, 1.0, _ASKED[3:5]),
         (97, 3, 2.0, _ASKED),
@@ -112,9 +115,14 @@ def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]
             logits[-1, vocab // 2] = torch.nan
             logits[-2] = -torch.inf
         temperature, top_k, top_p, min_p = (list(column) for column in zip(*asked, strict=True))
+        # Others than the logits, and not on their dtype's grid; where they are not taken, nothing that could be.
+        penalized = logits.float().flip(1) * 1.1
+        penalizes = torch.rand(len(asked), generator=generator) < 0.4
+        logits[penalizes] = penalized[~penalizes] = torch.nan
+        taken = penalized.where(penalizes[:, None], logits.float())
         for i, p in enumerate(top_p):
-            if p < 1.0 and logits[i].amax().isfinite():
-                top_p[i] = _clear_top_p(logits[i], temperature[i], int(top_k[i]), p)
+            if p < 1.0 and taken[i].amax().isfinite():
+                top_p[i] = _clear_top_p(taken[i], temperature[i], int(top_k[i]), p)
         yield {
             "padded": padded,
             "vocab": vocab,
@@ -122,6 +130,8 @@ def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]
             "top_k": torch.tensor(top_k, dtype=torch.int64),
             "top_p": torch.tensor(top_p, dtype=torch.float64),
             "min_p": torch.tensor(min_p, dtype=torch.float64),
+            "penalized": penalized,
+            "penalizes": penalizes.long(),
         }
 
 
@@ -135,4 +145,6 @@ def production(dtype: torch.dtype) -> Iterator[Inputs]:
         "top_k": number.long(),
         "top_p": number,
         "min_p": number,
+        "penalized": torch.empty(32, 128256, device="meta"),
+        "penalizes": number.long(),
     }

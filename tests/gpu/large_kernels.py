@@ -102,6 +102,9 @@ def choices(context: Context) -> tuple[float, float]:
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.arange(rows) * 7919,
         torch.arange(rows) + 1000,
+        # Of every third row the other source is taken.
+        logits.float().flip(1),
+        torch.arange(rows) % 3 // 2,
     )
     found, finite = choose_tokens(*[each.to(context.device) for each in inputs])
     expected = choose_tokens_reference(*inputs)[0]
@@ -145,8 +148,9 @@ def _experts(
     x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
     """fp64, one expert after the other."""
-    shares, chosen = torch.softmax(logits.double(), dim=-1).topk(2, dim=-1)
-    shares = shares / shares.sum(dim=-1, keepdim=True)
+    # Stable: of equal logits, which bf16 has many of, the first counts.
+    chosen = logits.double().sort(dim=-1, descending=True, stable=True).indices[:, :2]
+    shares = torch.softmax(logits.double().gather(1, chosen), dim=-1)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in range(len(gate_up)):
         rows, rank = (chosen == expert).nonzero(as_tuple=True)

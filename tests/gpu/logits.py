@@ -12,7 +12,7 @@ from engines.sampling.batch import SamplingRow
 from tests.gpu.engine import Engine
 from tests.support.plans import PlanMaker
 
-_BY_THE_HOST = SamplingParams(max_new_tokens=1, logprobs=True)
+_BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 """What no device chooses, so that logits come back."""
 
 

@@ -18,6 +18,7 @@ from engines.sampling.temperature import temperature
 from engines.sampling.top_k import top_k
 from engines.sampling.top_p import top_p
 from lmi_kernels.choose_tokens import choose_tokens_reference
+from lmi_kernels.count_tokens import count_tokens_reference
 from lmi_kernels.penalties import penalize_reference
 from lmi_kernels.random_numbers import words_reference
 from lmi_kernels.truncate_logits_checks import reference as thresholds_reference
@@ -59,6 +60,8 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> N
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.full((rows,), integers(generator, 0, 2**31, 1)[0]),
         torch.arange(rows),
+        torch.full((rows, vocab), torch.nan),
+        torch.zeros(rows),
     )
     assert bool(finite.all())
     kept = row >= threshold
@@ -101,6 +104,8 @@ def test_what_thresholds_keep_is_what_the_steps_keep(grid: float) -> None:
             torch.tensor([params.top_k]),
             torch.tensor([params.top_p], dtype=torch.float64),
             torch.tensor([params.min_p], dtype=torch.float64),
+            torch.full_like(logits, torch.nan),
+            torch.zeros(1),
         )
         kept = (logits > thresholds) | ((logits == thresholds) & (torch.arange(vocab) <= last_ids))
         assert torch.equal(kept & (logits > -math.inf), expected), params
@@ -112,7 +117,7 @@ def test_penalties_are_those_of_the_steps() -> None:
     generator = fresh_generator()
     vocab, num_rows = 50, 3
     logits = torch.randn(num_rows, vocab, generator=generator).mul_(4.0)
-    rows, pairs = [], []
+    rows, counts = [], torch.zeros(num_rows, vocab, dtype=torch.int16)
     for i in range(num_rows):
         prompt, output = integers(generator, 0, vocab, 10), integers(generator, 0, vocab, 30)
         numbers = torch.rand(3, generator=generator).add_(0.5).tolist()
@@ -123,14 +128,17 @@ def test_penalties_are_those_of_the_steps() -> None:
             frequency_penalty=-numbers[2],
         )
         rows.append(SamplingRow(str(i), params, (*prompt, *output), len(prompt)))
-        pairs += [(i, token, output.count(token)) for token in sorted({*prompt, *output})]
+        counts[i, prompt] = 1
+        for token in output:
+            (counts,) = count_tokens_reference(
+                counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
+            )
     expected = apply((repetition_penalty, presence_penalty, frequency_penalty), logits, rows)
-    row_of, token_ids, counts = torch.tensor(pairs, dtype=torch.int32).T.contiguous()
     (found,) = penalize_reference(
         logits,
-        row_of,
-        token_ids,
+        torch.arange(num_rows),
         counts,
+        torch.ones(num_rows),
         torch.tensor([row.params.repetition_penalty for row in rows]),
         torch.tensor([row.params.presence_penalty for row in rows]),
         torch.tensor([row.params.frequency_penalty for row in rows]),

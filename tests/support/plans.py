@@ -14,7 +14,7 @@ from engines.mpi.step_runner import StepResult
 from engines.sampling.batch import SamplingRow
 from tests.support.tiny_models import BLOCK_SIZE
 
-_BY_THE_HOST = SamplingParams(max_new_tokens=1, logprobs=True)
+_BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 
 
 class PlanMaker:

@@ -3,6 +3,7 @@ steps planned before the last one's tokens are known. Oracle: transformers on th
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
-from engines.core import Request, RequestOutput, SamplingParams
+from engines.core import Request, RequestOutput, SampledToken, SamplingParams
+from engines.mpi.model_runner import ModelRunner
 from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
 from lmi_kernels._triton import INTERPRETED
 from tests.support.core_lab import CoreLab, Mode, Running
 from tests.support.plans import PlanMaker, plans_in_chunks
@@ -40,7 +44,7 @@ _SHAPE: dict[str, Any] = {
 """Heads are at least as wide as a matrix instruction; otherwise little, for the interpreter takes milliseconds for each
 program of a kernel."""
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
-_HOST = SamplingParams(max_new_tokens=1, logprobs=True)
+_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 """What makes the host choose, so that logits come back."""
 
 
@@ -125,7 +129,7 @@ def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str)
             9 if stop is not None else len(tokens), stop_token_ids=() if stop is None else (stop,)
         )
         # Some are chosen by the host, among others whose tokens the device chooses.
-        params = replace(params, logprobs=number == 4)
+        params = replace(params, top_logprobs=number == 4, logprobs=number in (2, 4))
         requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
         expected[f"r{number}"] = tokens
     running = engine.start(
@@ -135,7 +139,9 @@ def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str)
     assert {
         name: [t for output in outputs for t in output.token_ids] for name, outputs in got.items()
     } == expected
-    assert all(len(output.logprobs) == 1 for output in got["r4"])
+    for name in got:
+        asked = name in ("r2", "r4")
+        assert all(len(output.logprobs) == asked for output in got[name])
 
 
 def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) -> None:
@@ -154,6 +160,90 @@ def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) ->
     assert [output.token_ids for output in _run(engine.start(mode), [other_seed])["drawn"]] != [
         output.token_ids for output in alone
     ]
+
+
+def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
+    lab: tuple[CoreLab, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences give way, rows change hands, some steps have a row of the host, and one is computed again, after its
+    tokens were chosen and counted."""
+    engine, oracle = lab
+    asked = (
+        SamplingParams(6, repetition_penalty=1.8),
+        SamplingParams(7, presence_penalty=2.0, frequency_penalty=1.5, logprobs=True),
+        SamplingParams(6, repetition_penalty=1.3, frequency_penalty=2.0),
+        SamplingParams(3, logprobs=True, top_logprobs=1),
+        SamplingParams(5, frequency_penalty=3.0, logprobs=True),
+    )
+    rng = random.Random(1)
+    requests, expected = [], {}
+    for number, params in enumerate(asked):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range((11, 13, 12, 3, 14)[number])]
+        requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
+        expected[f"r{number}"] = _sampled(oracle, prompt, params)
+        if params.repetition_penalty != 1.0 and not params.frequency_penalty:
+            tokens = [token.token_id for token in expected[f"r{number}"]]
+            assert tokens == _generated(oracle, prompt, repetition_penalty=params.repetition_penalty)
+            assert tokens != _greedy(oracle, prompt, len(tokens))
+    running = engine.start(Mode(max_num_seqs=3, max_prefill_tokens=24, num_blocks=4, prefix_caching=False))
+    compute, of_three = ModelRunner.compute, itertools.count(1)
+    failed = []
+
+    def failing_once(runner: ModelRunner, batch: Any, targets: Any = (), rows: Any = ()) -> Any:
+        result = compute(runner, batch, targets, rows)
+        if len(rows) == 3 and next(of_three) == 2:
+            failed.append([row.id for row in rows])
+            raise RuntimeError("after all is done")
+        return result
+
+    monkeypatch.setattr(ModelRunner, "compute", failing_once)
+    got = _run(running, requests)
+    assert failed
+    assert running.scheduler.num_preemptions, "nobody ever gave way"
+    for name, tokens in expected.items():
+        assert [output.token_ids for output in got[name]] == [(token.token_id,) for token in tokens]
+        logprobs = [output.logprobs for output in got[name]]
+        assert logprobs == [
+            () if t.logprob is None else (pytest.approx(t.logprob, abs=1e-4),) for t in tokens
+        ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "late"),
+    [
+        ({"logprobs": True, "repetition_penalty": 1.2, "frequency_penalty": 0.5}, True),
+        ({"top_logprobs": 1}, False),
+    ],
+    ids=["of the device", "of the host"],
+)
+def test_who_waits_for_tokens(lab: tuple[CoreLab, Any], asked: dict[str, Any], late: bool) -> None:
+    """Outputs of a step that is left to itself come with the next one."""
+    engine, _ = lab
+    running = engine.start(Mode())
+    running.core.add(Request("a", (1, 2, 3), SamplingParams(2, **asked), 0.0))
+    counts = []
+    while running.core.has_work:
+        counts.append(len(running.core.step()))
+    assert counts == ([0, 1, 1] if late else [1, 1])
+
+
+def _sampled(oracle: Any, prompt: Sequence[int], params: SamplingParams) -> list[SampledToken]:
+    """By the host's sampler, from the oracle's logits."""
+    sampler, tokens = Sampler(VOCAB_SIZE, torch.device("cpu")), list(prompt)
+    found = []
+    for _ in range(params.max_new_tokens):
+        logits = oracle_logits(oracle, tokens)[-1:]
+        found += sampler.sample(logits, [SamplingRow("a", params, tokens, len(prompt))])
+        tokens.append(found[-1].token_id)
+    return found
+
+
+def _generated(oracle: Any, prompt: Sequence[int], **asked: Any) -> list[int]:
+    config = GenerationConfig(
+        max_new_tokens=6, do_sample=False, eos_token_id=VOCAB_SIZE, pad_token_id=0, **asked
+    )
+    tokens = oracle.generate(torch.tensor([list(prompt)]), generation_config=config)
+    return tokens[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
 
 def _greedy(oracle: Any, prompt: Sequence[int], count: int) -> list[int]:

@@ -1,0 +1,36 @@
+"""What a search among logits goes by: the order of floating-point numbers, and where equal ones stand."""
+
+from __future__ import annotations
+
+from lmi_kernels._triton import jit, tl
+
+
+@jit
+def key_of(value, LOW_ZEROS: tl.constexpr):
+    """A whole number, int32, in the order of the fp32 numbers."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> LOW_ZEROS
+
+
+@jit
+def value_of(key, LOW_ZEROS: tl.constexpr):
+    """The fp32 number of a key."""
+    negative = ((key ^ -1) << LOW_ZEROS) | -0x80000000
+    return tl.where(key >= 0, key << LOW_ZEROS, negative).to(tl.float32, bitcast=True)
+
+
+@jit
+def nth_equal(row_ptr, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.constexpr):
+    """The id of the nth logit, from 1, that equals `value`."""
+    lanes = tl.arange(0, LANES)
+    seen = tl.zeros((), tl.int32)
+    found = tl.full((), NO_LAST_ID, tl.int32)
+    for start in range(0, vocab, LANES):
+        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        same = (x == value).to(tl.int32)
+        total = tl.sum(same)
+        if (seen < nth) & (nth <= seen + total):
+            is_nth = (same == 1) & (seen + tl.cumsum(same, 0) == nth)
+            found = tl.min(tl.where(is_nth, start + lanes, NO_LAST_ID))
+        seen += total
+    return found
