@@ -11,14 +11,17 @@ PORT ?= 8080
 EXTRAS ?= [dev]
 # For `make gpu-check`: a Python that has what it needs (nothing is installed for it), which parts, and where figures go.
 GPU_PYTHON ?= python3
-GPU_PARTS ?= kernels-bf16 kernels-fp16 kernels-fp32 engine ceilings attention steps steps-large \
-	workload-0.6b workload-8b aws batching
+GPU_PARTS ?= kernels-bf16 engine ceilings attention steps workload-0.6b steps-large workload-8b batching aws idle \
+	kernels-fp16 kernels-fp32
 GPU_RESULTS ?= build/gpu-check
 IMAGE ?= lmi-server:$(TORCH)
 # Tests that run at once.
 TEST_JOBS ?= 2
 
 KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton tests/gpu/test_smoke.py
+
+# Else every process that a test starts would compile what it imports of this repository anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -62,9 +65,11 @@ install-torch-cuda:
 serve: install
 	exec $(BIN)/lmi serve $(PROPERTIES) --port $(PORT)
 
-# One compute thread a process: tests run many small operations, and many processes at once. A file's tests share servers.
+# One compute thread a process: tests run many small operations, and many processes at once. A file's tests share
+# servers; tests/conftest.py says which files come first.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile \
+		--no-loadscope-reorder
 
 verify: install
 	$(BIN)/python -m tests.verify.run
@@ -95,7 +100,8 @@ gpu-check:
 	@status=0; for part in $(GPU_PARTS); do \
 		PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --part $$part --out $(GPU_RESULTS)/$$part.json || status=1; \
 	done; \
-	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.report $(GPU_RESULTS)/*.json > docs/gpu-results.md; exit $$status
+	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.report $(GPU_RESULTS)/*.json > $(GPU_RESULTS)/results.md && \
+	cp $(GPU_RESULTS)/results.md docs/gpu-results.md && exit $$status
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .

@@ -11,6 +11,23 @@ from tests.support.paths import prepare_bundled_model
 from tests.support.seaweed import Seaweed, running, weed
 from tests.support.server import Server, StartServer
 
+_SLOW = (
+    "tests/e2e/",
+    "tests/container/test_tokenizer_files.py",
+    "tests/container/test_prepare.py",
+    "tests/engines/mpi/test_worker.py",
+    "tests/engines/python/",
+    "tests/container/model_files/",
+    "tests/engines/test_parallel.py",
+    "tests/kernels/",
+)
+"""Beginnings of the paths of files that take longest: first, so that no process is left with one of them at the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_SLOW))
+
 
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:

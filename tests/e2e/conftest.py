@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.client import Client
+from tests.support.client import Answer, Client
 from tests.support.dynamic_server import dynamic_properties
+from tests.support.metrics import wait_metrics
 from tests.support.server import Server, properties_text
+
+SCHEDULER = "/admin/scheduler"
+ChangeLimits = Callable[..., Answer]
+"""The fixture `limits`: what a PATCH with these fields is answered."""
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +39,18 @@ def dynamic_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory
 def client(paged_server: Server) -> Client:
     """Talks to the shared server."""
     return paged_server.client
+
+
+@pytest.fixture
+def limits(client: Client) -> Iterator[ChangeLimits]:
+    """Changes limits of the shared server's scheduler; they are as they were after the test, and nothing runs."""
+
+    def change(**changes: object) -> Answer:
+        with client.call("PATCH", SCHEDULER, changes) as call:
+            return call.read()
+
+    before = client.get(SCHEDULER).json()
+    yield change
+    assert change(**before).status == 200
+    after = wait_metrics(client, lambda seen: seen.idle, 20)
+    assert after.idle, after.describe()

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
-from tests.support.client import Answer, Client
+from tests.e2e.conftest import SCHEDULER, ChangeLimits
+from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.server import Server, StartServer, properties_text
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-PATH = "/admin/scheduler"
 
-
-@pytest.fixture
-def server(start_server: StartServer, bundled_model: Any) -> Server:
-    return start_server(properties_text(bundled_model, max_rolling_batch_size=8))
-
-
-def patch(client: Client, **changes: Any) -> Answer:
-    with client.call("PATCH", PATH, changes) as call:
-        return call.read()
-
-
-def test_the_batch_shrinks_and_grows_under_load(server: Server) -> None:
-    client = server.client
-    before = client.get(PATH).json()
-    assert before["max_rolling_batch_size"] == 8
-    assert patch(client, max_rolling_batch_size=2, scheduling_policy="fair").status == 200
+def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLimits) -> None:
+    before = client.get(SCHEDULER).json()
+    assert before["max_rolling_batch_size"] == 32
+    assert limits(max_rolling_batch_size=2, scheduling_policy="fair").status == 200
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}
     with ExitStack() as stack:
         calls = [stack.enter_context(client.call("POST", "/invocations", body)) for _ in range(6)]
         wait_metrics(client, lambda seen: seen[RUNNING] == 2 and seen[WAITING] > 0, 30)
-        answer = patch(client, max_rolling_batch_size=6, max_queued_tokens=4000)
+        answer = limits(max_rolling_batch_size=6, max_queued_tokens=4000)
         assert answer.json() == {
             **before,
             "max_rolling_batch_size": 6,
@@ -48,23 +35,21 @@ def test_the_batch_shrinks_and_grows_under_load(server: Server) -> None:
     assert len({answer.body for answer in answers}) == 1
 
 
-def test_one_bad_value_changes_nothing(server: Server) -> None:
-    client = server.client
-    before = client.get(PATH).json()
+def test_one_bad_value_changes_nothing(client: Client, limits: ChangeLimits) -> None:
+    before = client.get(SCHEDULER).json()
     for changes in (
         {"max_rolling_batch_size": 4, "scheduling_policy": "lifo"},
         {"max_rolling_batch_size": 4, "max_waiting_tokens": 5000000},
         {"max_rolling_batch_size": 4, "block_size": 32},
     ):
-        refused = patch(client, **changes)
+        refused = limits(**changes)
         assert refused.status == 400
         assert refused.json()["code"] == 400
-        assert client.get(PATH).json() == before
+        assert client.get(SCHEDULER).json() == before
 
 
-def test_a_full_queue_can_be_widened(server: Server) -> None:
-    client = server.client
-    assert patch(client, max_rolling_batch_size=1, job_queue_size=1).status == 200
+def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> None:
+    assert limits(max_rolling_batch_size=1, job_queue_size=1).status == 200
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}}
     with ExitStack() as stack:
         stack.enter_context(client.call("POST", "/invocations", body))
@@ -72,10 +57,12 @@ def test_a_full_queue_can_be_widened(server: Server) -> None:
         stack.enter_context(client.call("POST", "/invocations", body))
         wait_metrics(client, lambda seen: seen[WAITING] == 1, 30)
         assert client.post("/invocations", {"inputs": "Hello"}).status == 503
-        assert patch(client, max_rolling_batch_size=4, job_queue_size=10).status == 200
+        assert limits(max_rolling_batch_size=4, job_queue_size=10).status == 200
         assert client.post("/invocations", {"inputs": "Hello"}).status == 200
 
 
 def test_engine_python_has_none(dynamic_server: Server) -> None:
-    assert dynamic_server.client.get(PATH).status == 404
-    assert patch(dynamic_server.client, job_queue_size=4).status == 404
+    client = dynamic_server.client
+    assert client.get(SCHEDULER).status == 404
+    with client.call("PATCH", SCHEDULER, {"job_queue_size": 4}) as call:
+        assert call.read().status == 404

@@ -6,6 +6,7 @@ One small server, with contiguous attention, on the port that `SAGEMAKER_BIND_TO
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def small_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     text = properties_text(
         bundled_model,
         job_queue_size=2,
-        max_rolling_batch_size=1,
+        max_rolling_batch_size=2,
         paged_attention=False,
         predict_timeout=8,
     )
@@ -65,12 +66,13 @@ def test_contiguous_attention_answers_as_transformers(small: Client, bundled_mod
 def test_a_full_queue_is_told_at_once(small: Client) -> None:
     body = {"inputs": "Once", "parameters": LONG}
     with ExitStack() as stack:
-        stack.enter_context(small.call("POST", "/invocations", body))
-        wait_metrics(small, lambda seen: seen[RUNNING] == 1, SECONDS)
+        for _ in range(2):
+            stack.enter_context(small.call("POST", "/invocations", body))
+        wait_metrics(small, lambda seen: seen[RUNNING] == 2, SECONDS)
         for _ in range(2):
             stack.enter_context(small.call("POST", "/invocations", body))
         full = wait_metrics(small, lambda seen: seen[WAITING] == 2, SECONDS)
-        assert (full[RUNNING], full[WAITING]) == (1, 2)
+        assert (full[RUNNING], full[WAITING]) == (2, 2)
 
         refused = small.post("/invocations", body)
         assert refused.status == 503
@@ -90,11 +92,12 @@ def test_a_full_queue_is_told_at_once(small: Client) -> None:
 
 
 def test_a_request_past_its_time_is_told(small: Client) -> None:
-    whole = small.generate("Once", **LONG)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(call, "Once", **LONG) for call in (small.generate, small.stream)]
+        whole, streamed = (call.result() for call in calls)
     assert whole.ending is Ending.TOLD
     assert whole.status >= 400
     assert "predict_timeout" in whole.error
-    streamed = small.stream("Once", **LONG)
     assert streamed.ending is Ending.TOLD
     assert streamed.status == 200
     assert len(streamed.token_ids) > 0

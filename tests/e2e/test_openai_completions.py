@@ -9,11 +9,12 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.e2e.conftest import ChangeLimits
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.oracle import oracle
 from tests.support.prompts import by_name
-from tests.support.server import Server, StartServer, properties_text
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -152,17 +153,13 @@ def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
     assert caught.value.param == "prompt[1]"
 
 
-def test_a_full_queue_is_a_rate_limit_error(start_server: StartServer, bundled_model: Path) -> None:
+def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, limits: ChangeLimits) -> None:
     """One request runs and one place to wait is free: of two prompts the second finds none, and both are refused."""
-    text = properties_text(bundled_model, job_queue_size=1, max_rolling_batch_size=1)
-    server = start_server(text)
-    with (
-        openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as api,
-        ExitStack() as stack,
-    ):
+    assert limits(job_queue_size=1, max_rolling_batch_size=1).status == 200
+    with ExitStack() as stack:
         long = {"inputs": STORY, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
-        stack.enter_context(server.client.call("POST", "/invocations", long))
-        wait_metrics(server.client, lambda seen: seen[RUNNING] == 1, 20)
+        stack.enter_context(client.call("POST", "/invocations", long))
+        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 20)
         with pytest.raises(openai.RateLimitError) as caught:
             api.completions.create(model="lmi", prompt=PROMPTS[:2])
         assert isinstance(caught.value, openai.APIStatusError)
@@ -170,4 +167,4 @@ def test_a_full_queue_is_a_rate_limit_error(start_server: StartServer, bundled_m
         assert caught.value.message
         assert int(caught.value.response.headers["retry-after"]) > 0
         # The prompt that had found a place waits no more.
-        assert wait_metrics(server.client, lambda seen: seen[WAITING] == 0, 20)[WAITING] == 0
+        assert wait_metrics(client, lambda seen: seen[WAITING] == 0, 20)[WAITING] == 0

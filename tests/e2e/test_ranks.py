@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.client import Ending
-from tests.support.equality import compare
 from tests.support.metrics import RUNNING, wait_metrics
-from tests.support.oracle import MAX_NEW_TOKENS, oracle
+from tests.support.oracle import oracle
 from tests.support.prompts import by_name
 from tests.support.server import StartServer, properties_text
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.mpi]
 
+TOKENS = 16
+"""Few: two ranks and another test's server share the processors. `make verify` takes whole answers at every degree."""
 LONG = {"max_new_tokens": 3000, "ignore_eos_token": True}
 
 
@@ -23,9 +24,10 @@ def test_two_ranks_answer_alike_and_end_together(bundled_model: Path, start_serv
     server = start_server(properties_text(bundled_model, tensor_parallel_degree=2))
     ranks = server.ranks()
     assert sorted(ranks) == [0, 1]
-    for answer in oracle(bundled_model, by_name("once", "recipe")):
-        got = server.client.stream(answer.text, max_new_tokens=MAX_NEW_TOKENS)
-        assert compare(answer, got).difference == ""
+    (expected,) = oracle(bundled_model, by_name("recipe"))
+    got = server.client.stream(expected.text, max_new_tokens=TOKENS)
+    assert got.ending is Ending.COMPLETE, got.describe()
+    assert tuple(got.token_ids) == expected.token_ids[:TOKENS]
 
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(server.client.stream, "Once", **LONG) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The whole server with its model in S3."""
+"""The whole server with its model in S3: a tiny one. `make verify` has the bundled one there."""
 
 from __future__ import annotations
 
@@ -12,33 +12,44 @@ from tests.support.faulty_proxy import answer, faulty_proxy, listing
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seaweed import Seaweed, credentials
 from tests.support.server import Server, properties_text
+from tests.support.tokenizers import save_gpt2
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.model
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    from tests.support.tiny_models import save_llama  # imports torch
+
+    folder = tmp_path / "model"
+    size = save_gpt2(folder)
+    save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0)
+    return folder
+
+
 def test_a_model_in_s3_is_served_and_served_again_without_fetching(
-    seaweed: Seaweed, bundled_model: Path, tmp_path: Path
+    seaweed: Seaweed, model: Path, tmp_path: Path
 ) -> None:
-    seaweed.upload(bundled_model, "served", "smollm2/")
-    text = properties_text("s3://served/smollm2/")
+    seaweed.upload(model, "served", "tiny/")
+    text = properties_text("s3://served/tiny/")
+    body = {"inputs": "the quick brown fox", "parameters": {"max_new_tokens": 12}}
     with faulty_proxy(seaweed.url) as proxy:
         environment = {**credentials(proxy.url), "LMI_CACHE_DIR": str(tmp_path / "cache")}
-        fetched = []
+        fetched, answers = [], []
         for name in ("first", "again"):
             proxy.heal()
             with Server(tmp_path / name, text, environment=environment) as server:
                 server.wait_ready()
-                body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}}
                 reply = server.client.post("/invocations", body)
                 assert reply.status == 200
-                assert "Paris" in reply.body
+                answers.append(reply.json()["generated_text"])
             fetched.append(proxy.object_bytes)
-    assert fetched == [sum(path.stat().st_size for path in bundled_model.iterdir()), 0]
+    assert fetched == [sum(path.stat().st_size for path in model.iterdir()), 0]
+    assert answers[0] == answers[1] != ""
 
 
 def test_a_forbidden_model_ends_the_start_with_one_sentence(seaweed: Seaweed, tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text(properties_text("s3://served/smollm2/"))
+    (tmp_path / "serving.properties").write_text(properties_text("s3://served/tiny/"))
     with faulty_proxy(seaweed.url) as proxy:
         proxy.fault(listing, answer(403, "AccessDenied"))
         done = subprocess.run(
@@ -51,5 +62,5 @@ def test_a_forbidden_model_ends_the_start_with_one_sentence(seaweed: Seaweed, tm
             env=child_environment({**credentials(proxy.url), "LMI_CACHE_DIR": str(tmp_path / "cache")}),
         )
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: s3://served/smollm2/: no permission (403, AccessDenied)")
+    assert done.stderr.startswith("Error: s3://served/tiny/: no permission (403, AccessDenied)")
     assert done.stderr.count("\n") == 1

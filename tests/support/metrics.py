@@ -15,6 +15,7 @@ BLOCKS_CACHED = "lmi_kv_blocks_cached"
 RUNNING = "lmi_requests_running"
 WAITING = "lmi_requests_waiting"
 STEPS = "lmi_steps_total"
+ENGINE_UP = "lmi_engine_up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,14 @@ class HasMetrics(Protocol):
 
 
 def wait_metrics(client: HasMetrics, holds: Callable[[Metrics], bool], timeout: float) -> Metrics:
-    """Scrape until `holds` is true or `timeout` seconds are over; returns the last scrape, true or not."""
+    """Scrape until `holds` is true or `timeout` seconds are over; returns the last scrape, true or not.
+
+    A scrape that a busy engine did not answer in time has none of its figures, and is not asked.
+    """
     deadline = time.monotonic() + timeout
     while True:
         seen = client.metrics()
-        if holds(seen) or time.monotonic() > deadline:
+        answered = seen.samples.get(ENGINE_UP, 1.0) == 1.0
+        if (answered and holds(seen)) or time.monotonic() > deadline:
             return seen
         time.sleep(0.02)
