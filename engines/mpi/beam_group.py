@@ -20,9 +20,8 @@ class BeamGroup:
         """sequence: the request's; it gets its companions here."""
         sampling = sequence.request.sampling
         for number in range(2, sampling.num_beams + 1):
-            companion = Sequence(sequence.request, sequence.number)
-            companion.id = f"{sequence.id}/beam-{number}"
-            companion.token_ids = []
+            companion = Sequence(sequence.request, sequence.number, f"{sequence.id}/beam-{number}")
+            companion.token_ids.clear()
             sequence.companions.append(companion)
         self._sequences = [sequence, *sequence.companions]
         """By place: the live hypotheses are those of the first few."""
@@ -52,7 +51,7 @@ class BeamGroup:
             if parent != place:
                 source, sequence = self._sequences[parent], self._sequences[place]
                 running.replace(source, sequence)
-                sequence.token_ids = [*source.token_ids, token_id]
+                sequence.token_ids[:] = [*source.token_ids, token_id]
         for place, (parent, token_id) in enumerate(going_on):
             if parent == place:
                 self._sequences[place].token_ids.append(token_id)
@@ -61,7 +60,7 @@ class BeamGroup:
     def _finish(self, best: BeamResult) -> RequestOutput:
         first = self._sequences[0]
         for sequence in self._sequences:
-            sequence.token_ids = [*first.request.prompt_token_ids, *best.token_ids]
+            sequence.token_ids[:] = [*first.request.prompt_token_ids, *best.token_ids]
         return RequestOutput(
             first.id,
             best.token_ids,

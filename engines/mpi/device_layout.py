@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,24 @@ def lay_out(plan: StepPlan) -> DeviceLayout:
     Raises:
         ValueError: the plan does not hold as many tokens as it says.
     """
-    rows, starts, query_lens, wants, token_ids = (
-        np.asarray(numbers, dtype=np.int32)
-        for numbers in (plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids)
-    )
-    if len(token_ids) != query_lens.sum():
-        raise ValueError(f"the plan holds {len(token_ids)} tokens and says {query_lens.sum()}")
+    num_tokens = sum(plan.query_lens)
+    if plan.num_tokens != num_tokens:
+        raise ValueError(f"the plan holds {plan.num_tokens} tokens and says {num_tokens}")
+    rows, starts, wants, token_ids = map(_numbers, (plan.rows, plan.starts, plan.wants, plan.token_ids))
+    sampled, scored = np.flatnonzero(wants & WANT_LOGITS), np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)
+    if num_tokens == len(rows):  # as in most steps: one token each
+        counting = np.arange(num_tokens + 1, dtype=np.int32)
+        return DeviceLayout(
+            rows,
+            starts,
+            counting,
+            counting[:-1],
+            token_ids,
+            num_tokens,
+            sampled.astype(np.int32),
+            scored.astype(np.int32),
+        )
+    query_lens = _numbers(plan.query_lens)
     # Stable: most plans are in this order already.
     order = np.argsort(query_lens > 1, kind="stable")
     places = np.empty_like(order)
@@ -71,32 +84,30 @@ def lay_out(plan: StepPlan) -> DeviceLayout:
         owners,
         tokens,
         int((lens == 1).sum()),
-        places[np.flatnonzero(wants & WANT_LOGITS)].astype(np.int32),
-        places[np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)].astype(np.int32),
+        places[sampled].astype(np.int32),
+        places[scored].astype(np.int32),
     )
 
 
-def table_triples(updates: npt.ArrayLike) -> Numbers:
+def table_triples(updates: Sequence[int]) -> Numbers:
     """A plan's `table_updates` as [num_entries, 3]: row, index, block.
 
     Raises:
         ValueError: a group is cut short, or says that something stands before the table's begin.
     """
-    numbers = np.asarray(updates, dtype=np.int32)
-    groups = []
+    numbers: list[int] = []
     at = 0
-    while at < len(numbers):
-        row, first, count = numbers[at : at + 3].tolist()
-        blocks = numbers[at + 3 : at + 3 + count]
+    while at < len(updates):
+        row, first, count = updates[at : at + 3]
+        blocks = updates[at + 3 : at + 3 + count]
         if min(row, first, count) < 0 or len(blocks) != count:
             raise ValueError(
                 f"a table update of row {row}, entries {first} to {first + count}, cannot be applied"
             )
-        groups.append(
-            np.stack((np.full(count, row), np.arange(first, first + count), blocks), axis=1, dtype=np.int32)
-        )
+        for index, block in enumerate(blocks, first):
+            numbers += (row, index, block)
         at += 3 + count
-    return np.concatenate(groups) if groups else np.empty((0, 3), dtype=np.int32)
+    return _numbers(numbers).reshape(-1, 3)
 
 
 def aligned(
@@ -110,3 +121,10 @@ def aligned(
         numbers[at : at + length] = array
         at += padded
     return numbers, lengths
+
+
+def _numbers(values: Sequence[int]) -> Numbers:
+    """Twice as fast as numpy reads a list."""
+    packed = bytearray(4 * len(values))
+    struct.pack_into(f"{len(values)}i", packed, 0, *values)
+    return np.frombuffer(packed, dtype=np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engines.core import (
@@ -190,11 +190,7 @@ class EngineCore:
             logger.exception("sampling failed")
             return self._halve(step, started)
         self._stopwatch.stop("sample")
-        if result.choices is None:
-            outputs = self._scheduler.update(step, tokens, time.monotonic(), result.prompt_logprobs)
-        else:
-            self._scheduler.begin(step)
-            outputs = self._scheduler.finish(step, tokens, time.monotonic(), result.prompt_logprobs)
+        outputs = self._scheduler.update(step, tokens, time.monotonic(), result.prompt_logprobs)
         self._stopwatch.stop("update")
         self._count(step, outputs, started)
         return outputs
@@ -237,17 +233,17 @@ class EngineCore:
         for sequence in self._scheduler.take_started():
             metrics.queue_time.observe(max(0.0, started - sequence.request.arrival_time))
             metrics.prompt_tokens += sequence.num_prompt_tokens
-        by_id = {sequence.request.id: sequence for sequence in step.sequences}
-        for output in outputs:
+        for sequence in self._scheduler.take_answered():
+            metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
+        metrics.tokens_generated += sum([len(output.token_ids) for output in outputs])
+        ended = ended_outputs(outputs)
+        by_id = {s.request.id: s for s in step.sequences if s.done} if ended else {}
+        for output in ended:
+            self._ended(output)
             sequence = by_id[output.id]
-            metrics.tokens_generated += len(output.token_ids)
-            if output.token_ids and sequence.num_output_tokens == len(output.token_ids):
-                metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
-            if output.finished:
-                self._ended(output)
-                later = sequence.num_output_tokens - 1
-                if later > 0 and sequence.first_token_time is not None:
-                    metrics.time_per_output_token.observe((now - sequence.first_token_time) / later)
+            later = sequence.num_output_tokens - 1
+            if later > 0 and sequence.first_token_time is not None:
+                metrics.time_per_output_token.observe((now - sequence.first_token_time) / later)
         seconds = self._stopwatch.reset()
         metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
         self._trace.step(step, started, seconds, self._state())
@@ -298,7 +294,13 @@ class _Flying:
 
 
 def _rows(step: Step) -> list[SamplingRow]:
-    return [SamplingRow(s.id, s.request.sampling, s.token_ids, s.num_prompt_tokens) for s in step.sampled]
+    return [sequence.sampling_row for sequence in step.sampled]
+
+
+def ended_outputs(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+    """Those that are their requests' last."""
+    # As `finished`, without hundreds of calls in every step.
+    return [output for output in outputs if output.finish_reason is not None or output.error_kind]
 
 
 def _targets(sequence: Sequence, first: int, last: int) -> PromptTargets:

@@ -11,7 +11,7 @@ from engines.errors import EngineError, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.metrics import EngineMetrics
-from engines.mpi.engine_core import EngineCore
+from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.settings import BadSettings
 from engines.stopwatch import Stopwatch
 from engines.wire import (
@@ -100,11 +100,11 @@ class Leader:
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         by_client: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        clients = self._clients
         for output in outputs:
-            client = self._clients[output.id]
-            by_client[client].append(output)
-            if output.finished:
-                del self._clients[output.id]
+            by_client[clients[output.id]].append(output)
+        for output in ended_outputs(outputs):
+            del clients[output.id]
         gone = [client for client, batch in by_client.items() if not front.send_outputs(client, batch)]
         for client in {*gone, *front.flush()}:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]

@@ -53,6 +53,7 @@ class Scheduler:
         self._beams: dict[str, BeamGroup] = {}
         """By id, of the requests with beam search."""
         self._num_added = 0
+        self._answered: list[Sequence] = []
         self._deadlines: list[tuple[float, int, str]] = []
         """A heap of (deadline, number, id); may hold requests that have ended."""
         self.num_recomputed_tokens = 0
@@ -162,6 +163,11 @@ class Scheduler:
         """Those admitted for the first time since the last call."""
         return self._running.take_started()
 
+    def take_answered(self) -> list[Sequence]:
+        """Those that gave their clients a first token since the last call."""
+        answered, self._answered = self._answered, []
+        return answered
+
     def update(
         self,
         step: Step,
@@ -169,37 +175,31 @@ class Scheduler:
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
-        """Take in what a step computed; returns the outputs of all sequences that gained a token or ended.
-
-        tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
-        """
-        plan, decodes = step.plan, step.num_decodes
-        for sequence, start, count in zip(
-            step.sequences[decodes:], plan.starts[decodes:], plan.query_lens[decodes:], strict=True
-        ):
-            sequence.num_computed_tokens = start + count
-        for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
-            sequence.prompt_logprobs.extend(scores)
-        outputs = self._take_decodes(step, tokens[:decodes], now)
-        for sequence, token in zip(step.sampled[decodes:], tokens[decodes:], strict=True):
-            outputs += self._take(sequence, token, now)
-        return outputs
+        """`begin` and `finish`, for a step that is done already."""
+        self.begin(step)
+        return self.finish(step, tokens, now, prompt_logprobs)
 
     def begin(self, step: Step) -> None:
         """The step is running, and the next one is planned before its tokens are known: what it computes counts as
         computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
-        plan = step.plan
-        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
-            if _runs_ahead(sequence):
-                sequence.num_computed_tokens = start + count
-                sequence.num_in_flight += count
-        for sequence in filter(_runs_ahead, step.sampled):
-            sequence.token_ids.append(UNKNOWN_TOKEN)
+        plan, running = step.plan, self._running
+        for sequence, start, count, want in zip(
+            step.sequences, plan.starts, plan.query_lens, plan.wants, strict=True
+        ):
+            # Beams do not run ahead: which of them go on is decided by all of a step's results.
+            if sequence.done or not sequence.may_give_way:
+                continue
+            sequence.num_computed_tokens = start + count
+            sequence.num_in_flight += count
+            if not want & WANT_LOGITS:
+                continue
+            token_ids = sequence.token_ids
+            token_ids.append(UNKNOWN_TOKEN)
             sequence.num_pending += 1
-            if sequence.is_complete:
-                self._running.completes(sequence)
+            if len(token_ids) >= sequence.max_num_tokens:
+                running.completes(sequence)
             else:
-                self._running.generates(sequence)
+                running.generates(sequence)
 
     def finish(
         self,
@@ -208,24 +208,27 @@ class Scheduler:
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
-        """As `update`, for a step that has begun. By now some of its sequences may have ended or given way."""
-        plan = step.plan
-        for sequence, start, count in zip(step.sequences, plan.starts, plan.query_lens, strict=True):
-            if not sequence.may_give_way:
-                sequence.num_computed_tokens = start + count
-            elif not sequence.waits:
-                sequence.num_in_flight -= count
+        """Take in what a step that has begun computed; returns the outputs of all sequences that gained a token or
+        ended. By now some of them may have ended already, or given way.
+
+        tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
+        """
+        plan, decodes = step.plan, step.num_decodes
+        places = []
+        for sequence, start, count, want in zip(
+            step.sequences[decodes:],
+            plan.starts[decodes:],
+            plan.query_lens[decodes:],
+            plan.wants[decodes:],
+            strict=True,
+        ):
+            _settle(sequence, start, count)
+            if want & WANT_LOGITS:
+                places.append(start + count)
         for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
             sequence.prompt_logprobs.extend(scores)
-        places = [
-            start + count
-            for start, count, want in zip(plan.starts, plan.query_lens, plan.wants, strict=True)
-            if want & WANT_LOGITS
-        ]
-        outputs: list[RequestOutput] = []
-        for sequence, place, token in zip(step.sampled, places, tokens, strict=True):
-            if _runs_ahead(sequence):
-                sequence.num_pending -= 1
+        outputs = self._take_decodes(step, tokens[:decodes], now)
+        for sequence, place, token in zip(step.sampled[decodes:], places, tokens[decodes:], strict=True):
             outputs += self._take(sequence, token, now, place)
         return outputs
 
@@ -267,26 +270,32 @@ class Scheduler:
         block_size = self._blocks.block_size
         sequences, starts = step.sequences[: len(tokens)], step.plan.starts[: len(tokens)]
         for sequence, start, token in zip(sequences, starts, tokens, strict=True):
-            sequence.num_computed_tokens = computed = start + 1
             token_id = token.token_id
-            # `start` is the place of the token before.
-            if start < sequence.last_plain_start and token_id not in sequence.stop_token_ids and token.finite:
-                sequence.token_ids.append(token_id)
-                sequence.num_verified_tokens = computed
-                if not computed % block_size:
+            if (
+                start < sequence.last_plain_start
+                and token_id not in sequence.stop_token_ids
+                and token.finite
+                and sequence.row >= 0  # it has not ended since, nor given way
+            ):
+                sequence.num_pending -= 1
+                sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
+                sequence.num_verified_tokens = settled = sequence.num_computed_tokens - in_flight
+                sequence.token_ids[start + 1] = token_id
+                if not settled % block_size:
                     self._blocks.keep(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
-                outputs += self._take(sequence, token, now)
+                _settle(sequence, start, 1)
+                outputs += self._take(sequence, token, now, start + 1)
         return outputs
 
-    def _take(
-        self, sequence: Sequence, token: SampledToken, now: float, place: int | None = None
-    ) -> list[RequestOutput]:
-        """A token that is a first or a last one, or comes with something to tell, or (`place`) comes late."""
+    def _take(self, sequence: Sequence, token: SampledToken, now: float, place: int) -> list[RequestOutput]:
+        """A token that is a first or a last one, or comes with something to tell, or too late."""
         # By a token that came before a late step's, or its beam search has ended in this very step.
         if sequence.done:
             return []
+        if sequence.may_give_way:
+            sequence.num_pending -= 1
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
         if not sequence.waits:  # it may have given way since a late step began
@@ -294,11 +303,7 @@ class Scheduler:
             self._blocks.keep(sequence)
         if not sequence.may_give_way:
             return self._take_beam(sequence, token)
-        if place is None:
-            sequence.token_ids.append(token.token_id)
-            place = len(sequence.token_ids) - 1
-        else:
-            sequence.token_ids[place] = token.token_id
+        sequence.token_ids[place] = token.token_id
         reason = None
         if token.token_id in sequence.stop_token_ids:
             reason = FinishReason.EOS_TOKEN
@@ -313,6 +318,7 @@ class Scheduler:
         if sequence.first_token_time is not None:
             return [RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)]
         sequence.first_token_time = now
+        self._answered.append(sequence)
         if token.logprob is None:
             sequence.last_plain_start = sequence.max_num_tokens - 2
         output = RequestOutput(
@@ -332,6 +338,7 @@ class Scheduler:
         output = None if group is None else group.take(sequence, token.top, self._running)
         if output is None:
             return []
+        self._answered.append(sequence)
         self._remove(self._by_id[output.id])
         return [output]
 
@@ -343,9 +350,12 @@ class Scheduler:
         self._running.remove(sequence, failed)
 
 
-def _runs_ahead(sequence: Sequence) -> bool:
-    """Beams do not: which of them go on is decided by all of a step's results."""
-    return sequence.may_give_way and not sequence.done
+def _settle(sequence: Sequence, start: int, count: int) -> None:
+    """What a step computed of it counts from now on, unless it has given way since."""
+    if not sequence.may_give_way:
+        sequence.num_computed_tokens = start + count
+    elif not sequence.waits:
+        sequence.num_in_flight -= count
 
 
 def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engines.core import PromptLogprob, Request
+from engines.sampling.batch import SamplingRow
 
 
 @dataclass(slots=True, eq=False)
@@ -18,10 +19,11 @@ class Sequence:
     request: Request
     number: int = 0
     """Order of arrival."""
-    id: str = field(init=False)
+    id: str = ""
+    """The request's; a beam's own."""
     stop_token_ids: tuple[int, ...] = field(init=False)
     token_ids: list[int] = field(init=False)
-    """Prompt, then output."""
+    """Prompt, then output. One list from beginning to end."""
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache."""
@@ -35,6 +37,10 @@ class Sequence:
     """Of the computed ones, those that are known to be finite: a later token was sampled from them."""
     max_num_tokens: int = field(init=False)
     """What the sequence may come to at worst."""
+    may_give_way: bool = field(init=False)
+    """Beams go on in lockstep and share pages, so they reserve what they need in every mode."""
+    sampling_row: SamplingRow = field(init=False)
+    """What sampling is told of it, in every step the same."""
 
     row: int = -1
     """Its place among the running ones; -1 while it waits."""
@@ -66,21 +72,19 @@ class Sequence:
 
     def __post_init__(self) -> None:
         # Copies of what is looked at in every step.
-        self.id = self.request.id
-        self.stop_token_ids = self.request.sampling.stop_token_ids
+        sampling = self.request.sampling
+        self.id = self.id or self.request.id
+        self.stop_token_ids = sampling.stop_token_ids
         self.token_ids = list(self.request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.max_num_tokens = self.num_prompt_tokens + self.request.sampling.max_new_tokens
+        self.max_num_tokens = self.num_prompt_tokens + sampling.max_new_tokens
+        self.may_give_way = sampling.num_beams == 1
+        self.sampling_row = SamplingRow(self.id, sampling, self.token_ids, self.num_prompt_tokens)
 
     @property
     def waits(self) -> bool:
         """Not running: it holds nothing."""
         return self.row < 0
-
-    @property
-    def may_give_way(self) -> bool:
-        """Beams go on in lockstep and share pages, so they reserve what they need in every mode."""
-        return self.request.sampling.num_beams == 1
 
     @property
     def num_settled_tokens(self) -> int:

@@ -25,16 +25,18 @@ class Step:
     """So many of the first sequences are generating: one token each, and each gains the next."""
 
     @property
-    def sampled(self) -> list[Sequence]:
-        """The sequences that gain a token, in the plan's order."""
-        return [s for s, want in zip(self.sequences, self.plan.wants, strict=True) if want & WANT_LOGITS]
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that gain a token, in the plan's order: all that generate are among them."""
+        decodes = self.num_decodes
+        others = zip(self.sequences[decodes:], self.plan.wants[decodes:], strict=True)
+        return (*self.sequences[:decodes], *[s for s, want in others if want & WANT_LOGITS])
 
     @property
     def scored(self) -> list[tuple[Sequence, int, int]]:
         """Sequences whose prompt's log-probabilities are wanted, each with the first and the last of its tokens in
         this step (half-open)."""
         plan = self.plan
-        if max(plan.wants) < WANT_PROMPT_LOGPROBS:
+        if max(plan.wants[self.num_decodes :], default=0) < WANT_PROMPT_LOGPROBS:
             return []
         return [
             (sequence, start, start + count)

@@ -7,10 +7,12 @@ decodes costs a handful of numbers a sequence, however long it is, and computing
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 
 WANT_NOTHING = 0
 WANT_LOGITS = 1
@@ -77,10 +79,8 @@ class StepPlan:
             self.copies,
             self.scrub_blocks,
         )
-        numbers = array("i", (self.kind, *map(len, lists)))
-        for values in lists:
-            numbers.extend(values)
-        return numbers.tobytes()
+        lengths = [*map(len, lists)]
+        return struct.pack(f"{9 + sum(lengths)}i", self.kind, *lengths, *chain.from_iterable(lists))
 
     @classmethod
     def decode(cls, data: bytes) -> StepPlan:

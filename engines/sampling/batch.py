@@ -1,20 +1,17 @@
-"""The batch that sampling steps see: rows, and which of them ask for what."""
+"""The batch that sampling steps see: rows, and which of them ask for what. Plain Python: schedulers make rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import torch
 
 from engines.core import SamplingParams
 from engines.sampling.state import SequenceState
 
 
 class SamplingRow(NamedTuple):
-    """One sequence at the moment its next token is chosen. A tuple: hundreds are made in every step."""
+    """A sequence whose next token is to be chosen."""
 
     id: str
     params: SamplingParams
@@ -38,23 +35,3 @@ class SamplingBatch:
     """One a row; None where no step keeps anything."""
     drawn: Sequence[int]
     """Which rows are drawn."""
-
-
-@contextmanager
-def rows_of(logits: torch.Tensor, rows: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Some rows of the logits, to be changed in place: the logits themselves when it is all of them.
-
-    logits: [num_rows, vocab_size]; rows: ascending, each once -> [len(rows), vocab_size].
-    """
-    if len(rows) == len(logits):
-        yield logits
-        return
-    index = torch.tensor(rows, device=logits.device)
-    picked = logits[index]
-    yield picked
-    logits.index_copy_(0, index, picked)
-
-
-def column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """One number a row: [len(values), 1], of the dtype and on the device of `like`."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

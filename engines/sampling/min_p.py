@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from engines.sampling.batch import SamplingBatch, column, rows_of
+from engines.sampling.batch import SamplingBatch
+from engines.sampling.logit_rows import column, rows_of
 
 
 def min_p(logits: torch.Tensor, batch: SamplingBatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engines.sampling.batch import SamplingBatch, column, rows_of
+from engines.sampling.batch import SamplingBatch
+from engines.sampling.logit_rows import column, rows_of
 
 _SMALLEST = 1e-30
 """As sharp as fp32 can tell; below it quotients would overflow, or the divisor itself become 0."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engines.sampling.batch import SamplingBatch, rows_of
+from engines.sampling.batch import SamplingBatch
 from engines.sampling.cumulative import Ordered, keep_first
+from engines.sampling.logit_rows import rows_of
 
 
 def top_k(logits: torch.Tensor, batch: SamplingBatch) -> None:

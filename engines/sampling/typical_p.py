@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engines.sampling.batch import SamplingBatch, rows_of
+from engines.sampling.batch import SamplingBatch
 from engines.sampling.cumulative import fixed_point_limit, keep_mass
+from engines.sampling.logit_rows import rows_of
 
 _SMALLEST = torch.finfo(torch.float32).min
 _ENTROPY_UNIT = 2.0**56

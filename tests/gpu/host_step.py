@@ -1,0 +1,380 @@
+"""`python -m tests.gpu.host_step`: what the host does in a step of the GPU path, in microseconds by phase, on any CPU.
+
+The engine is the real one, from a client's message to the message that brings its tokens: front, leader, step loop,
+scheduler, cache books, the GPU path's own preparations and choices. Only the device is left out: kernels and graphs
+are not launched, and every token is the same. So launches (a graph's some 10 us, an eager step's many) come on top.
+
+Times are the processor's own for this thread; figures are medians over steps, then over repeats, with the least and the
+largest repeat. Each repeat is a process of its own. Other processes still take their share of caches and cores: on a
+busy machine the least repeat says the most, and only trees measured in turn can be compared.
+
+    python -m tests.gpu.host_step                      # 256, 64 and 1 sequences, and 256 with arrivals
+    python -m tests.gpu.host_step --against ../before  # a copy of the repository: each in turn, side by side
+    python -m tests.gpu.host_step --profile arrivals   # what Python spends it on
+
+To compare, copy the repository (`cp -r`, without .venv) before you change it. This file measures both: it takes
+`engines` and `lmi_kernels` from each, and needs only what it names of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import json
+import os
+import pstats
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import zmq
+
+import lmi_kernels
+from engines.config import SchedulerConfig
+from engines.core import EngineInfo, Request, SampledToken, SamplingParams, SchedulerSettings
+from engines.front import Front
+from engines.health import StatusBoard
+from engines.kv_cache import KvCache
+from engines.mpi.block_manager import make_block_manager
+from engines.mpi.decode_graphs import DecodeOutputs, batch_sizes
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.executor import StepExecutor
+from engines.mpi.gpu_steps import GpuSteps, TableShape
+from engines.mpi.leader import Leader
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.step_plan import StepPlan
+from engines.mpi.step_runner import Choices, StepResult
+from engines.mpi.trace import StepTrace
+from engines.parallel import SingleProcess
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+from engines.wire import Drain, Outputs, Submit, ToEngine, decode_to_client, encode
+
+_VOCAB_SIZE, _BLOCK_SIZE, _MAX_MODEL_LEN = 128_256, 16, 2048
+_TOKEN = 7
+_SAMPLING = SamplingParams(1, temperature=0.8, top_p=0.95, stop_token_ids=(128_001, 128_008, 128_009))
+_INFO = EngineInfo("host", "MPI", 1, "none", "bf16", 0, 0, _BLOCK_SIZE, 0, _MAX_MODEL_LEN, True)
+_NOT_OURS = "client"
+"""The phase that is not counted."""
+
+Step = dict[str, float]
+"""Microseconds by phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of random tokens."""
+
+    running: int
+    """So many at a time: when one ends the next one comes."""
+    outputs: tuple[int, int]
+    """Tokens that a request generates: at least, at most."""
+    requests: int
+    decodes_only: bool
+    """Only steps of all sequences with one token each are counted; else all in which more than half of them run."""
+    prompts: tuple[int, int] = (450, 550)
+
+
+LOADS = {
+    "256": Load(256, (500, 500), 256, True),
+    "64": Load(64, (500, 500), 64, True),
+    "1": Load(1, (500, 500), 1, True),
+    "arrivals": Load(256, (1, 1000), 600, False),
+}
+TINY = Load(3, (4, 6), 5, False, (5, 20))
+
+
+class Phases:
+    """Time by phase, of a phase within another only in the inner one."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+        self._stack = ["loop"]
+        self._since = time.thread_time_ns()
+
+    def take(self) -> Step:
+        """Since the last call."""
+        self._charge()
+        times, self._times = self._times, {}
+        times.pop(_NOT_OURS, None)
+        return {phase: nanoseconds / 1e3 for phase, nanoseconds in times.items()}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._stack.pop()
+
+    def watch(self, owner: object, method: str, name: str) -> None:
+        """From now on this object's method is a phase."""
+        call: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*arguments: Any) -> Any:
+            self._charge()
+            self._stack.append(name)
+            try:
+                return call(*arguments)
+            finally:
+                self._charge()
+                self._stack.pop()
+
+        setattr(owner, method, timed)
+
+    def _charge(self) -> None:
+        now = time.thread_time_ns()
+        phase = self._stack[-1]
+        self._times[phase] = self._times.get(phase, 0) + now - self._since
+        self._since = now
+
+
+class _NoGraphs:
+    """In place of `DecodeGraphs`: there is one for every size, and none computes."""
+
+    def __init__(self, outputs: DecodeOutputs, largest: int) -> None:
+        self._outputs = outputs
+        self._sizes = batch_sizes(largest)
+
+    def bucket(self, num_seqs: int) -> int:
+        return next((size for size in self._sizes if size >= num_seqs), 0)
+
+    def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
+        return self._outputs
+
+
+class _TimedChoices:
+    def __init__(self, choices: Choices, phases: Phases) -> None:
+        self.host_rows = choices.host_rows
+        self._choices = choices
+        self._phases = phases
+
+    def take(self) -> list[SampledToken]:
+        with self._phases.phase("take"):
+            return self._choices.take()
+
+
+class HostSteps(GpuSteps):
+    """The GPU path without a GPU: what kernels would compute is there already."""
+
+    def __init__(self, num_seqs: int, num_blocks: int, phases: Phases) -> None:
+        device = torch.device("cpu")
+        cache = KvCache(1, 1, num_blocks, _BLOCK_SIZE, 1, torch.float32, device)
+        shape = TableShape(num_seqs, _MAX_MODEL_LEN)
+        model: Any = None
+        super().__init__(
+            model, cache, torch.zeros(1, device=device), (1, 16), _VOCAB_SIZE, SingleProcess(), shape
+        )
+        self._phases = phases
+        self._fixed = DecodeOutputs(
+            torch.full((num_seqs,), _TOKEN), torch.ones(num_seqs, dtype=torch.bool), None
+        )
+        graphs: Any = _NoGraphs(self._fixed, num_seqs)
+        self._graphs = graphs
+        self.decodes_only = False
+        self.num_seqs = 0
+
+    def prepare(self, plan: StepPlan) -> Any:
+        self.num_seqs = plan.num_sequences
+        self.decodes_only = plan.num_tokens == plan.num_sequences
+        return super().prepare(plan)
+
+    def compute(self, *arguments: Any) -> StepResult:
+        result = super().compute(*arguments)
+        with self._phases.phase(_NOT_OURS):
+            if result.choices is None:
+                return result
+            return replace(result, choices=_TimedChoices(result.choices, self._phases))
+
+    def _compute_eagerly(self, *arguments: Any) -> Any:
+        return self._fixed, []
+
+
+class _Client(Front):
+    """A front with its client on the same thread, which has its turn whenever the engine looks for messages."""
+
+    def __init__(self, address: str, load: Load, steps: HostSteps, phases: Phases) -> None:
+        super().__init__(address)
+        self.times: list[Step] = []
+        self._load = load
+        self._steps = steps
+        self._phases = phases
+        self._waiting = list(_requests(load))
+        self._num_asked = 0
+        self._num_ended = 0
+        self._peer = self._context.socket(zmq.DEALER)
+        self._peer.setsockopt(zmq.SNDHWM, 0)
+        self._peer.setsockopt(zmq.RCVHWM, 0)
+        self._peer.connect(address)
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        with self._phases.phase(_NOT_OURS):
+            self._note(self._phases.take())
+            self._turn()
+        with self._phases.phase("receive"):
+            return iter(list(super().receive(timeout)))
+
+    def close(self) -> None:
+        self._peer.close(linger=0)
+        super().close()
+
+    def _note(self, times: Step) -> None:
+        steps, load = self._steps, self._load
+        wanted = steps.num_seqs > load.running // 2
+        if load.decodes_only:
+            wanted = steps.decodes_only and steps.num_seqs == load.running
+        if wanted and "take" in times:
+            self.times.append(times)
+
+    def _turn(self) -> None:
+        while self._peer.poll(0):
+            message = decode_to_client(self._peer.recv())
+            if isinstance(message, Outputs):
+                if any(output.error_kind for output in message.outputs):
+                    raise AssertionError("a request failed")
+                self._num_ended += sum(output.finished for output in message.outputs)
+        if self._num_ended == self._load.requests:
+            self._peer.send(encode(Drain(1.0)))
+            return
+        while self._waiting and self._num_asked - self._num_ended < self._load.running:
+            self._peer.send(encode(Submit(self._waiting.pop())))
+            self._num_asked += 1
+
+
+def _requests(load: Load) -> Iterator[Request]:
+    rng = random.Random(0)
+    for number in range(load.requests):
+        prompt = tuple(rng.randrange(_VOCAB_SIZE) for _ in range(rng.randint(*load.prompts)))
+        sampling = replace(_SAMPLING, max_new_tokens=rng.randint(*load.outputs), seed=number)
+        yield Request(f"{rng.getrandbits(128):032x}", prompt, sampling, time.monotonic())
+
+
+def measure(load: Load, folder: Path) -> list[Step]:
+    """Serve the load to its end. Returns the steps that count."""
+    phases = Phases()
+    num_blocks = load.running * _MAX_MODEL_LEN // _BLOCK_SIZE
+    steps = HostSteps(load.running, num_blocks, phases)
+    blocks = make_block_manager(num_blocks, _BLOCK_SIZE, paged=True, prefix_caching=True)
+    settings = SchedulerSettings(load.running, 8192, 8192, max_waiting=100_000)
+    scheduler = Scheduler(SchedulerConfig(settings, "max_utilization"), blocks, _MAX_MODEL_LEN)
+    stopwatch = Stopwatch(time.perf_counter)
+    board = StatusBoard.create(folder / "board", 1)
+    executor = StepExecutor(steps, SingleProcess(), board, stopwatch)
+    sampler = Sampler(_VOCAB_SIZE, torch.device("cpu"))
+    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
+    front = _Client(f"ipc://{folder}/front", load, steps, phases)
+    leader = Leader(core, board, stopwatch)
+    for owner, method, name in (
+        (core, "step", "step"),
+        (core, "_count", "count"),
+        (scheduler, "expire", "schedule"),
+        (scheduler, "schedule", "schedule"),
+        (scheduler, "begin", "begin"),
+        (scheduler, "finish", "finish"),
+        (executor, "lead", "lead"),
+        (steps, "update", "prepare"),
+        (steps, "prepare", "prepare"),
+        (steps, "compute", "compute"),
+        (leader, "_send", "send"),
+        (front, "send_outputs", "wire"),
+        (front, "flush", "wire"),
+    ):
+        phases.watch(owner, method, name)
+    with mock.patch.object(lmi_kernels, "update_block_tables", _launch_nothing):
+        leader.serve(front, _INFO)
+    return front.times
+
+
+def _launch_nothing(*_: object) -> None:
+    """In place of a kernel."""
+
+
+def medians(steps: Sequence[Step]) -> Step:
+    """By phase, and of the whole as `all`; a phase that most steps do not have is its mean."""
+    found: Step = {}
+    for phase in sorted({phase for step in steps for phase in step}):
+        values = [step.get(phase, 0.0) for step in steps]
+        found[phase] = statistics.median(values) or statistics.fmean(values)
+    totals = [sum(step.values()) for step in steps]
+    found["all"] = statistics.median(totals)
+    found["all, mean"] = statistics.fmean(totals)
+    return found
+
+
+def _measure_here(name: str) -> Step:
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # as the worker does
+    with tempfile.TemporaryDirectory() as folder:
+        return medians(measure(LOADS[name], Path(folder)))
+
+
+def _measure_there(tree: Path, name: str) -> Step:
+    """In a process of its own, with the engine of another copy of the repository."""
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", __file__, "--json", name]
+    done = subprocess.run(command, env=environment, cwd=tree, stdout=subprocess.PIPE, check=True)
+    found: Step = json.loads(done.stdout)
+    return found
+
+
+def _print(name: str, columns: Sequence[Sequence[Step]]) -> None:
+    """columns: of each tree, its repeats."""
+    print(f"\n{name}: us a step")
+    for phase in dict.fromkeys(phase for repeats in columns for step in repeats for phase in step):
+        cells = []
+        for repeats in columns:
+            values = [step.get(phase, 0.0) for step in repeats]
+            cells.append(
+                f"{statistics.median(values):9.1f}  ({min(values):.1f} to {max(values):.1f})".ljust(34)
+            )
+        print(f"  {phase:10}", *cells)
+
+
+def _profile(name: str) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, cProfile.Profile() as profiler:
+        measure(LOADS[name], Path(folder))
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else "")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--against", type=Path, help="another copy of the repository, in the first column")
+    parser.add_argument("--profile", choices=list(LOADS))
+    parser.add_argument(
+        "--json", choices=list(LOADS), help="one repeat in this process, for a program to read"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.profile:
+        _profile(arguments.profile)
+        return 0
+    if arguments.json:
+        print(json.dumps(_measure_here(arguments.json)))
+        return 0
+    here = Path(__file__).parents[2]
+    trees = [here] if arguments.against is None else [arguments.against.resolve(), here]
+    for name in arguments.loads:
+        # In turn, so that all see the same of what else the machine does.
+        repeats = [[_measure_there(tree, name) for tree in trees] for _ in range(arguments.repeats)]
+        _print(name, list(zip(*repeats, strict=True)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
