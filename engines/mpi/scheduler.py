@@ -182,24 +182,28 @@ class Scheduler:
     def begin(self, step: Step) -> None:
         """The step is running, and the next one is planned before its tokens are known: what it computes counts as
         computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
-        plan, running = step.plan, self._running
-        for sequence, start, count, want in zip(
-            step.sequences, plan.starts, plan.query_lens, plan.wants, strict=True
-        ):
-            # Beams do not run ahead: which of them go on is decided by all of a step's results.
-            if sequence.done or not sequence.may_give_way:
-                continue
-            sequence.num_computed_tokens = start + count
-            sequence.num_in_flight += count
-            if not want & WANT_LOGITS:
-                continue
-            token_ids = sequence.token_ids
-            token_ids.append(UNKNOWN_TOKEN)
-            sequence.num_pending += 1
-            if len(token_ids) >= sequence.max_num_tokens:
-                running.completes(sequence)
-            else:
-                running.generates(sequence)
+        running, decodes = self._running, step.num_decodes
+        # Beams do not run ahead: which of them go on is decided by all of a step's results.
+        for sequence, start in zip(step.sequences[:decodes], step.plan.starts[:decodes], strict=True):
+            if sequence.may_give_way and not sequence.done:
+                sequence.num_computed_tokens = start + 1
+                sequence.num_in_flight += 1
+                sequence.num_pending += 1
+                sequence.token_ids.append(UNKNOWN_TOKEN)
+                if start + 2 >= sequence.max_num_tokens:
+                    running.completes(sequence)
+        for sequence, start, count, want in step.prefills:
+            if sequence.may_give_way and not sequence.done:
+                sequence.num_computed_tokens = start + count
+                sequence.num_in_flight += count
+                if not want & WANT_LOGITS:
+                    continue
+                sequence.num_pending += 1
+                sequence.token_ids.append(UNKNOWN_TOKEN)
+                if sequence.is_complete:
+                    running.completes(sequence)
+                else:
+                    running.generates(sequence)
 
     def finish(
         self,
@@ -213,15 +217,9 @@ class Scheduler:
 
         tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
         """
-        plan, decodes = step.plan, step.num_decodes
+        decodes = step.num_decodes
         places = []
-        for sequence, start, count, want in zip(
-            step.sequences[decodes:],
-            plan.starts[decodes:],
-            plan.query_lens[decodes:],
-            plan.wants[decodes:],
-            strict=True,
-        ):
+        for sequence, start, count, want in step.prefills:
             _settle(sequence, start, count)
             if want & WANT_LOGITS:
                 places.append(start + count)

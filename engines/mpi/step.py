@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engines.mpi.sequence import Sequence
@@ -25,24 +26,30 @@ class Step:
     """So many of the first sequences are generating: one token each, and each gains the next."""
 
     @property
+    def prefills(self) -> Iterable[tuple[Sequence, int, int, int]]:
+        """The others: start, number of tokens, what is wanted."""
+        plan, decodes = self.plan, self.num_decodes
+        return zip(
+            self.sequences[decodes:],
+            plan.starts[decodes:],
+            plan.query_lens[decodes:],
+            plan.wants[decodes:],
+            strict=True,
+        )
+
+    @property
     def sampled(self) -> tuple[Sequence, ...]:
-        """The sequences that gain a token, in the plan's order: all that generate are among them."""
-        decodes = self.num_decodes
-        others = zip(self.sequences[decodes:], self.plan.wants[decodes:], strict=True)
-        return (*self.sequences[:decodes], *[s for s, want in others if want & WANT_LOGITS])
+        """The sequences that gain a token, in the plan's order."""
+        others = [sequence for sequence, _, _, want in self.prefills if want & WANT_LOGITS]
+        return (*self.sequences[: self.num_decodes], *others)
 
     @property
     def scored(self) -> list[tuple[Sequence, int, int]]:
         """Sequences whose prompt's log-probabilities are wanted, each with the first and the last of its tokens in
         this step (half-open)."""
-        plan = self.plan
-        if max(plan.wants[self.num_decodes :], default=0) < WANT_PROMPT_LOGPROBS:
-            return []
         return [
             (sequence, start, start + count)
-            for sequence, start, count, want in zip(
-                self.sequences, plan.starts, plan.query_lens, plan.wants, strict=True
-            )
+            for sequence, start, count, want in self.prefills
             if want & WANT_PROMPT_LOGPROBS
         ]
 
