@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -57,40 +58,67 @@ def batch_sizes(largest: int) -> list[int]:
     return [*below, largest] if largest > 0 else []
 
 
-class DecodeGraphs:
-    """Captured once, before the first request."""
+Record = Callable[[Callable[[], DecodeOutputs]], tuple[Callable[[], None], DecodeOutputs]]
+"""Records the launches that a call makes: returns what launches them again, and what the call returned, which is
+written anew each time."""
 
-    def __init__(self, decode: Callable[[DecodeInputs], DecodeOutputs], device: torch.device) -> None:
-        """decode: launches kernels only, and allocates only with torch."""
+
+def graph_recorder(device: torch.device) -> Record | None:
+    """None: the device has no graphs."""
+    return _CudaRecorder() if device.type == "cuda" else None
+
+
+class _CudaRecorder:
+    """All graphs share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, decode: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = decode()
+        return graph.replay, outputs
+
+
+class DecodeGraphs:
+    """Recorded once, before the first request."""
+
+    def __init__(
+        self,
+        decode: Callable[[DecodeInputs], DecodeOutputs],
+        device: torch.device,
+        record: Record | None = None,
+    ) -> None:
+        """decode: launches kernels only, and allocates only with torch. record: None: there are no graphs."""
         self._decode = decode
         self._device = device
+        self._record = record
         self._sizes: list[int] = []
         self._inputs: dict[int, DecodeInputs] = {}
         self._outputs: dict[int, DecodeOutputs] = {}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._replays: dict[int, Callable[[], None]] = {}
         self._logits: torch.Tensor | None = None
         """Of the largest batch. Copying costs little, but a place for each graph's logits would be gigabytes."""
 
     def capture(self, sizes: Sequence[int], padding_row: int) -> None:
         """The largest first: smaller ones then fit into the memory that it took."""
-        if self._device.type != "cuda":
+        if self._record is None:
             return
-        pool = torch.cuda.graph_pool_handle()
         for size in sorted(sizes, reverse=True):
             numbers = torch.full((3, size), -1, dtype=torch.int32, device=self._device)
             numbers[0] = padding_row
             inputs = DecodeInputs.of(numbers)
-            # Compiles what is not compiled yet, and has libraries take their scratch memory: neither may be captured.
+            # Compiles what is not compiled yet, and has libraries take their scratch memory: neither may be recorded.
             logits = self._decode(inputs).logits
             if self._logits is None and logits is not None:
                 self._logits = torch.empty_like(logits)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                outputs = self._in_place(self._decode(inputs))
-            self._inputs[size], self._outputs[size], self._graphs[size] = inputs, outputs, graph
-        self._sizes = sorted(self._graphs)
+            self._inputs[size] = inputs
+            self._replays[size], self._outputs[size] = self._record(partial(self._decode_in_place, inputs))
+        self._sizes = sorted(self._replays)
 
-    def _in_place(self, outputs: DecodeOutputs) -> DecodeOutputs:
+    def _decode_in_place(self, inputs: DecodeInputs) -> DecodeOutputs:
+        outputs = self._decode(inputs)
         if self._logits is None or outputs.logits is None:
             return outputs
         logits = self._logits[: len(outputs.logits)]
@@ -105,5 +133,5 @@ class DecodeGraphs:
     def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
         """numbers: as `DecodeInputs` has them."""
         self._inputs[size].numbers.copy_(numbers)
-        self._graphs[size].replay()
+        self._replays[size]()
         return self._outputs[size]

@@ -18,7 +18,7 @@ import lmi_kernels
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
-from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
+from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
 from engines.mpi.device_choices import DeviceChoices
 from engines.mpi.device_layout import DeviceLayout, aligned, lay_out, table_triples
 from engines.mpi.prompt_logprobs import PromptTargets, score_prompts
@@ -97,11 +97,11 @@ class GpuSteps:
         if comm.rank == 0:
             self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
         self._num_layers = num_layers
-        self._graphs = DecodeGraphs(self._decode, device)
+        self._graphs = DecodeGraphs(self._decode, device, graph_recorder(device))
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int]) -> None:
-        """Capture graphs for decodes of so many sequences; without, or on a CPU, all steps run eagerly."""
+        """Capture graphs for decodes of so many sequences, where the device has them; others run eagerly."""
         self._graphs.capture(sizes, self._padding_row)
 
     @torch.inference_mode()

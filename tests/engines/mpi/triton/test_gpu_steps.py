@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ import torch
 from transformers import GenerationConfig
 
 from engines.core import Request, RequestOutput, SampledToken, SamplingParams
+from engines.mpi import gpu_steps
 from engines.mpi.model_runner import ModelRunner
+from engines.mpi.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, WANT_NOTHING
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from lmi_kernels._triton import INTERPRETED
 from tests.support.core_lab import CoreLab, Mode, Running
 from tests.support.plans import PlanMaker, plans_in_chunks
+from tests.support.recorded_graphs import EagerGraphs
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import (
     SHAPES,
@@ -92,8 +95,43 @@ def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
     assert tokens == _greedy(oracle, prompt, 8)
 
 
+def test_graphs_count_nothing_for_sequences_that_gain_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that gave way computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
+    save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
+    oracle = load_oracle(tmp_path, "fp32")
+    graphs = EagerGraphs()
+    monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
+    runner = make_runner(tmp_path)
+    params = SamplingParams(max_new_tokens=3, presence_penalty=5.0, frequency_penalty=5.0)
+    prompt = [77, 85, 89, 20]  # whose next tokens are among those that the graph chooses on the way
+    expected = [token.token_id for token in _sampled(oracle, prompt, params)]
+    row = SamplingRow("a", params, list(prompt), len(prompt))
+    maker = PlanMaker()
+
+    def chosen(chunk: list[int], want: int) -> list[int]:
+        plan = maker.plan({1: chunk}, {1: want})
+        runner.update(plan)
+        choices = runner.compute(runner.prepare(plan), rows=[row] * plan.num_sampled).choices
+        return [] if choices is None else [token.token_id for token in choices.take()]
+
+    maker.begin(1, [3, 4])
+    tokens = chosen(prompt, WANT_LOGITS)
+    row.token_ids.append(tokens[0])  # type: ignore[attr-defined]
+    maker.begin(1, [5, 6])
+    for token in prompt:
+        assert chosen([token], WANT_NOTHING) == []
+    assert graphs.num_replays == len(prompt)
+    tokens += chosen(tokens, WANT_LOGITS)
+    row.token_ids.append(UNKNOWN_TOKEN)  # type: ignore[attr-defined]
+    tokens += chosen([UNKNOWN_TOKEN], WANT_LOGITS)
+    assert tokens == expected
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> tuple[CoreLab, Any]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CoreLab, Any]]:
+    """Decodes are recorded and replayed, as on a GPU."""
     folder = tmp_path_factory.mktemp("model")
     save_llama(folder, **_SHAPE, num_hidden_layers=1)
     lab = CoreLab(
@@ -106,7 +144,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> tuple[CoreLab, Any]:
         max_step_seqs=4,
         batch_invariant=False,
     )
-    return lab, load_oracle(folder, "fp32")
+    graphs = EagerGraphs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
+        yield lab, load_oracle(folder, "fp32")
+    assert graphs.num_replays
 
 
 @pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
