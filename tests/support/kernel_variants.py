@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from lmi_kernels import _triton, tuning
+from tests.support.absent_gpu import AbsentGpu
 
 
 class Variant(NamedTuple):
@@ -22,19 +22,6 @@ class Variant(NamedTuple):
     kernel: str
     specialization: str
     options: str
-
-
-class _AbsentGpu:
-    """A driver that only says for what to compile."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 class _ZeroedMemory(TorchFunctionMode):
@@ -68,7 +55,7 @@ def recorded_variants(tuned_for: str) -> Iterator[set[Variant]]:
         found.add(Variant(self.fn.__name__, str(specialization), str(sorted(options.items()))))
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(driver, "_active", _AbsentGpu()))
+        stack.enter_context(patch.object(driver, "_active", AbsentGpu()))
         stack.enter_context(patch.object(JITFunction, "run", record))
         stack.enter_context(patch.object(_triton, "INTERPRETED", True))
         stack.enter_context(patch.object(tuning, "device_name", lambda device: tuned_for))

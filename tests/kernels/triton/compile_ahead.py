@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 
 from lmi_kernels import tuning
 from lmi_kernels.checks import all_checks
+from tests.support.absent_gpu import AbsentGpu
 
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
@@ -87,24 +88,6 @@ class Variant:
         return f"{self.spilled} bytes spilled" if self.spilled else ""
 
 
-class _AbsentGpu:
-    """A driver that only says for what to compile."""
-
-    def __init__(self, job: Job) -> None:
-        self._target = GPUTarget("cuda", job.capability, 32)
-        # Triton keeps what it compiled by device number.
-        self._device = 2 * job.capability + (job.tuned_for != tuning.DEFAULT)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return self._device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def compile_operation(job: Job) -> list[Variant]:
     """All variants of an operation's kernels. Not in a process that serves: Triton's driver is replaced."""
     launched: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -115,7 +98,8 @@ def compile_operation(job: Job) -> list[Variant]:
         launched.setdefault(kernel.hash, (kernel, kwargs))
         return kernel
 
-    driver.set_active(_AbsentGpu(job))
+    device = 2 * job.capability + (job.tuned_for != tuning.DEFAULT)
+    driver.set_active(AbsentGpu(job.capability, device))
     tuning.device_name = lambda device: job.tuned_for
     tuning.num_multiprocessors = lambda device: 132
     JITFunction.run = compile_only
