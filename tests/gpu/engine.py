@@ -153,6 +153,8 @@ class Outcome:
     """What a set of requests got."""
 
     tokens: dict[str, list[int]]
+    logprobs: dict[str, list[float]] = field(default_factory=dict)
+    """Of requests that asked."""
     seconds: float = 0.0
     """From the first arrival to the last token."""
     steps: int = 0
@@ -198,6 +200,8 @@ def run_requests(
             if output.error_kind:
                 raise AssertionError(f"{output.id}: {output.error_message}")
             outcome.tokens[output.id].extend(output.token_ids)
+            if output.logprobs:
+                outcome.logprobs.setdefault(output.id, []).extend(output.logprobs)
             if output.finished:
                 outcome.latencies.append(time.perf_counter() - arrived.pop(output.id))
         outcome.steps += 1

@@ -12,6 +12,8 @@ import torch
 
 from engines.core import Request, SamplingParams
 from engines.mpi.model_runner import DTYPES
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
 from tests.gpu import oracle
 from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, Outcome, free, greedy, random_prompts, run_requests
@@ -85,6 +87,7 @@ def _check_fp32(
         compare("without graphs", run_requests(engine.start(), requests, device))
     _check_preemption(context, kind, engine, model)
     _check_seeds(context, kind, engine, prompts)
+    _check_sampling(context, kind, engine, prompts, model)
     del engine
     free(device)
     engine = Engine(folder, device, limits, dtype="fp32", paged=False, load_format="auto")
@@ -127,6 +130,36 @@ def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[
     other = tokens(f"{kind} drawn otherwise", [drawn(f"{kind} drawn otherwise", 0, 8)])
     context.results.check(f"{kind}, fp32: a seed repeats", alone == among == eager)
     context.results.check(f"{kind}, fp32: another seed draws others", alone != other)
+
+
+def _check_sampling(
+    context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]], model: Any
+) -> None:
+    """Penalties and log-probabilities on the device are those of the host's sampler on transformers' logits."""
+    params = SamplingParams(
+        context.size(8, 2),
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        logprobs=True,
+    )
+    chosen = prompts[: context.size(4, 1)]
+    requests = [
+        dataclasses.replace(greedy(f"{kind} penalised {i}", prompt, 1), sampling=params)
+        for i, prompt in enumerate(chosen)
+    ]
+    outcome = run_requests(engine.start(), requests, context.device)
+    right, error = True, 0.0
+    for request, prompt in zip(requests, chosen, strict=True):
+        sampler, tokens = Sampler(engine.config.vocab_size, context.device), list(prompt)
+        for found, logprob in zip(outcome.tokens[request.id], outcome.logprobs[request.id], strict=True):
+            row = SamplingRow(request.id, params, tokens, len(prompt))
+            (wanted,) = sampler.sample(oracle.logits(model, tokens)[None], [row])
+            right = right and found == wanted.token_id
+            error = max(error, abs(logprob - (wanted.logprob or 0.0)))
+            tokens.append(found)
+    note = f"largest error of a log-probability {error:.1e}"
+    context.results.check(f"{kind}, fp32: penalties, log-probabilities", right and error < 1e-3, note)
 
 
 def _check_logits(
