@@ -1,8 +1,9 @@
 """Steps on a GPU: inputs built there from tables that stay there, tokens chosen and fed back there.
 
 The host sends a step's numbers in one pinned buffer and goes on; nothing here waits for the device but
-`DeviceChoices.take`. Decodes are replayed as CUDA graphs (`decode_graphs.py`). All work is on one stream, so what a
-later step writes to a block comes after all that earlier ones did there.
+`DeviceChoices.take`, and a step with rows that the host samples. Decodes are replayed as CUDA graphs
+(`decode_graphs.py`). All work is on one stream, so what a later step writes to a block comes after all that earlier
+ones did there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Step:
 
     @property
     def prefills(self) -> Iterable[tuple[Sequence, int, int, int]]:
-        """The others: start, number of tokens, what is wanted."""
+        """Those that do not generate yet: each with its first token's place, number of tokens and what is wanted."""
         plan, decodes = self.plan, self.num_decodes
         return zip(
             self.sequences[decodes:],
