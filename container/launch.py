@@ -125,8 +125,11 @@ def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]
 
 def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
     """What the ranks see. mpirun hands its own environment on to them."""
+    # In its strict mode MKL sums each row of a product in the same order, whatever the number of rows and threads.
+    strict = {"MKL_CBWR": "AUTO,STRICT"} if config.parallel.batch_invariant else {}
     return {
         **base,
+        **strict,
         "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),
         # How long a thread that waits for another one spins before it sleeps. libgomp's own count burns a whole time
         # slice when the other one is not running, because the web process is; this one covers the usual wait.

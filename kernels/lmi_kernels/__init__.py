@@ -10,7 +10,7 @@ from lmi_kernels.experts import ExpertWeights, experts, pack_experts
 from lmi_kernels.gelu import gelu
 from lmi_kernels.gelu_and_mul import gelu_and_mul
 from lmi_kernels.layer_norm import add_layer_norms, layer_norms
-from lmi_kernels.linear import LinearWeight, batch_invariant_rows, linear, pack
+from lmi_kernels.linear import LinearWeight, batch_invariant_rows, dense_rows_are_bit_equal, linear, pack
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.penalties import penalize
 from lmi_kernels.prefill_attention import prefill_attention
@@ -40,6 +40,7 @@ __all__ = [
     "choose_tokens",
     "count_tokens_",
     "decode_attention",
+    "dense_rows_are_bit_equal",
     "experts",
     "gelu",
     "gelu_and_mul",

@@ -101,7 +101,7 @@ def _experts_torch(
 
 
 def _mlp(x: torch.Tensor, rows: torch.Tensor, gate_up: LinearWeight, down: LinearWeight) -> torch.Tensor:
-    """One expert's results for these rows of x, each with the same bits whatever the others are."""
+    """One expert's results for these rows of x. Rows are bit-equal in any company where `linear`'s are."""
     dense = gate_up.packed is None or down.packed is None
     padding = batch_invariant_rows(len(rows), dense) - len(rows)
     padded = torch.cat((rows, rows[:1].expand(padding)))

@@ -8,10 +8,15 @@ multiplied on a CPU: there is no hardware path on most, and emulation is tens of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+_PROBED_SHAPES = ((192, 36), (960, 576), (576, 1536), (64, 2048))
+"""Output and input features of the products that `dense_rows_are_bit_equal` compares."""
+_PROBED_ROWS = (1, 4, 8, 16, 24, 32, 56, 64, 96, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +55,39 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def batch_invariant_rows(num_rows: int, dense: bool = False) -> int:
-    """The least number of rows from `num_rows` on at which a row's product does not depend on its neighbours (CPU).
+    """Return the least number of rows, from `num_rows` on, to compute so that a row does not depend on its neighbours.
 
-    Packed (FBGEMM walks rows in tiles of up to 6 and treats some tails by another summation order), measured: rows
-    are bit-equal at all counts but 1, 2, 7, 14 and, from 31 on, those with remainder 1 or 2 modulo 6; at most 2 rows
-    more. `dense`: of fp32 weights too. MKL gives 1 to 3 rows, with several threads also the last rows of a few more,
-    to other kernels: at multiples of 4 all are bit-equal. One dense row then takes twice its time, more rows at most
-    a tenth more; packed rows never more than a tenth.
+    Packed weights: FBGEMM walks rows in tiles of up to 6 and sums some tails in another order. On a processor with
+    AVX2 rows were bit-equal at all counts but 1, 2, 7, 14 and, from 31 on, those with remainder 1 or 2 modulo 6; with
+    AVX-512 at all counts. `dense`: fp32 weights too. There MKL chooses by processor, shape and number of threads: on
+    AMD Zen 3 multiples of 4 were bit-equal; on Intel all counts are in its strict mode (MKL_CBWR=AUTO,STRICT), few are
+    otherwise. `dense_rows_are_bit_equal` measures it. On Zen 3 one dense row then takes twice its time, more rows at
+    most a tenth more; packed rows at most a tenth.
     """
     step = 4 if dense else 1
     rows = -(-num_rows // step) * step
     while rows in (1, 2, 7, 14) or (rows >= 31 and rows % 6 in (1, 2)):
         rows += step
     return rows
+
+
+def dense_rows_are_bit_equal() -> bool:
+    """Measure whether, on this processor and with this many threads, padding makes rows of dense products bit-equal."""
+    return _dense_rows_are_bit_equal(torch.get_num_threads())
+
+
+@cache
+def _dense_rows_are_bit_equal(num_threads: int) -> bool:
+    generator = torch.Generator().manual_seed(num_threads)
+    for shape in _PROBED_SHAPES:
+        weight = LinearWeight(None, torch.randn(shape, generator=generator), None)
+        x = torch.randn(max(_PROBED_ROWS), shape[1], generator=generator)
+        expected = linear(x, weight)
+        for num_rows in _PROBED_ROWS:
+            rows = batch_invariant_rows(num_rows, dense=True)
+            if not torch.equal(linear(x[:rows], weight), expected[:rows]):
+                return False
+    return True
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:

@@ -95,9 +95,10 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     _option(
         "option.batch_invariant",
         Bool(),
-        "On a CPU at degree 1 a request's results have the same bits whoever shares its steps, and however its prompt"
-        " is cut, computed again or found in the cache, if fp16 holds the weights; true: if it does not, too. A lone"
-        " request's linear layers then take up to twice the time, those of a batch about a tenth more.",
+        "On a CPU at tensor-parallel degree 1 a request's logits are bit-identical in any batch, however its prompt is"
+        " chunked, recomputed or found in the prefix cache, if fp16 holds the weights exactly. true: for other weights"
+        " too, as far as this processor's matrix library can; the log says when it cannot. Linear layers then take"
+        " longer, those of a lone request up to twice the time.",
         target="options.batch_invariant",
         example="true",
     ),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +30,7 @@ from lmi_kernels import (
 )
 from lmi_kernels.attention_cpu import cuts_long_sums
 from lmi_kernels.attention_plan import KEY_TILE, GroupLimits, decode_order, plan_chunk, plan_decodes
+from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seeds import fresh_generator, generator_from, integers
 
 
@@ -220,23 +225,37 @@ def test_the_matmul_library_cuts_long_sums_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), [(192, 36), (960, 576), (576, 1536)])
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
 @torch.inference_mode()
-def test_linear(out_features: int, in_features: int, dense: bool, number: int) -> None:
+def test_packed_linear(out_features: int, in_features: int, number: int) -> None:
     generator = fresh_generator()
     w = (torch.randn(out_features, in_features, generator=generator) * 0.05).half().float()
-    if dense:
-        w[0, 0] = 1 / 3
     weight = pack(w, torch.randn(out_features, generator=generator))
-    assert (weight.packed is None) == dense
+    assert weight.packed is not None
     x = torch.randn(96, in_features, generator=generator)
     expected = linear(x, weight)
-    counts = {batch_invariant_rows(n, dense) for n in (*range(1, 70, number), 127, 129, 255, 257)}
+    counts = {batch_invariant_rows(n) for n in (*range(1, 70, number), 127, 129, 255, 257)}
     with threads(number):
         for num_rows in sorted(counts):
             rows = torch.tensor(integers(generator, 0, 96, num_rows))
             assert torch.equal(linear(x[rows], weight), expected[rows]), num_rows
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_dense_rows_are_bit_equal_where_that_is_promised(strict: bool) -> None:
+    environment = {"MKL_CBWR": "AUTO,STRICT"} if strict else {"MKL_CBWR": "AUTO"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.dense_rows"],
+        env=child_environment(environment),
+        cwd=REPO_ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    if found["promised"]:
+        assert not found["unequal"]
+    if strict and "GenuineIntel" in Path("/proc/cpuinfo").read_text():
+        assert found["promised"]
 
 
 def test_padding_is_small_and_keeps_what_is_good() -> None:

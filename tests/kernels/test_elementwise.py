@@ -105,9 +105,12 @@ def test_silu_and_mul_in_double_precision(num_tokens: int, intermediate: int, dt
 
 
 def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
-    """`size`: of the product that 1 + erf or 1 + tanh, which cancels near -1, is a factor of."""
+    """`size`: the product that 1 + erf or 1 + tanh, which cancels near -1, is a factor of.
+
+    torch's own erf errs by up to 3 units in the last place of 1 around x = -3, on every instruction set.
+    """
     error = (y.double() - expected).abs() / EPS[y.dtype]
-    assert bool((error <= 4 * expected.abs() + 2 * size.abs()).all())
+    assert bool((error <= 4 * expected.abs() + 4 * size.abs()).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -56,12 +56,11 @@ def test_equals_transformers(top_k: int) -> None:
     torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, False])
 @torch.inference_mode()
-def test_a_rows_bits_do_not_depend_on_its_neighbours(packed: bool) -> None:
+def test_packed_rows_are_bit_equal_in_any_company() -> None:
     generator = fresh_generator()
     for hidden, intermediate, top_k in ((36, 50, 3), (576, 192, 2)):
-        weights = pack_experts(*_layer(generator, 6, hidden, intermediate, packed))
+        weights = pack_experts(*_layer(generator, 6, hidden, intermediate, True))
         x = torch.randn(96, hidden, generator=generator)
         logits = torch.randn(96, 6, generator=generator)
         expected = experts(x, logits, weights, top_k)

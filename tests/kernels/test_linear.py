@@ -98,10 +98,6 @@ def test_batch_invariant_rows_adds_at_most_two() -> None:
         assert batch_invariant_rows(padded) == padded
 
 
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX2",
-    reason="the row counts of batch_invariant_rows were measured with AVX2; other kernels walk rows otherwise",
-)
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("out_features", "in_features"), [(16, 16), (48, 64), (100, 33), (192, 576)])
 def test_packed_rows_do_not_depend_on_their_neighbours(

@@ -6,6 +6,7 @@ the cure costs. On another processor or matmul library this is the check to run 
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import time
@@ -21,12 +22,21 @@ from engines.models.config import ModelConfig
 from engines.mpi.model_runner import ModelRunner
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
-from lmi_kernels import LinearWeight, Workspace, attention, batch_invariant_rows, linear, pack
+from lmi_kernels import (
+    LinearWeight,
+    Workspace,
+    attention,
+    batch_invariant_rows,
+    dense_rows_are_bit_equal,
+    linear,
+    pack,
+)
 from lmi_kernels.attention_cpu import cuts_long_sums
 from lmi_kernels.attention_plan import GroupLimits, decode_order, plan_chunk, plan_decodes
 from tests.support.plans import PlanMaker, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import save_llama
+from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 21
@@ -49,37 +59,50 @@ def verify(lab: Lab, report: Report) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             with torch.inference_mode():
-                for dense in (False, True):
-                    _check_linear(report, threads, dense)
+                _check_packed_linear(report, threads)
                 _check_attention(report, threads)
             _check_model(report, f"SmolLM2, {threads} threads", lab.model, "bf16")
         torch.set_num_threads(1)
         _time(report)
-        with tempfile.TemporaryDirectory() as folder:
-            shape = {"hidden_size": 144, "head_dim": 16, "intermediate_size": 256}
-            save_llama(Path(folder), seed=1, max_position_embeddings=512, **shape)
-            _check_model(report, "a model whose weights fp16 does not hold", Path(folder), "fp32")
+        _check_dense_rows(report, strict=False)
+        _check_dense_rows(report, strict=True)
+        if dense_rows_are_bit_equal():
+            with tempfile.TemporaryDirectory() as folder:
+                shape = {"hidden_size": 144, "head_dim": 16, "intermediate_size": 256}
+                save_llama(Path(folder), seed=1, max_position_embeddings=512, **shape)
+                _check_model(report, "a model whose weights fp16 does not hold", Path(folder), "fp32")
     finally:
         torch.set_num_threads(before)
 
 
-def _check_linear(report: Report, threads: int, dense: bool) -> None:
+def _check_packed_linear(report: Report, threads: int) -> None:
     generator = fresh_generator()
     alone = padded = cases = 0
     for shape in _SHAPES:
-        weight = _weight(shape, dense, generator)
+        weight = _weight(shape, False, generator)
         x = torch.randn(96, shape[1], generator=generator)
         expected = linear(x, weight)
         for num_rows in (*range(1, 70), 127, 128, 129, 255, 256, 257):
-            counts = num_rows, batch_invariant_rows(num_rows, dense)
+            counts = num_rows, batch_invariant_rows(num_rows)
             rows = torch.tensor(integers(generator, 0, 96, counts[1]))
             differ = [not torch.equal(linear(x[rows[:n]], weight), expected[rows[:n]]) for n in counts]
             cases, alone, padded = cases + 1, alone + differ[0], padded + differ[1]
-    name = "dense" if dense else "packed"
     report.require(
         padded == 0,
-        f"{name} products, {threads} threads: {alone} of {cases} row counts differ as they are, {padded} padded",
+        f"packed products, {threads} threads: {alone} of {cases} row counts differ as they are, {padded} padded",
     )
+
+
+def _check_dense_rows(report: Report, strict: bool) -> None:
+    """As `option.batch_invariant` starts the ranks (`strict`), or not."""
+    mode = "AUTO,STRICT" if strict else "AUTO"
+    found = json.loads(
+        last_line(run_python("-m", "tests.support.dense_rows", environment={"MKL_CBWR": mode}))
+    )
+    text = (
+        f"dense products, MKL_CBWR={mode}: promised {found['promised']}, {len(found['unequal'])} cases differ"
+    )
+    report.require(not (found["promised"] and found["unequal"]), text)
 
 
 def _check_attention(report: Report, threads: int) -> None:

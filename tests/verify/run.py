@@ -25,6 +25,7 @@ from tests.verify import (
     failures,
     fresh_clone,
     gpu_results,
+    instruction_sets,
     kernels_without_gpu,
     kv_waste,
     late_steps,
@@ -62,6 +63,7 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
+        *(instruction_sets,),
     )
 )
 
