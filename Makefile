@@ -69,7 +69,7 @@ serve: install
 # servers; tests/conftest.py says which files come first.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore=tests/verify -n $(TEST_JOBS) --dist loadfile \
-		--no-loadscope-reorder
+		--no-loadscope-reorder --durations 20
 
 verify: install
 	$(BIN)/python -m tests.verify.run

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+from tests.support.examples import examples
 from tests.support.paths import prepare_bundled_model
+from tests.support.randomness import FULL
 from tests.support.seaweed import Seaweed, running, weed
 from tests.support.server import Server, StartServer
+from tests.support.skips import unexpected
+
+settings.register_profile("property", examples(100))
+settings.load_profile("property")
 
 _SLOW = (
     "tests/e2e/",
@@ -27,6 +35,24 @@ _SLOW = (
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_SLOW))
+
+
+def pytest_report_header() -> str:
+    return "random examples: " + (
+        "many new ones" if FULL else "few, always the same (LMI_TEST_EXAMPLES=full)"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail in CI if a test was skipped that should not be."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not os.environ.get("CI"):
+        return
+    skipped = reporter.stats.get("skipped", [])
+    if found := unexpected(report.longrepr[2] for report in skipped):
+        reporter.write_line("\nunexpected skips:\n" + "\n".join(found), red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -22,6 +22,7 @@ from container.launch import environment
 from container.model_files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.text.tokenizer import TextModel
+from tests.support.examples import examples
 from tests.support.model_files import content
 from tests.support.paths import child_environment
 from tests.support.tokenizers import BYTE_LETTERS, GPT2_PATTERN, save_gpt2
@@ -96,7 +97,7 @@ def test_ids_and_text_are_gpt2s(text: str, model: Path, converted: Path) -> None
     assert tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(text=st.text(max_size=40))
 def test_ids_are_gpt2s_for_any_text(text: str, model: Path, converted: Path) -> None:
     tokenizer = Tokenizer.from_file(str(converted / "tokenizer.json"))

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from engines.health import STALE_AFTER_SECONDS, EngineState, Health, StatusBoard
+from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
 
 
@@ -61,7 +62,7 @@ def test_state_and_reason_are_seen_by_another_reader(
 @example(reason="no such folder: caf\udce9")
 @example(reason="ü" * 1030)
 @example(reason="x" + "ü" * 1030)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_reason_can_be_told(board: StatusBoard, reason: str) -> None:
     """Errors quote what they were given: bytes of a file name that are no UTF-8, a page of text."""
     board.set_state(EngineState.FAILED, reason)

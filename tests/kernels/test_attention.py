@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_kernels import Workspace, attention, store_kv
 from lmi_kernels.attention import attention_reference
 from lmi_kernels.attention_plan import decode_order, plan_chunk, plan_decodes
 from tests.kernels.layouts import Layout, layouts
+from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from
 
 UNTOUCHED = 12345.0
@@ -54,7 +55,7 @@ def _filled_pool(
     return pool
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     layout=layouts(),
     kv_heads=st.integers(1, 3),
@@ -89,7 +90,7 @@ def test_equals_the_reference_in_double_precision(
     assert torch.equal(pool, before)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(layout=layouts(), seed=st.integers(0, 2**31 - 1))
 @torch.inference_mode()
 def test_what_stands_in_foreign_slots_changes_no_bit(layout: Layout, seed: int) -> None:

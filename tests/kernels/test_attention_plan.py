@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_kernels.attention_plan import (
@@ -19,6 +19,7 @@ from lmi_kernels.attention_plan import (
     plan_decodes,
 )
 from tests.kernels.layouts import Layout, layouts
+from tests.support.examples import examples
 
 KV_HEADS = 2
 
@@ -60,7 +61,7 @@ def _slots_of(table: list[int], seq_len: int, block_size: int) -> list[int]:
     return [table[p // block_size] * block_size + p % block_size for p in range(seq_len)]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts())
 def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
@@ -81,7 +82,7 @@ def test_every_single_token_is_in_one_group_that_sees_its_keys(layout: Layout) -
     assert row == len(lens)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts())
 def test_groups_keep_their_limits(layout: Layout) -> None:
     lens, tables = _ordered_singles(layout)
@@ -110,7 +111,7 @@ def _check_keys(group: AttentionGroup, longest: int, layout: Layout) -> None:
         assert isinstance(group.source, KvView)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(layouts(), st.integers(0, 50))
 def test_a_chunk_sees_its_past_and_itself(layout: Layout, first_row: int) -> None:
     chunks = range(layout.num_singles, len(layout.seq_lens))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_kernels import (
@@ -30,6 +30,7 @@ from lmi_kernels import (
 )
 from lmi_kernels.attention_cpu import cuts_long_sums
 from lmi_kernels.attention_plan import KEY_TILE, GroupLimits, decode_order, plan_chunk, plan_decodes
+from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seeds import fresh_generator, generator_from, integers
 
@@ -178,14 +179,14 @@ def _check_attention(
         assert torch.equal(results, whole[start:stop]), (start, stop)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(_cases())
 def test_attention(case: dict[str, Any]) -> None:
     with threads(1):
         _check_attention(**case)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(_cases())
 def test_attention_by_two_threads(case: dict[str, Any]) -> None:
     with threads(2):

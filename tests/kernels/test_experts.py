@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from lmi_kernels import ExpertWeights, experts, pack_experts
 from lmi_kernels.experts import experts_reference
+from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from, integers
 
 
@@ -20,7 +21,7 @@ def _layer(
     return (gate_up.half().float(), down.half().float()) if exact_in_fp16 else (gate_up, down)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4), st.booleans(), st.integers(0, 2**31 - 1))
 @torch.inference_mode()
 def test_equals_the_reference(rows: int, num_experts: int, top_k: int, packed: bool, seed: int) -> None:

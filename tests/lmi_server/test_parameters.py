@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from lmi_server.apis.checks import parse_parameters
@@ -17,6 +17,7 @@ from lmi_server.app import create_app
 from lmi_server.errors import InvalidField
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, build_model_folder, says, web_config
+from tests.support.examples import examples
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -76,7 +77,7 @@ def test_any_messages(shared_client: FlaskClient, messages: Any) -> None:
     assert shared_client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_body(shared_client: FlaskClient, data: bytes) -> None:
     for path, status in (("/invocations", 424), ("/v1/chat/completions", 400), ("/v1/completions", 400)):

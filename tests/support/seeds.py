@@ -1,16 +1,15 @@
-"""Fresh random inputs, with the seed in the output of a test that fails."""
+"""Random tensors, with the seed in the output of a test that fails."""
 
 from __future__ import annotations
 
-import os
-import secrets
-
 import torch
+
+from tests.support.randomness import random_seed
 
 
 def fresh_generator() -> torch.Generator:
-    """A generator with a new seed, which is printed; `LMI_TEST_SEED` gives one to repeat a failure with."""
-    seed = int(os.environ.get("LMI_TEST_SEED") or secrets.randbits(31))
+    """A generator whose seed is printed; `LMI_TEST_SEED` gives one to repeat a failure with."""
+    seed = random_seed()
     print(f"seed {seed}; to repeat: LMI_TEST_SEED={seed}")
     return torch.Generator().manual_seed(seed)
 

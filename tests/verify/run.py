@@ -33,6 +33,7 @@ from tests.verify import (
     malformed,
     overlay,
     prefix_cache,
+    random_examples,
     rolling,
     s3_faults,
     s3_serve,
@@ -63,7 +64,7 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
-        *(instruction_sets,),
+        *(instruction_sets, random_examples),
     )
 )
 

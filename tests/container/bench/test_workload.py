@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from container.bench.errors import BenchError
 from container.bench.workload import Workload, load_tokenizer, make_requests
 from lmi_server.text.tokenizer import TextModel
+from tests.support.examples import examples
 from tests.support.paths import child_environment
 
 WORK = Workload(prompt_tokens=32, output_tokens=7, num_requests=20, num_users=4, seed=0)
@@ -37,7 +38,7 @@ def letters() -> Tokenizer:
     return tokenizer
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(
     prompt_tokens=st.integers(16, 300),
     num_requests=st.integers(1, 12),

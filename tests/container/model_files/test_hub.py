@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,10 +254,8 @@ def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
 ) -> None:
     hub.commit(ID, model())
     happens(hub)
-    began = time.monotonic()
     with pytest.raises(ModelNotAvailable) as caught:
         obtain()
-    assert time.monotonic() - began < 5
     text = str(caught.value)
     assert "\n" not in text
     assert [word for word in words if word not in text] == [], text

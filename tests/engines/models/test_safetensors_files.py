@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from tests.support.examples import examples
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -227,7 +228,7 @@ def _opens_or_refuses(folder: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < PEAK_KIB
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), descriptions | anything),
     data=st.integers(0, 64),
@@ -238,7 +239,7 @@ def test_random_headers_never_crash(header: Any, data: int, length: int | None, 
     _opens_or_refuses(tmp_path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_never_crash(data: st.DataObject, tmp_path: Path) -> None:
     damaged = bytearray(_whole_file(tmp_path))

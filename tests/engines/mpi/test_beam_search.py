@@ -11,13 +11,14 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from engines.core import FinishReason, TokenLogprobs
 from engines.mpi.beam_search import BeamResult, BeamSearch
+from tests.support.examples import examples
 
 NextTokens = Callable[[list[tuple[int, ...]]], list[list[float]]]
 """What follows each of some outputs: the log-probability of every token of the vocabulary."""
@@ -221,7 +222,7 @@ def _toy_model(seed: int, vocab_size: int, banned: float) -> NextTokens:
     return lambda outputs: [row(output) for output in outputs]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(_CASES, st.integers(0, 2**32), st.sampled_from([5, 9, 30]), st.sampled_from([0.0, 0.2, 0.9]))
 def test_the_order_of_hypotheses_and_candidates_changes_nothing(
     case: _Case, seed: int, vocab_size: int, banned: float

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engines.mpi.block_pool import BlockPool, RunPool
+from tests.support.examples import examples
 
 
 class _BlockPoolMachine(RuleBasedStateMachine):
@@ -110,7 +110,7 @@ class _RunPoolMachine(RuleBasedStateMachine):
                 assert self.pool.take(len(self.all)) == range(len(self.all))
 
 
-_SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None)
+_SETTINGS = examples(60, stateful_step_count=30)
 TestBlockPool = _BlockPoolMachine.TestCase
 TestBlockPool.settings = _SETTINGS
 TestRunPool = _RunPoolMachine.TestCase

@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from engines.core import SamplingParams
 from engines.mpi.largest_step import LargestStep
@@ -15,6 +15,7 @@ from engines.mpi.rehearsal import rehearse
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
 from lmi_kernels.tuning import DEFAULT
+from tests.support.examples import examples
 from tests.support.kernel_variants import Variant, recorded_variants
 from tests.support.plans import PlanMaker
 from tests.support.tiny_models import BLOCK_SIZE, make_runner, save_model
@@ -53,7 +54,7 @@ def test_later_steps_need_no_other_variants(kind: str, tuned_for: str, tmp_path:
         rehearse(_LARGEST, runner, BLOCK_SIZE)
         compiled = set(launched)
 
-        @settings(max_examples=40, deadline=None, database=None)
+        @examples(40)
         @given(_steps)
         def no_step_adds_to_them(lens: list[tuple[int, int]]) -> None:
             maker = PlanMaker()

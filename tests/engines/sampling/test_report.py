@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.core import SampledToken, SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.likeliest import likeliest
 from engines.sampling.sampler import Sampler
+from tests.support.examples import examples
 from tests.support.sampling_oracle import processed
 from tests.support.seeds import fresh_generator, generator_from, integers
 
@@ -50,7 +51,7 @@ def test_logprobs_are_those_of_the_model() -> None:
         assert sampled[i].logprob == pytest.approx(wanted, abs=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), SEEDS, st.booleans())
 def test_top_logprobs_are_the_largest_in_order(counts: list[int], seed: int, coarse: bool) -> None:
     logits = torch.randn(len(counts), VOCAB, generator=generator_from(seed)) * 2
@@ -97,7 +98,7 @@ beams = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(beams, min_size=1, max_size=5), SEEDS)
 def test_continuations_of_beams_are_those_of_transformers(params: list[SamplingParams], seed: int) -> None:
     """Its beam search lets processors work on log-probabilities and takes the best, without making them sum to 1."""

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.core import SampledToken, SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.random_stream import uniform
 from engines.sampling.sampler import Sampler
+from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.sampling_oracle import processed
 from tests.support.seeds import fresh_generator, generator_from, integers
@@ -69,7 +70,7 @@ def _alone(logits: torch.Tensor, row: SamplingRow) -> SampledToken:
     return sampled
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rows, SEEDS, st.booleans())
 def test_a_row_gets_in_any_batch_what_it_gets_alone(
     drawn: list[tuple[SamplingParams, list[int]]], seed: int, coarse: bool
@@ -84,7 +85,7 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone(
     assert together == backwards[::-1]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rows, SEEDS)
 def test_tokens_are_those_that_transformers_allows(
     drawn: list[tuple[SamplingParams, list[int]]], seed: int

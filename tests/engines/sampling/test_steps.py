@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engines.core import SamplingParams
@@ -18,6 +18,7 @@ from engines.sampling.temperature import temperature
 from engines.sampling.top_k import top_k
 from engines.sampling.top_p import top_p
 from engines.sampling.typical_p import typical_p
+from tests.support.examples import examples
 from tests.support.sampling_oracle import apply, call, deviation, is_clear, processed, stages
 from tests.support.seeds import generator_from, integers
 
@@ -82,7 +83,7 @@ def _rows_asking(draw: st.DrawFn, names: list[str], share: int) -> list[Sampling
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", ["smooth", "ties", "holes"])
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.data(), VOCAB_SIZES, SEEDS)
 def test_a_step_is_transformers_processor(
     step: Any, kind: str, data: st.DataObject, vocab_size: int, seed: int
@@ -101,7 +102,7 @@ def test_a_step_is_transformers_processor(
         assert deviation(ours[i], theirs, stage.edge(logits[i])) <= CLOSE
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(_rows_asking(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
 def test_all_steps_are_transformers_list_of_processors(
     rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
@@ -115,7 +116,7 @@ def test_all_steps_are_transformers_list_of_processors(
         assert deviation(ours[i], processed(logits[i], rows[i]), nowhere) <= CLOSE
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(_rows_asking(list(CHANGES), 2), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "ties", "holes"]))
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(
     rows: list[SamplingRow], vocab_size: int, seed: int, kind: str
@@ -179,7 +180,7 @@ def test_a_tiny_top_p_is_the_greedy_choice(p: float) -> None:
         assert (out > -math.inf).nonzero().tolist() == [[int(logits.argmax())]]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.floats(0.01, 0.99), VOCAB_SIZES, SEEDS)
 def test_top_p_with_ties_keeps_a_smallest_sufficient_set(p: float, vocab_size: int, seed: int) -> None:
     logits = _logits(1, vocab_size, seed, "ties")
