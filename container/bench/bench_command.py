@@ -15,6 +15,7 @@ from container import launch
 from container.bench.dialects import DIALECTS, Dialect
 from container.bench.errors import BenchError
 from container.bench.figures import figures
+from container.bench.lengths import Lengths
 from container.bench.load import LoadRun, run_load
 from container.bench.options import load_options
 from container.bench.preflight import server_url, wait_ready
@@ -43,7 +44,7 @@ class _Target:
     "keeps what it has computed."
 )
 @click.argument("url")
-@load_options
+@load_options(Lengths.FIXED, output_tokens=128)
 @click.option(
     "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=64, show_default=True, help="In all."
 )
@@ -72,6 +73,7 @@ class _Target:
 def bench(
     url: str,
     users: int,
+    lengths: str,
     requests: int,
     input_tokens: int,
     output_tokens: int,
@@ -83,15 +85,15 @@ def bench(
     warm_up: int,
     json_path: Path | None,
 ) -> None:
-    """Put load on the server at URL and tell how it did.
+    """Put load on the server at URL and report latencies and throughput.
 
-    USERS users each send their next request as soon as they have the answer to the one before. Every prompt and every
-    answer has exactly as many tokens as asked for; a request where it has not has failed.
+    Each of the users sends its next request as soon as it has the answer to the one before. A request whose prompt or
+    answer does not have exactly the wanted number of tokens has failed.
     """
     view = view_for(sys.stderr)
     try:
         target = _Target(server_url(url), DIALECTS[dialect], timeout, users)
-        workload = Workload(input_tokens, output_tokens, requests, users, seed)
+        workload = Workload(input_tokens, output_tokens, requests, users, seed, Lengths(lengths))
         _check_writable(json_path)
         path = tokenizer or _bundled_tokenizer()
         loaded = load_tokenizer(path)

@@ -42,11 +42,7 @@ class BenchReport:
 
     def print_to(self, console: Console) -> None:
         """A table, and below it the rates, the errors and what else is to be known."""
-        work = self.workload
-        title = (
-            f"{self.url}, {self.dialect}: {work.num_users} users, {work.num_requests} requests, "
-            f"{work.prompt_tokens} tokens in, {work.output_tokens} out, seed {work.seed}"
-        )
+        title = f"{self.url}, {self.dialect}: {self.workload.describe()}, seed {self.workload.seed}"
         for part in (Text(title, style="bold"), self._table(), *self._lines()):
             # Lines stay whole, however narrow the terminal: paths in them are there to be copied.
             console.print(part, soft_wrap=isinstance(part, Text))

@@ -1,4 +1,4 @@
-"""What is asked of a server: seeded prompts of exactly so many tokens, real words, no two with a common beginning.
+"""Requests for a server: seeded prompts of exact token counts, made of real words, no two with a common beginning.
 
 Exact is the count that the server makes: the model's own tokenizer with the special tokens that it puts around a plain
 text. The same workload and tokenizer give the same prompts, everywhere and always.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from container.bench.errors import BenchError
+from container.bench.lengths import Lengths
 
 _COMMON_WORDS = (
     "a I of to in is it on as at by we the and for are was one all can her has out our day get see new two way who "
@@ -30,23 +31,31 @@ _MAX_TRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many requests of what size, by how many users. All but the seed at least 1.
+    """Number and size of requests, and number of users. All counts are at least 1.
 
-    Raises BenchError when it is not.
+    Raises BenchError when one is not.
     """
 
     prompt_tokens: int
-    """Tokens of each prompt, special tokens included."""
+    """Mean tokens of a prompt, special tokens included."""
     output_tokens: int
+    """Mean tokens of an answer."""
     num_requests: int
     num_users: int
     seed: int
+    lengths: Lengths = Lengths.FIXED
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "seed" and value < 1:
-                raise BenchError(f"{field.name}: given {value}; accepted: 1 or more")
+        for name in ("prompt_tokens", "output_tokens", "num_requests", "num_users"):
+            value = getattr(self, name)
+            if value < 1:
+                raise BenchError(f"{name}: got {value}; allowed: 1 or more")
+
+    def describe(self) -> str:
+        return (
+            f"{self.num_requests} requests by {self.num_users} users,"
+            f" {self.lengths.describe(self.prompt_tokens, self.output_tokens)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +102,20 @@ def make_requests(workload: Workload, tokenizer: Tokenizer) -> tuple[BenchReques
     Raises: BenchError when the tokenizer cannot write a prompt of that many tokens.
     """
     rng = random.Random(f"{workload.seed}/{workload.prompt_tokens}")
+    count, lengths = workload.num_requests, workload.lengths
+    # Streams of their own: a change of one mean leaves the other token counts as they are.
+    prompt_tokens = lengths.prompt_tokens(workload.prompt_tokens, count, random.Random(f"{workload.seed}/in"))
+    output_tokens = lengths.output_tokens(
+        workload.output_tokens, count, random.Random(f"{workload.seed}/out")
+    )
     texts = _vocabulary(tokenizer)
     words = _measured(texts, tokenizer)
-    openings = _openings(texts, workload, tokenizer, rng)
+    openings = _openings(texts, count, min(prompt_tokens), tokenizer, rng)
     return tuple(
-        BenchRequest(
-            index,
-            _prompt(opening, workload.prompt_tokens, words, tokenizer, rng),
-            workload.prompt_tokens,
-            workload.output_tokens,
+        BenchRequest(index, _prompt(opening, tokens_in, words, tokenizer, rng), tokens_in, tokens_out)
+        for index, (opening, tokens_in, tokens_out) in enumerate(
+            zip(openings, prompt_tokens, output_tokens, strict=True)
         )
-        for index, opening in enumerate(openings)
     )
 
 
@@ -136,11 +148,13 @@ def _measured(texts: Sequence[str], tokenizer: Tokenizer) -> list[_Word]:
 
 
 def _openings(
-    texts: Sequence[str], workload: Workload, tokenizer: Tokenizer, rng: random.Random
+    texts: Sequence[str], count: int, shortest_prompt: int, tokenizer: Tokenizer, rng: random.Random
 ) -> list[str]:
-    """How each prompt begins: with a token that no other begins with; where there are too few, with other words."""
-    count = workload.num_requests
-    room = workload.prompt_tokens - _count("", tokenizer)
+    """The first words of each of `count` prompts of at least `shortest_prompt` tokens.
+
+    Each begins with another token; where there are too few such tokens, with other words.
+    """
+    room = shortest_prompt - _count("", tokenizer)
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     first_words: dict[int, tuple[int, str]] = {}
     for text, one in zip(texts, encoded, strict=True):
@@ -150,19 +164,17 @@ def _openings(
     words = [text for _, text in first_words.values()]
     if not words:
         raise BenchError(
-            f"prompts of {workload.prompt_tokens} tokens cannot be written with this tokenizer: "
+            f"prompts of {shortest_prompt} tokens cannot be written with this tokenizer: "
             "not one word is that short with the special tokens that it adds"
         )
     if count <= len(words):
         return rng.sample(words, count)
     length = 2
-    while len(words) ** length < count and length < workload.prompt_tokens:
+    while len(words) ** length < count and length < shortest_prompt:
         length += 1
     combinations = range(len(words) ** length)
     if len(combinations) < count:
-        raise BenchError(
-            f"num_requests: {count} prompts of {workload.prompt_tokens} tokens cannot all differ"
-        )
+        raise BenchError(f"num_requests: {count} prompts of {shortest_prompt} tokens cannot all differ")
     return [" ".join(_digits(number, words, length)) for number in rng.sample(combinations, count)]
 
 

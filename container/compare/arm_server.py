@@ -1,4 +1,4 @@
-"""One arm's server: `lmi serve` as a child process, from its start to a proper end."""
+"""The server of one configuration: `lmi serve` as a child process, from its start to a proper end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
-"""On top of the arm's own limit for loading, which its server watches itself."""
+"""Added to the configuration's own limit for loading, which its server watches itself."""
 _TAIL_LINES = 30
 
 
@@ -61,7 +61,7 @@ class RunningArm(Protocol):
 
 
 class StartArm(Protocol):
-    """How an arm is started; a test starts something else."""
+    """Starts the server of a configuration; a test starts something else."""
 
     def __call__(self, arm: Arm, log: Path) -> RunningArm:
         """Returns when it is ready. Raises `ArmFailed`."""

@@ -1,4 +1,4 @@
-"""The arms of a comparison: configurations, what each comes to on this machine, and in what they differ."""
+"""The arms of a comparison: configurations with their effective values on this machine, and the differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
 class BadArm(Exception):
-    """An arm cannot be run here. The text is for a person."""
+    """A configuration cannot be served here. The text is for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key whose effective value is not the same in all arms."""
+    """One key whose effective value is not the same in all configurations."""
 
     key: str
     values: tuple[str, ...]
-    """One for each arm; empty where the key does not concern the arm's engine."""
+    """One for each configuration; empty where its engine has no such key."""
 
 
 def names_for(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -159,14 +159,16 @@ def differences(arms: Sequence[Arm]) -> tuple[Difference, ...]:
 
 
 def warnings(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """What makes speeds hard to compare: other models, other precisions."""
+    """Sentences on models and precisions that differ, which make speeds hard to compare."""
     found = []
     if len({arm.model_folder for arm in arms}) > 1:
         seen = ", ".join(f"{arm.name}: {arm.model}" for arm in arms)
-        found.append(f"the arms serve different models ({seen}): their tokens/s may not be comparable")
+        found.append(
+            f"the configurations serve different models ({seen}): their tokens/s may not be comparable"
+        )
     if len({arm.dtype for arm in arms}) > 1:
         seen = ", ".join(f"{arm.name}: {arm.dtype}" for arm in arms)
         found.append(
-            f"the arms compute with different weights' precision ({seen}): tokens may differ, and so may speed"
+            f"the configurations compute in different precisions ({seen}): tokens may differ, and so may speed"
         )
     return tuple(found)

@@ -1,7 +1,7 @@
 """`lmi compare --aws-post`: the published comparison of dynamic and rolling batching, on a small model.
 
-The post ran falcon-40b on 8 GPUs; here its three configurations serve the bundled model. Two arms are added, so that
-the gain can be told apart: transformers with a bigger batch, and a static batch of 4 on the rolling engine's kernels.
+The post ran falcon-40b on 8 GPUs; here its three configurations serve the bundled model. Two configurations are added
+to split the gain: transformers with a bigger batch, and a static batch of 4 on the rolling engine's kernels.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def examples_folder(given: Path | None) -> Path:
 
 
 def named_arms(examples: Path, made: Path, environ: Mapping[str, str]) -> tuple[Named, ...]:
-    """The arms, the dynamic one first. Writes the files of the added arms below `made`.
+    """The configurations, the dynamic one first. Writes the files of the added ones below `made`.
 
-    The static arm is left out where the rolling engine does not know static batches.
+    The static one is left out where the rolling engine does not know static batches.
     """
     twins = [Named(name, examples / folder) for name, folder in _TWINS.items()]
     bigger = _derived(DYNAMIC_32, examples, DYNAMIC, made, {"batch_size": "32"})
@@ -111,7 +111,7 @@ def derive(source: Path, target: Path, changes: Mapping[str, str]) -> Path:
 
 
 def sections(comparison: Comparison) -> tuple[Section, ...]:
-    """What this comparison says beyond any other."""
+    """The parts of the report that only this comparison has."""
     return (_beside_the_post(comparison), _decomposition(comparison))
 
 
@@ -123,8 +123,7 @@ def _beside_the_post(comparison: Comparison) -> Section:
     ]
     text = (
         "The post measured falcon-40b in fp16 on 8 GPUs; here a model of 135 million parameters ran on the machine"
-        " named below. The values cannot be compared, only the ratios: how many times the dynamic arm's figure an arm's"
-        " own is, there and here."
+        " named below. Compare the ratios to the dynamic configuration, not the values."
     )
     return Section("Beside the AWS post", text, tuple(made))
 
@@ -146,7 +145,13 @@ def _post_table(comparison: Comparison, place: int, measure: Measure) -> Table:
                 f"{number(theirs / base)}x" if name != DYNAMIC else "1",
             )
         )
-    header = ("arm", f"here{unit}", f"here, times {DYNAMIC}", f"post{unit}", "post, times its dynamic")
+    header = (
+        "configuration",
+        f"here{unit}",
+        f"here, times {DYNAMIC}",
+        f"post{unit}",
+        "post, times its dynamic",
+    )
     return Table(f"{scenario}: {measure.title}", header, tuple(rows))
 
 
@@ -156,14 +161,14 @@ def _published(name: str, measure: Measure, place: int) -> float:
 
 
 _PARTS = (
-    ("all of it", PAGED, DYNAMIC),
+    ("the whole gain", PAGED, DYNAMIC),
     ("kernels and engine: the same static batch of 4", STATIC, DYNAMIC),
     ("batch size and step-level scheduling, on the same kernels", PAGED, STATIC),
     ("pages in place of one piece for each sequence", PAGED, ROLLING),
     ("a bigger batch alone, under transformers", DYNAMIC_32, DYNAMIC),
     ("rolling and paged beside transformers with a batch of 32", PAGED, DYNAMIC_32),
 )
-"""(what, arm, base)."""
+"""(what, configuration, base)."""
 
 
 def _decomposition(comparison: Comparison) -> Section:
@@ -172,17 +177,16 @@ def _decomposition(comparison: Comparison) -> Section:
     made = [_parts_table(comparison, parts, measure) for measure in (TOKENS_PER_SECOND, LATENCY_P90)]
     if STATIC in names:
         text = (
-            f"`{STATIC}` runs a static batch of 4, as `{DYNAMIC}` does, on the rolling engine's kernels. So the second"
-            " row is what kernels and engine give, the third what batch size and scheduling at each step give, and in"
-            " each round their product is the first row; of medians, nearly so. All prompts of a scenario have the same"
-            " length, and so have the answers, which is kind to batches that run to their end. A static batch takes"
-            " what waits when it begins, without a delay to fill, so its first one may be smaller than 4; the mean"
-            " sizes stand in the tables of each scenario."
+            f"`{STATIC}` runs static batches of 4, as `{DYNAMIC}` does, on the rolling engine's kernels. So the second"
+            " row is the gain of kernels and engine, the third that of batch size and step-level scheduling; their"
+            " product is the first row. All prompts of a scenario have the same length, and so have all answers, which"
+            " favours static batches. A static batch takes the requests that wait when it begins, so the first one may"
+            " be smaller than 4; the tables of each scenario have the mean sizes."
         )
     else:
         text = (
-            "The rolling engine of this version knows no static batch, so what its kernels give cannot be told apart"
-            " from what its scheduling gives."
+            "The rolling engine of this version has no static batches, so the gain of its kernels cannot be told apart"
+            " from that of its scheduling."
         )
     return Section("Where the gain comes from", text, tuple(made))
 

@@ -1,10 +1,9 @@
-"""What a reader must know before believing a comparison's figures."""
+"""Limits of a comparison's figures that a reader must know."""
 
 from __future__ import annotations
 
 from container.compare.arms import warnings
 from container.compare.results import Comparison
-from container.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, ratio
 
 
 def caveats(comparison: Comparison) -> tuple[str, ...]:
@@ -12,7 +11,6 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
     return (
         *_failures(comparison),
         *warnings(comparison.arms),
-        *_not_established(comparison),
         *_client_limited(comparison),
         *_engines(comparison),
         "The client ran on the same machine and shared its cores with the server.",
@@ -24,47 +22,26 @@ def _failures(comparison: Comparison) -> list[str]:
     for result in comparison.rounds:
         for error in result.figures.errors:
             found.append(
-                f"{error.count} of {result.figures.num_requests} requests failed: {result.arm}, {result.scenario},"
-                f" round {result.round}: {error.text}"
+                f"{error.count} of {result.figures.num_requests} requests failed: {result.configuration},"
+                f" {result.scenario}, round {result.round}: {error.text}"
             )
     if found:
         found.insert(
             0,
-            "Requests failed, so the figures of their rounds say less than they seem to: only answered"
-            " requests count in them.",
+            "Requests failed. Figures and verdicts count answered requests only, so they may favour the"
+            " configuration that failed.",
         )
     return found
 
 
-def _not_established(comparison: Comparison) -> list[str]:
-    """A difference that the rounds do not show."""
-    if comparison.plan.num_rounds == 1:
-        return [
-            "One round was run: how far its figures would vary is not known, so no difference is established."
-        ]
-    base, *others = [arm.name for arm in comparison.arms]
-    found = []
-    for scenario in comparison.plan.scenarios:
-        for measure in (TOKENS_PER_SECOND, LATENCY_P90):
-            for name in others:
-                seen = ratio(comparison, name, base, scenario.name, measure)
-                if seen is not None and not seen.established:
-                    found.append(
-                        f"Not established: {measure.title} of {name} and {base} in {scenario.name}. The ratio is"
-                        f" {seen.value:.2f}, but from {seen.low:.2f} to {seen.high:.2f} over the rounds, a spread"
-                        " larger than its distance from 1."
-                    )
-    return found
-
-
 def _client_limited(comparison: Comparison) -> list[str]:
-    """One sentence for each arm and scenario that it happened to."""
+    """One sentence for each configuration and scenario in which the client was the limit."""
     found: dict[tuple[str, str], str] = {}
     for result in comparison.rounds:
         if result.figures.client_limited:
             found.setdefault(
-                (result.arm, result.scenario),
-                f"{result.arm}, {result.scenario}, round {result.round}: {result.figures.client_limited}.",
+                (result.configuration, result.scenario),
+                f"{result.configuration}, {result.scenario}, round {result.round}: {result.figures.client_limited}.",
             )
     return list(found.values())
 
@@ -74,5 +51,5 @@ def _engines(comparison: Comparison) -> list[str]:
         return []
     return [
         "A batch of engine=Python is a set of requests that runs to its end; a batch of engine=MPI is one step, in"
-        " which each sequence is counted again. The two mean sizes are not the same kind of number."
+        " which each sequence is counted again. The two mean batch sizes cannot be compared."
     ]

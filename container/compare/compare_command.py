@@ -16,6 +16,7 @@ from rich.console import Console
 
 from container import launch, model_files
 from container.bench.errors import BenchError
+from container.bench.lengths import Lengths
 from container.bench.options import load_options
 from container.compare import aws_post, report
 from container.compare.arm_server import ArmFailed, ArmServer, RunningArm, StartArm
@@ -28,20 +29,25 @@ from container.compare.run import Runner, Workloads
 from container.compare.scrape import NoMetrics
 from container.compare.setting import setting
 from container.compare.terminal import SaidOnce, view_for
+from container.compare.verdict import headline
 from container.machine import Machine, detect
 from container.progress import view_for as progress_for
 from container.stop_signals import StopRequested, StopSignals
 
 _MAX_ROUNDS = 100
 _MAX_REQUESTS = 100_000
+_WAVES = 4
+"""Requests for each user in a round: users fall out of step, and batches change while they run."""
+_POST_REQUESTS = 32
 _TABLE_WIDTH = 140
+_ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - a name
 _STOPPED = 130
 """Exit code after a request to stop, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says."""
+    """The command line."""
 
     paths: tuple[Path, ...]
     aws_post: bool
@@ -53,46 +59,56 @@ class Asked:
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, or such a file. Servers are started one at a time, in the order"
-    " A B, B A, A B. Exit code 0 when every request of every round was answered, 1 when one failed or a server did not"
-    " do what it should, 130 when stopped."
+    epilog="PATH is a folder with a serving.properties, or such a file. Servers run one at a time, in the order"
+    " A B, B A, A B. Exit code 0 when all requests were answered, 1 when a request or a server failed, 130 when"
+    " stopped."
 )
 @click.argument("paths", metavar="[PATH PATH...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--aws-post",
     "post",
     is_flag=True,
-    help="The three configurations of the AWS post on the bundled model, and two more that tell its gain apart.",
+    help="Compare the three configurations of the AWS post on the bundled model, and two more that split its gain.",
 )
 @click.option(
     "--examples",
     type=click.Path(path_type=Path),
-    help="With --aws-post: the folder properties_examples, where it is not beside the package.",
+    help="With --aws-post: the folder properties_examples, if it is not beside the package.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, _MAX_ROUNDS), default=3, show_default=True, help="Of each arm."
+    "--rounds",
+    type=click.IntRange(1, _MAX_ROUNDS),
+    default=5,
+    show_default=True,
+    help="Of each configuration. More rounds find smaller differences.",
 )
 @click.option(
-    "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=32, show_default=True, help="In a round."
+    "--requests",
+    type=click.IntRange(1, _MAX_REQUESTS),
+    show_default=f"{_WAVES} for each user; {_POST_REQUESTS} with --aws-post",
+    help="In a round.",
 )
-@load_options
+@load_options(Lengths.SPREAD, output_tokens=64)
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of the prompts; each round adds its number."
+    "--seed", type=int, default=0, show_default=True, help="Of the requests; each round adds its number."
 )
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
-    help="A model folder, or a tokenizer.json, for the prompts of all arms; else each arm's own model's.",
+    help="A model folder, or a tokenizer.json, for the prompts of all configurations, in place of their models' own.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("lmi-compare.md"),
     show_default=True,
-    help="The report, Markdown.",
+    help="The report in Markdown.",
 )
 @click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Everything, as JSON."
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="All measurements and the summary as JSON.",
 )
 @click.pass_context
 def compare(
@@ -101,8 +117,9 @@ def compare(
     post: bool,
     examples: Path | None,
     rounds: int,
-    requests: int,
+    requests: int | None,
     users: int,
+    lengths: str,
     input_tokens: int,
     output_tokens: int,
     seed: int,
@@ -112,18 +129,16 @@ def compare(
     output: Path,
     json_path: Path | None,
 ) -> None:
-    """Serve each PATH in turn, put the same load on each, and tell how they differ."""
+    """Benchmark configurations under the same load and report which is faster, with confidence intervals."""
     _check_arms(context, paths, post, examples)
     for file in (output, json_path):
         if file is not None and not file.absolute().parent.is_dir():
             raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
-    scenarios: tuple[Scenario, ...] = (
-        Scenario(
-            f"{input_tokens} tokens in, {output_tokens} out", input_tokens, output_tokens, requests, users
-        ),
+    scenarios = (
+        aws_post.scenarios(requests or _POST_REQUESTS, users)
+        if post
+        else (_scenario(users, requests or _WAVES * users, input_tokens, output_tokens, Lengths(lengths)),)
     )
-    if post:
-        scenarios = aws_post.scenarios(requests, users)
     plan = Plan(scenarios, rounds, seed, dialect, timeout)
     asked = Asked(paths, post, examples, plan, tokenizer, output, json_path)
     environ = launch.environment()
@@ -139,31 +154,44 @@ def compare(
     sys.exit(code)
 
 
+def _scenario(users: int, requests: int, input_tokens: int, output_tokens: int, lengths: Lengths) -> Scenario:
+    name = f"{input_tokens} tokens in, {output_tokens} out"
+    if lengths is Lengths.SPREAD:
+        name += " on average"
+    return Scenario(name, input_tokens, output_tokens, requests, users, lengths)
+
+
 def _check_arms(context: click.Context, paths: Sequence[Path], post: bool, examples: Path | None) -> None:
-    """Raises `UsageError` where the words do not go together."""
+    """Raises `UsageError` for arguments that exclude each other."""
     if not post:
         if len(paths) < 2:
-            raise click.UsageError(f"two configurations or more are compared; given {len(paths)}")
+            raise click.UsageError(f"PATH: two configurations or more are compared (got {len(paths)})")
         if examples is not None:
-            raise click.UsageError("--examples goes with --aws-post")
+            raise click.UsageError("--examples: only with --aws-post")
         return
     if paths:
-        raise click.UsageError(f"--aws-post brings its own configurations; given {' '.join(map(str, paths))}")
-    for name in ("input_tokens", "output_tokens"):
+        raise click.UsageError(
+            f"PATH: not with --aws-post, which has its own configurations (got {' '.join(map(str, paths))})"
+        )
+    for name in ("lengths", "input_tokens", "output_tokens"):
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError(
-                f"--{name.replace('_', '-')}: the post's two scenarios say how many tokens"
+                f"--{name.replace('_', '-')}: not with --aws-post, whose two scenarios define the tokens"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ArmServers:
-    """Starts arms as `lmi serve` does."""
+    """Starts configurations as `lmi serve` does.
+
+    Their servers have no `/admin` routes: a comparison does not use them, and the caller's token is for other servers.
+    """
 
     environ: Mapping[str, str]
 
     def __call__(self, arm: Arm, log: Path) -> RunningArm:
-        return ArmServer.start(arm, log, self.environ)
+        environ = {name: value for name, value in self.environ.items() if name != _ADMIN_TOKEN}
+        return ArmServer.start(arm, log, environ)
 
 
 def run(asked: Asked, environ: Mapping[str, str], machine: Machine, start: StartArm) -> int:
@@ -193,12 +221,12 @@ def run(asked: Asked, environ: Mapping[str, str], machine: Machine, start: Start
 
 
 def _arms(asked: Asked, made: Path, environ: Mapping[str, str], machine: Machine) -> tuple[Arm, ...]:
-    """Read and prepare them. made: a folder for configurations that are derived from others."""
+    """Read and prepare the configurations. made: a folder for those that are derived from others."""
     if asked.aws_post:
         named = aws_post.named_arms(aws_post.examples_folder(asked.examples), made, environ)
     else:
         named = tuple(Named(*one) for one in zip(names_for(asked.paths), asked.paths, strict=True))
-    progress = SaidOnce(progress_for(sys.stderr))  # arms mostly share their model
+    progress = SaidOnce(progress_for(sys.stderr))  # most share one model
     try:
         return read_arms(named, environ, machine, lambda source: model_files.obtain(source, progress))
     finally:
@@ -212,10 +240,10 @@ def _publish(asked: Asked, comparison: Comparison, where: Setting, sections: Seq
         console = Console(file=sys.stdout, width=_TABLE_WIDTH)
     for table in report.terminal_tables(comparison, sections):
         console.print(table.rich())
-    for sentence in caveats(comparison):
+    for sentence in (*headline(comparison), *caveats(comparison)):
         click.echo(f"- {sentence}")
     asked.output.write_text(report.markdown(comparison, where, sections), encoding="utf-8")
     click.echo(f"report: {asked.output}", err=True)
     if asked.json_path is not None:
         asked.json_path.write_text(report.as_json(comparison, where, sections), encoding="utf-8")
-        click.echo(f"everything: {asked.json_path}", err=True)
+        click.echo(f"JSON: {asked.json_path}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from container.compare.interval import Ratio
 from container.compare.summary import Median
 
 NOTHING = "-"
@@ -44,11 +45,9 @@ def spread(median: Median | None, scale: float = 1.0) -> str:
     return f"{number(median.value * scale)} ({low} to {high})"
 
 
-def times(ratio: Median | None) -> str:
-    """A ratio with its spread; a question mark where the rounds do not establish that it differs from 1."""
+def times(ratio: Ratio | None) -> str:
+    """`ratio (interval)`; the ratio alone where one round gives no interval."""
     if ratio is None:
         return NOTHING
     text = f"{number(ratio.value)}x"
-    if ratio.count > 1:
-        text += f" ({number(ratio.low)} to {number(ratio.high)})"
-    return text if ratio.established else f"{text} ?"
+    return text if ratio.count == 1 else f"{text} ({number(ratio.low)} to {number(ratio.high)})"

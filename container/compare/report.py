@@ -19,30 +19,32 @@ from container.compare.summary import (
     ratio,
 )
 from container.compare.tables import Table
+from container.compare.verdict import headline, verdict
 
 _HOW_TO_READ = """\
-Each figure is the median over the rounds, with the smallest and the largest in brackets. A ratio is computed in each
-round, where both arms had the same requests, and then summed up in the same way. `?` behind a ratio: not established,
-for over the rounds it spreads wider than its distance from 1, or there was one round. Times are the client's, from the
-moment at which a request was to be sent. KV slots are places of one token each, looked at twice a second; an engine
-that leaves the KV cache to transformers shows none. Peak memory is the sum of each process's largest resident set,
-with pages that processes share counted for each."""
+Figures are medians over the rounds, with the smallest and the largest in brackets. A ratio is the geometric mean over
+the rounds: in each round both configurations had the same requests. Its 95 % interval, in brackets, is a paired
+t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: where two configurations do
+not differ at all, at most one report in twenty calls any measure different. A difference is reported when its interval
+excludes 1. Times are measured by the client, from the moment at which a request was due. A KV slot holds one token;
+slots are sampled twice a second, and not reported for engines that leave the KV cache to transformers. Peak memory is
+the sum of each process's largest resident set; shared pages count in each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and with what a comparison was run."""
+    """Command, time, machine and versions of a comparison."""
 
     command: str
     when: str
-    """When it began: UTC, to the minute."""
+    """The start: UTC, to the minute."""
     machine: str
     versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the report that only some comparisons have."""
+    """An additional part of the report."""
 
     title: str
     text: str
@@ -51,7 +53,7 @@ class Section:
 
 
 def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) -> tuple[Table, ...]:
-    """The tables for a screen, where the last ones are seen: without those that only a report needs."""
+    """The most important tables, the summary last: that is what a screen shows."""
     return (
         *(
             table(comparison, scenario.name)
@@ -64,33 +66,33 @@ def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) ->
 
 
 def markdown(comparison: Comparison, setting: Setting, sections: Sequence[Section] = ()) -> str:
-    """The whole report; who has only this text understands it."""
+    """The whole report, which needs no other text to be understood."""
     names = [arm.name for arm in comparison.arms]
     parts = [
         f"# Comparison of {', '.join(names[:-1])} and {names[-1]}",
-        f"{len(names)} configurations served one after the other under the same load;"
-        f" {tables.short_table(comparison).title}:",
+        f"{len(names)} configurations, served one at a time under the same load:",
+        _bullets(headline(comparison)),
+        f"{tables.short_table(comparison).title}:",
         tables.short_table(comparison).markdown(),
         _HOW_TO_READ,
     ]
     for section in sections:
         parts += [f"## {section.title}", section.text, *_with_titles(section.tables)]
     parts += ["## What was run", _what_was_run(comparison, setting)]
-    parts += ["## The arms", tables.arms_table(comparison).markdown()]
+    parts += ["## The configurations", tables.arms_table(comparison).markdown()]
     different = tables.differences_table(comparison)
     if different.rows:
         parts += [
-            "Effective values that differ, as `lmi check` prints them; all others are the same. `-`: not a key of that"
-            " engine, or left open.",
+            "Effective values that differ, as `lmi check` prints them. `-`: not an option of that engine, or unset.",
             different.markdown(),
         ]
     else:
-        parts.append("Their effective values do not differ at all.")
+        parts.append("Their effective values are the same.")
     for scenario in comparison.plan.scenarios:
         parts.append(f"## {scenario.name}")
-        made = (tables.figures_table, tables.ratios_table, tables.servers_table)
+        made = (tables.ratios_table, tables.figures_table, tables.servers_table)
         parts += _with_titles([table(comparison, scenario.name) for table in made])
-    parts += ["## To be read with care", _bullets(caveats(comparison))]
+    parts += ["## Limits of these figures", _bullets(caveats(comparison))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -108,17 +110,16 @@ def _what_was_run(comparison: Comparison, setting: Setting) -> str:
     plan = comparison.plan
     versions = ", ".join(f"{name} {version}" for name, version in setting.versions.items())
     warm_up = plan.scenarios[0].warm_up()
-    order = ", ".join(f"{stay.arm} ({_numbers(stay.rounds)})" for stay in comparison.stays)
+    order = ", ".join(f"{stay.configuration} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     lines = [
         f"`{setting.command}`, {setting.when}",
         f"machine: {setting.machine}",
         f"versions: {versions}",
-        *(f"{scenario.name}: {scenario.describe()}, a round" for scenario in plan.scenarios),
-        "requests: greedy, EOS ignored, streamed; prompts of exactly that many tokens, the same for every arm in a"
-        f" round, others in each round (seed {plan.seed}); dialect {plan.dialect}",
+        *(f"{one.name}: each round has {one.workload(plan.seed).describe()}" for one in plan.scenarios),
+        "requests: greedy, EOS ignored, streamed; each round has requests of its own, the same for all configurations"
+        f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{plan.num_rounds} round{'s' if plan.num_rounds > 1 else ''}, one server at a time, in the order: {order}",
-        f"before its first round each server answered, for each scenario, {warm_up.num_requests} requests with prompts"
-        f" of the same length and {warm_up.output_tokens} tokens out, which do not count",
+        f"warm-up of each server, not counted: for each scenario {warm_up.workload(plan.seed).describe()}",
     ]
     return _bullets(lines)
 
@@ -128,11 +129,11 @@ def _numbers(rounds: Sequence[int]) -> str:
 
 
 def as_json(comparison: Comparison, setting: Setting, sections: Sequence[Section] = ()) -> str:
-    """Everything that was measured, and what follows from it."""
+    """All measurements, and the summary."""
     data = {
         "setting": dataclasses.asdict(setting),
         "plan": dataclasses.asdict(comparison.plan),
-        "arms": [{**dataclasses.asdict(arm), "path": str(arm.path)} for arm in comparison.arms],
+        "configurations": [{**dataclasses.asdict(arm), "path": str(arm.path)} for arm in comparison.arms],
         "rounds": [dataclasses.asdict(result) for result in comparison.rounds],
         "stays": [dataclasses.asdict(stay) for stay in comparison.stays],
         "summary": [
@@ -147,21 +148,24 @@ def as_json(comparison: Comparison, setting: Setting, sections: Sequence[Section
 
 
 def _summary(comparison: Comparison, arm: str, scenario: str) -> dict[str, Any]:
-    """One arm in one scenario."""
+    """One configuration in one scenario."""
     base = comparison.arms[0].name
     return {
-        "arm": arm,
+        "configuration": arm,
         "scenario": scenario,
         "figures": {measure.key: over_rounds(comparison, arm, scenario, measure) for measure in MEASURES},
-        "ratios_to_first_arm": {
+        "ratios_to_first": {
             measure.key: ratio(comparison, arm, base, scenario, measure) for measure in MEASURES
         },
-        "tokens_of_first_arm": equality(comparison, arm, base, scenario),
+        "verdicts": {measure.key: verdict(comparison, arm, base, scenario, measure) for measure in MEASURES}
+        if arm != base
+        else {},
+        "tokens_of_first": equality(comparison, arm, base, scenario),
     }
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: dataclasses as objects, paths as text, numbers that are none as null."""
+    """JSON values: dataclasses become objects, paths text, NaN and infinity null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(dataclasses.asdict(value))
     if isinstance(value, dict):

@@ -12,9 +12,9 @@ from container.compare.scrape import BatchSizes, KvUse
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round of one scenario on one arm."""
+    """One round of one scenario on one configuration."""
 
-    arm: str
+    configuration: str
     scenario: str
     round: int
     """From 1."""
@@ -31,7 +31,7 @@ class RoundResult:
 class StayResult:
     """One server's life."""
 
-    arm: str
+    configuration: str
     rounds: tuple[int, ...]
     start_up_seconds: float
     peak_memory_bytes: int | None
@@ -51,8 +51,10 @@ class Comparison:
         return next(arm for arm in self.arms if arm.name == name)
 
     def of(self, arm: str, scenario: str) -> tuple[RoundResult, ...]:
-        """One arm's rounds of a scenario, by number."""
-        found = [result for result in self.rounds if (result.arm, result.scenario) == (arm, scenario)]
+        """One configuration's rounds of a scenario, by number."""
+        found = [
+            result for result in self.rounds if (result.configuration, result.scenario) == (arm, scenario)
+        ]
         return tuple(sorted(found, key=lambda result: result.round))
 
     @property

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from container.bench.dialects import DIALECTS
 from container.bench.figures import failure, figures
 from container.bench.load import LoadRun, run_load
-from container.bench.workload import BenchRequest, Workload, load_tokenizer, make_requests
+from container.bench.workload import BenchRequest, load_tokenizer, make_requests
 from container.compare.arm_server import RunningArm, StartArm
 from container.compare.arms import Arm
 from container.compare.plan import Plan, Scenario, Stay, stays
@@ -27,7 +27,7 @@ _SETTLE_POLL_SECONDS = 0.05
 
 
 class Watcher(Protocol):
-    """Is told how a comparison goes."""
+    """Observes the progress of a comparison."""
 
     def doing(self, text: str, total: int = 0) -> None:
         """What is done now; `total` requests belong to it, 0 where there are none to count."""
@@ -44,34 +44,27 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Workloads:
-    """Requests by arm, scenario and seed, made once. Mutated by `requests` only."""
+    """Requests by configuration, scenario and seed, made once. Mutated by `requests` only."""
 
     tokenizers: Mapping[str, Path]
-    """By arm: a model folder with a tokenizer.json, or such a file."""
+    """By configuration: a model folder with a tokenizer.json, or such a file."""
     _loaded: dict[Path, Tokenizer] = field(default_factory=dict)
     _made: dict[tuple[Path, Scenario, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
 
     def requests(self, arm: str, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
-        """The same for arms with the same tokenizer. Raises `BenchError`."""
+        """The same for configurations with the same tokenizer. Raises `BenchError`."""
         path = self.tokenizers[arm]
         key = (path, scenario, seed)
         if key not in self._made:
             if path not in self._loaded:
                 self._loaded[path] = load_tokenizer(path)
-            workload = Workload(
-                prompt_tokens=scenario.prompt_tokens,
-                output_tokens=scenario.output_tokens,
-                num_requests=scenario.num_requests,
-                num_users=scenario.num_users,
-                seed=seed,
-            )
-            self._made[key] = make_requests(workload, self._loaded[path])
+            self._made[key] = make_requests(scenario.workload(seed), self._loaded[path])
         return self._made[key]
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Everything that a comparison needs."""
+    """A comparison, ready to run."""
 
     arms: tuple[Arm, ...]
     plan: Plan
@@ -81,7 +74,7 @@ class Runner:
     watcher: Watcher
 
     def run(self) -> Comparison:
-        """All rounds of all arms.
+        """All rounds of all configurations.
 
         Requests that fail are counted, and the run goes on. Raises: `ArmFailed`, `NoMetrics`, `BenchError`.
         """
@@ -89,7 +82,7 @@ class Runner:
         lives: list[StayResult] = []
         by_name = {arm.name: arm for arm in self.arms}
         for number, stay in enumerate(stays([arm.name for arm in self.arms], self.plan.num_rounds)):
-            results, life = self._stay(by_name[stay.arm], stay, number)
+            results, life = self._stay(by_name[stay.configuration], stay, number)
             rounds += results
             lives.append(life)
         return Comparison(self.arms, self.plan, tuple(rounds), tuple(lives))
@@ -131,7 +124,7 @@ class Runner:
         with Sampler(lambda: scrape(server.url)) as sampler:
             run = self._load(server, requests, scenario.num_users)
         result = RoundResult(
-            arm=arm.name,
+            configuration=arm.name,
             scenario=scenario.name,
             round=round_number,
             figures=figures(run, requests),

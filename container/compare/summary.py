@@ -1,4 +1,4 @@
-"""From rounds to statements: medians with their spread, paired ratios, token equality."""
+"""From rounds to statements: medians with their range, ratios with their intervals, token equality."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from container.bench.figures import Figures
+from container.compare.interval import Ratio, ratio_of_rounds
 from container.compare.results import Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a round."""
+    """One figure of a round.
+
+    Requests/s are none: with the same requests for all configurations their ratio is that of the tokens/s.
+    """
 
     key: str
     title: str
     unit: str
     """`s`, `ms` or `/s`; the value itself is in seconds or per second."""
     of: Callable[[Figures], float]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """A rate, not a time."""
+        return self.unit == "/s"
 
 
 TOKENS_PER_SECOND = Measure(
@@ -28,7 +37,6 @@ TOKENS_PER_SECOND = Measure(
 LATENCY_P90 = Measure("latency_p90", "latency p90", "s", lambda figures: figures.latency.p90)
 MEASURES: tuple[Measure, ...] = (
     TOKENS_PER_SECOND,
-    Measure("requests_per_second", "requests/s", "/s", lambda figures: figures.requests_per_second),
     Measure("ttft_p50", "time to first token p50", "s", lambda figures: figures.ttft.p50),
     Measure("ttft_p90", "time to first token p90", "s", lambda figures: figures.ttft.p90),
     Measure("gap_p50", "gap between tokens p50", "ms", lambda figures: figures.gap.p50),
@@ -47,14 +55,6 @@ class Median:
     high: float
     count: int
 
-    @property
-    def established(self) -> bool:
-        """For a ratio: over more than one round, its spread is smaller than its distance from 1.
-
-        It then lies on one side of 1 in every round.
-        """
-        return self.count > 1 and self.high - self.low < abs(self.value - 1.0)
-
 
 def median(values: Iterable[float]) -> Median | None:
     """None where there is no number."""
@@ -65,23 +65,29 @@ def median(values: Iterable[float]) -> Median | None:
 
 
 def over_rounds(comparison: Comparison, arm: str, scenario: str, measure: Measure) -> Median | None:
-    """One arm's figure over the rounds of a scenario."""
+    """One configuration's figure over the rounds of a scenario."""
     return median(measure.of(result.figures) for result in comparison.of(arm, scenario))
 
 
-def ratio(comparison: Comparison, arm: str, base: str, scenario: str, measure: Measure) -> Median | None:
-    """Arm over base, computed in each round, where both had the same requests, then summed up."""
+def ratio(comparison: Comparison, arm: str, base: str, scenario: str, measure: Measure) -> Ratio | None:
+    """Arm over base, from the ratios of rounds with the same number, which had the same requests."""
     below = {result.round: measure.of(result.figures) for result in comparison.of(base, scenario)}
-    return median(
+    ratios = [
         measure.of(result.figures) / below[result.round]
         for result in comparison.of(arm, scenario)
         if below.get(result.round)
-    )
+    ]
+    return ratio_of_rounds(ratios, _num_intervals(comparison))
+
+
+def _num_intervals(comparison: Comparison) -> int:
+    """All that a report may show: each measure of each pair of configurations in each scenario."""
+    return math.comb(len(comparison.arms), 2) * len(comparison.plan.scenarios) * len(MEASURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two arms' answers to one request part."""
+    """The place where the answers of two configurations to one request differ."""
 
     round: int
     request: int
@@ -92,10 +98,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """How far two arms' tokens are the same, over all rounds."""
+    """Requests to which two configurations gave the same tokens, over all rounds."""
 
     num_requests: int
-    """Those that both arms answered."""
+    """Requests that both answered."""
     num_identical: int
     earliest: Difference | None
     """The difference at the smallest position; None where there is none."""

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as text cells: the terminal and the Markdown file show the same ones."""
+"""The tables of a comparison, as text cells, for the terminal and the Markdown file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from container.compare.summary import (
     over_rounds,
     ratio,
 )
+from container.compare.verdict import verdict
 
 _SCALES = {"/s": 1.0, "s": 1.0, "ms": 1000.0}
 
@@ -54,7 +55,7 @@ def _cell(text: str) -> str:
 
 
 def short_table(comparison: Comparison) -> Table:
-    """What most readers want to know, each arm and scenario a row."""
+    """Throughput and latency, one row for each configuration and scenario."""
     base = comparison.arms[0].name
     rows = []
     for scenario in comparison.plan.scenarios:
@@ -68,14 +69,20 @@ def short_table(comparison: Comparison) -> Table:
             same = None if arm.name == base else equality(comparison, arm.name, base, scenario.name)
             rows.append((*cells, _share_identical(same)))
     header = (
-        *("scenario", "arm", TOKENS_PER_SECOND.title, f"times {base}"),
+        *("scenario", "configuration", TOKENS_PER_SECOND.title, f"times {base}"),
         *(_with_unit(LATENCY_P90), f"times {base}", "answers with the same tokens"),
     )
-    return Table(f"in short, {_rounds(comparison)}", header, tuple(rows), num_left=2)
+    rounds = comparison.plan.num_rounds
+    title = (
+        "summary: one round"
+        if rounds == 1
+        else f"summary: medians of {rounds} rounds, ratios with 95 % intervals"
+    )
+    return Table(title, header, tuple(rows), num_left=2)
 
 
 def figures_table(comparison: Comparison, scenario: str) -> Table:
-    """Each figure of each arm: median over the rounds, smallest and largest."""
+    """Each measure of each configuration: median over the rounds, smallest and largest."""
     names = [arm.name for arm in comparison.arms]
     rows = [
         (
@@ -91,17 +98,24 @@ def figures_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def ratios_table(comparison: Comparison, scenario: str) -> Table:
-    """Each figure of each further arm over the first one's."""
+    """Each measure of each further configuration beside the first one."""
     base, *others = [arm.name for arm in comparison.arms]
     rows = [
-        (measure.title, *(times(ratio(comparison, name, base, scenario, measure)) for name in others))
+        (
+            name,
+            measure.title,
+            verdict(comparison, name, base, scenario, measure),
+            times(ratio(comparison, name, base, scenario, measure)),
+        )
+        for name in others
         for measure in MEASURES
     ]
-    return Table(f"{scenario}: as multiples of {base}, {_rounds(comparison)}", ("", *others), tuple(rows))
+    header = ("configuration", "measure", "verdict", f"times {base} (95 % interval)")
+    return Table(f"{scenario}: beside {base}", header, tuple(rows), num_left=3)
 
 
 def servers_table(comparison: Comparison, scenario: str) -> Table:
-    """What the servers did: batches, KV cache, tokens."""
+    """Batches, KV cache and tokens of the servers."""
     base = comparison.arms[0].name
     columns = []
     for arm in comparison.arms:
@@ -133,10 +147,10 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def arms_table(comparison: Comparison) -> Table:
-    """What each arm is, and what its server took to come up."""
+    """Each configuration, and the time and memory that its server took."""
     rows = []
     for arm in comparison.arms:
-        lives = [stay for stay in comparison.stays if stay.arm == arm.name]
+        lives = [stay for stay in comparison.stays if stay.configuration == arm.name]
         peaks = [stay.peak_memory_bytes for stay in lives if stay.peak_memory_bytes is not None]
         start = median(stay.start_up_seconds for stay in lives)
         rows.append(
@@ -149,12 +163,12 @@ def arms_table(comparison: Comparison) -> Table:
                 gibibytes(max(peaks, default=None)),
             )
         )
-    header = ("arm", "configuration", "engine", "model", "start-up", "peak memory")
-    return Table("the arms", header, tuple(rows), num_left=4)
+    header = ("configuration", "from", "engine", "model", "start-up", "peak memory")
+    return Table("the configurations", header, tuple(rows), num_left=4)
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """The effective values in which the arms differ."""
+    """The effective values in which the configurations differ."""
     rows = tuple(
         (row.key, *(value or NOTHING for value in row.values)) for row in differences(comparison.arms)
     )

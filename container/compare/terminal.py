@@ -47,7 +47,7 @@ class LogLines:
         cells = ", ".join(
             f"{title} {text}" for title, text in zip(_TITLES[3:], _cells(result)[3:], strict=True)
         )
-        self._say(f"{result.arm}: {result.scenario}, round {result.round}: {cells}")
+        self._say(f"{result.configuration}: {result.scenario}, round {result.round}: {cells}")
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -136,13 +136,13 @@ def view_for(stream: TextIO) -> View:
     return LiveTable(Console(file=stream)) if stream.isatty() else LogLines(stream)
 
 
-_TITLES = ("arm", "scenario", "round", "tokens/s", "TTFT p50", "latency p90", "batch", "failed")
+_TITLES = ("configuration", "scenario", "round", "tokens/s", "TTFT p50", "latency p90", "batch", "failed")
 
 
 def _cells(result: RoundResult) -> tuple[str, ...]:
     figures = result.figures
     return (
-        result.arm,
+        result.configuration,
         result.scenario,
         str(result.round),
         number(figures.output_tokens_per_second),

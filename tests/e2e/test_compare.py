@@ -18,11 +18,11 @@ from tests.support.server import properties_text
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 _MARK = "compare-test"
-_SMALL = ("--requests", "2", "--users", "2", "--output-tokens", "4", "--rounds", "1")
+_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "4", "--rounds", "1")
 
 
 def start(folder: Path, bundled_model: Path, mark: str) -> subprocess.Popen[str]:
-    """Arms `paged` and `contiguous`, the report in `folder`."""
+    """Configurations `paged` and `contiguous`, the report in `folder`."""
     for name, paged in (("paged", True), ("contiguous", False)):
         (folder / name).mkdir()
         text = properties_text(bundled_model, paged_attention=paged, kv_cache_gb=0.25)
@@ -43,7 +43,10 @@ def test_two_arms_are_served_measured_and_reported(bundled_model: Path, tmp_path
     output, _ = run.communicate(timeout=180)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
-    assert [(one["arm"], one["round"]) for one in data["rounds"]] == [("paged", 1), ("contiguous", 1)]
+    assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
+        ("paged", 1),
+        ("contiguous", 1),
+    ]
     for one in data["rounds"]:
         assert one["figures"]["num_errors"] == 0
         assert one["figures"]["output_tokens"] == 8

@@ -47,14 +47,14 @@ def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def summary_of(data: dict[str, Any], arm: str, scenario: str) -> dict[str, Any]:
-    (found,) = [one for one in data["summary"] if (one["arm"], one["scenario"]) == (arm, scenario)]
+    (found,) = [one for one in data["summary"] if (one["configuration"], one["scenario"]) == (arm, scenario)]
     return dict(found)
 
 
 def figure_line(data: dict[str, Any], arm: str, scenario: str) -> str:
     one = summary_of(data, arm, scenario)
     speed, latency = (one["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
-    ratio = one["ratios_to_first_arm"]["output_tokens_per_second"]
+    ratio = one["ratios_to_first"]["output_tokens_per_second"]
     return (
         f"{scenario}: {arm}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
         f" {latency['value']:.2f} s, {ratio['value']:.2f} times {BASE}'s tokens/s"
@@ -63,10 +63,10 @@ def figure_line(data: dict[str, Any], arm: str, scenario: str) -> str:
 
 def judge(data: dict[str, Any], printed: str, report: Report) -> None:
     """The line's conditions, from the command's own JSON."""
-    names = {arm["name"] for arm in data["arms"]}
+    names = {arm["name"] for arm in data["configurations"]}
     scenarios = [scenario["name"] for scenario in data["plan"]["scenarios"]]
     for scenario in scenarios:
-        for arm in data["arms"]:
+        for arm in data["configurations"]:
             report.figure(figure_line(data, arm["name"], scenario))
     for section in data["sections"]:
         for table in section["tables"]:
@@ -79,7 +79,7 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
     failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
     report.require(failed == 0, f"{failed} requests failed")
     for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):
-        ratios = summary_of(data, ROLLING_PAGED, scenario)["ratios_to_first_arm"]
+        ratios = summary_of(data, ROLLING_PAGED, scenario)["ratios_to_first"]
         speed = ratios["output_tokens_per_second"]["value"]
         latency = 1 / ratios["latency_p90"]["value"]
         report.require(

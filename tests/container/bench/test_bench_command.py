@@ -63,7 +63,7 @@ def test_json_to_stdout_is_nothing_but_json(
     assert (found["url"], found["dialect"], found["num_warm_up"]) == (server.url, "openai", 0)
     assert found["tokenizer"] == str(tiny_model)
     assert found["workload"] == {
-        "prompt_tokens": 16, "output_tokens": 3, "num_requests": 6, "num_users": 2, "seed": 5,
+        "prompt_tokens": 16, "output_tokens": 3, "num_requests": 6, "num_users": 2, "seed": 5, "lengths": "fixed",
     }  # fmt: skip
     figures = found["figures"]
     assert (figures["num_requests"], figures["num_errors"], figures["output_tokens"]) == (6, 0, 18)
@@ -78,6 +78,19 @@ def test_json_to_a_file(scripted: StartScripted, invoke: Invoke, tmp_path: Path)
     assert done.exit_code == 0
     assert json.loads((tmp_path / "out.json").read_text())["figures"]["num_requests"] == 6
     assert "whole request" in done.stdout
+
+
+def test_lengths_can_be_spread(scripted: StartScripted, invoke: Invoke) -> None:
+    server = scripted()
+    done = invoke(
+        server, "--lengths", "spread", "--output-tokens", "20", "--requests", "12", "--warm-up", "0"
+    )
+    assert done.exit_code == 0
+    assert (
+        "12 requests by 2 users, 8 to 24 tokens in (uniform), 1 to 80 out (exponential, mean 20)"
+        in done.stdout
+    )
+    assert len({seen.body["parameters"]["max_new_tokens"] for seen in server.seen}) > 3
 
 
 def test_a_failed_request_is_exit_code_1_and_told(scripted: StartScripted, invoke: Invoke) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from container.bench.errors import BenchError
+from container.bench.lengths import Lengths
 from container.bench.workload import Workload, load_tokenizer, make_requests
 from lmi_server.text.tokenizer import TextModel
 from tests.support.examples import examples
@@ -56,6 +59,35 @@ def test_every_prompt_has_exactly_its_tokens(
     ] * num_requests
     assert [request.index for request in requests] == list(range(num_requests))
     assert {(request.prompt_tokens, request.output_tokens) for request in requests} == {(prompt_tokens, 5)}
+
+
+def test_prompts_of_spread_lengths_are_exact_too(tiny_tokenizer: Tokenizer) -> None:
+    requests = make_requests(Workload(40, 30, 40, 4, seed=0, lengths=Lengths.SPREAD), tiny_tokenizer)
+    wanted = [request.prompt_tokens for request in requests]
+    assert [len(tiny_tokenizer.encode(request.prompt).ids) for request in requests] == wanted
+    assert 20 <= min(wanted) < max(wanted) <= 60
+    assert len({request.output_tokens for request in requests}) > 20
+
+
+def test_spread_lengths_are_distributed_as_described() -> None:
+    prompts = Lengths.SPREAD.prompt_tokens(40, 5000, random.Random(0))
+    assert (min(prompts), max(prompts)) == (20, 60)
+    assert statistics.fmean(prompts) == pytest.approx(40, rel=0.02)
+    answers = Lengths.SPREAD.output_tokens(30, 5000, random.Random(1))
+    assert (min(answers), max(answers)) == (1, 120)
+    # An exponential distribution that is cut at 4 means has 0.925 of the mean, and 0.82 of it as deviation.
+    assert statistics.fmean(answers) == pytest.approx(0.925 * 30, rel=0.05)
+    assert statistics.stdev(answers) == pytest.approx(0.82 * 30, rel=0.05)
+    assert set(Lengths.SPREAD.output_tokens(1, 100, random.Random(0))) == {1, 2, 3, 4}
+
+
+def test_each_token_count_depends_on_its_own_mean_alone(tiny_tokenizer: Tokenizer) -> None:
+    work = replace(WORK, lengths=Lengths.SPREAD)
+    first = make_requests(work, tiny_tokenizer)
+    longer = make_requests(replace(work, output_tokens=50), tiny_tokenizer)
+    assert [one.prompt for one in longer] == [one.prompt for one in first]
+    others = make_requests(replace(work, seed=1), tiny_tokenizer)
+    assert [one.output_tokens for one in others] != [one.output_tokens for one in first]
 
 
 def test_prompts_are_words(tiny_tokenizer: Tokenizer) -> None:
@@ -127,7 +159,7 @@ def test_more_prompts_than_there_are_is_refused(tiny_tokenizer: Tokenizer) -> No
 
 @pytest.mark.parametrize("field", ["prompt_tokens", "output_tokens", "num_requests", "num_users"])
 def test_a_workload_has_at_least_one_of_everything(field: str) -> None:
-    with pytest.raises(BenchError, match=f"{field}: given 0"):
+    with pytest.raises(BenchError, match=f"{field}: got 0; allowed: 1 or more"):
         replace(WORK, **{field: 0})
 
 

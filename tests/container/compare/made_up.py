@@ -74,7 +74,7 @@ def make_comparison(
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
     lives = tuple(
-        StayResult(stay.arm, stay.rounds, 3.0, 1 << 30)
+        StayResult(stay.configuration, stay.rounds, 3.0, 1 << 30)
         for stay in stays([arm.name for arm in arms], num_rounds)
     )
     return Comparison(tuple(arms), Plan(tuple(scenarios), num_rounds, seed=0), tuple(rounds), lives)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from container.bench.lengths import Lengths
 from container.compare.plan import Plan, Scenario, Stay, stays
 
 
@@ -24,18 +25,18 @@ def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:
 
 
 def test_two_arms_run_a_b_b_a_a_b() -> None:
-    order = "".join(stay.arm * len(stay.rounds) for stay in stays(["A", "B"], 3))
+    order = "".join(stay.configuration * len(stay.rounds) for stay in stays(["A", "B"], 3))
     assert order == "ABBAAB"
 
 
 @given(st.lists(st.text(), min_size=2, max_size=6, unique=True), st.integers(1, 9))
 def test_each_arm_runs_each_round_once_and_rounds_come_in_order(arms: list[str], num_rounds: int) -> None:
     found = stays(arms, num_rounds)
-    runs = Counter((stay.arm, number) for stay in found for number in stay.rounds)
+    runs = Counter((stay.configuration, number) for stay in found for number in stay.rounds)
     assert runs == Counter({(arm, number): 1 for arm in arms for number in range(1, num_rounds + 1)})
     numbers = [number for stay in found for number in stay.rounds]
     assert numbers == sorted(numbers)
-    assert all(before.arm != after.arm for before, after in pairwise(found))
+    assert all(before.configuration != after.configuration for before, after in pairwise(found))
 
 
 def test_every_round_and_the_warm_up_have_seeds_of_their_own() -> None:
@@ -48,5 +49,6 @@ def test_every_round_and_the_warm_up_have_seeds_of_their_own() -> None:
 def test_a_warm_up_has_the_same_prompts_lengths_but_is_short() -> None:
     short = Scenario("s", 256, 128, 32, 32).warm_up()
     assert (short.prompt_tokens, short.output_tokens, short.num_requests, short.num_users) == (256, 16, 8, 8)
-    tiny = Scenario("s", 256, 4, 2, 1).warm_up()
+    tiny = Scenario("s", 256, 4, 2, 1, Lengths.SPREAD).warm_up()
     assert (tiny.output_tokens, tiny.num_requests, tiny.num_users) == (4, 1, 1)
+    assert tiny.lengths is Lengths.SPREAD

@@ -64,7 +64,7 @@ def test_arms_run_one_at_a_time_in_turn_and_all_get_the_same_prompts(model: Path
     fakes = FakeArms()
     made, notes = run(fakes, model, tmp_path, Plan((SHORT, LONG), 2, seed=5), "a", "b")
     assert fakes.journal == ["start a", "stop a", "start b", "stop b", "start a", "stop a"]
-    order = [(result.arm, result.round, result.scenario) for result in made.rounds]
+    order = [(result.configuration, result.round, result.scenario) for result in made.rounds]
     assert order == [
         *(("a", 1, "short"), ("a", 1, "long")),
         *(("b", 1, "short"), ("b", 1, "long"), ("b", 2, "short"), ("b", 2, "long")),
