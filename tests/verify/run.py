@@ -20,6 +20,7 @@ from tests.verify import (
     aws_post,
     batch_invariance,
     clients,
+    comparison_errors,
     differing_parameters,
     dynamic_equality,
     failures,
@@ -64,7 +65,7 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
-        *(instruction_sets, random_examples),
+        *(instruction_sets, random_examples, comparison_errors),
     )
 )
 

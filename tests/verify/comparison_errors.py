@@ -1,0 +1,37 @@
+"""How often `lmi compare` calls equal configurations different, and finds a true difference: on recorded rounds."""
+
+from __future__ import annotations
+
+from tests.container.compare.simulated import (
+    KINDS,
+    recorded_rounds,
+    share_different,
+    share_different_in_sequence,
+)
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 29
+TITLE = "lmi compare: at most 6.5 % of 1,000 comparisons of equal configurations are called different"
+
+_COMPARISONS = 1000
+_MAX_ERRORS = 0.065
+"""5 % is the design; 1,000 comparisons repeat to about 1.5 %."""
+_ROUNDS = (3, 5, 10)
+
+
+def verify(lab: Lab, report: Report) -> None:
+    for kind in KINDS:
+        count = len(recorded_rounds(kind))
+        report.require(count >= 40, f"{kind}: {count} rounds were recorded")
+        for num_rounds in _ROUNDS:
+            share = share_different(kind, num_rounds, _COMPARISONS)
+            report.require(share <= _MAX_ERRORS, f"{kind}, {num_rounds} rounds: {share:.1%} called different")
+            in_sequence = share_different_in_sequence(kind, num_rounds)
+            report.figure(f"of the rounds as they followed each other: {in_sequence:.1%}")
+    found = [share_different("dynamic", num_rounds, _COMPARISONS, speed=1.05) for num_rounds in _ROUNDS]
+    shares = ", ".join(f"{share:.1%} at {count}" for share, count in zip(found, _ROUNDS, strict=True))
+    report.require(found[0] < found[1] < found[2], f"a true difference of 5 % is found in {shares} rounds")
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
