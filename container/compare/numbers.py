@@ -11,13 +11,13 @@ NOTHING = "-"
 
 
 def number(value: float) -> str:
-    """About three significant digits: 0.0123, 1.23, 12.3, 123, 1234."""
+    """About three significant digits: 1.23e-06, 0.0123, 1.23, 12.3, 123, 1234, 1.23e+07."""
     if not math.isfinite(value):
         return NOTHING
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{value:.{max(0, min(digits, 6))}f}"
+    return f"{value:.{max(0, digits)}f}" if -4 < digits <= 6 else f"{value:.2e}"
 
 
 def seconds(value: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.container.compare.simulated import (
     KINDS,
+    comparisons,
+    consecutive,
     recorded_rounds,
     share_different,
-    share_different_in_sequence,
+    share_found,
 )
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -24,11 +26,11 @@ def verify(lab: Lab, report: Report) -> None:
         count = len(recorded_rounds(kind))
         report.require(count >= 40, f"{kind}: {count} rounds were recorded")
         for num_rounds in _ROUNDS:
-            share = share_different(kind, num_rounds, _COMPARISONS)
+            share = share_different(comparisons(kind, num_rounds, _COMPARISONS))
             report.require(share <= _MAX_ERRORS, f"{kind}, {num_rounds} rounds: {share:.1%} called different")
-            in_sequence = share_different_in_sequence(kind, num_rounds)
+            in_sequence = share_different(consecutive(kind, num_rounds))
             report.figure(f"of the rounds as they followed each other: {in_sequence:.1%}")
-    found = [share_different("dynamic", num_rounds, _COMPARISONS, speed=1.05) for num_rounds in _ROUNDS]
+    found = [share_found(comparisons("dynamic", count, _COMPARISONS, speed=1.05)) for count in _ROUNDS]
     shares = ", ".join(f"{share:.1%} at {count}" for share, count in zip(found, _ROUNDS, strict=True))
     report.require(found[0] < found[1] < found[2], f"a true difference of 5 % is found in {shares} rounds")
 

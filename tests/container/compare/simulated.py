@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from container.bench.figures import Figures, Spread
+from container.compare.interval import Ratio
 from container.compare.results import Comparison
-from container.compare.summary import MEASURES, ratio
+from container.compare.summary import MEASURES, Measure, ratio
 from tests.container.compare.made_up import SCENARIO, make_arm, make_comparison, make_figures, make_round
 
 NAMES = ("a", "b")
@@ -39,34 +42,48 @@ def simulate(rounds: list[Pair], speed: float = 1.0) -> Comparison:
 
 
 def _figures(values: dict[str, float], speed: float) -> Figures:
+    def spread(name: str) -> Spread:
+        return Spread(values[f"{name}_p50"] / speed, values[f"{name}_p90"] / speed, math.nan)
+
     rate = values["output_tokens_per_second"] * speed
-    times = {
-        name: Spread(values[f"{name}_p50"] / speed, values[f"{name}_p90"] / speed, math.nan)
-        for name in ("ttft", "gap", "latency")
-    }
-    return replace(make_figures(), output_tokens_per_second=rate, **times)
+    return replace(make_figures(rate), ttft=spread("ttft"), gap=spread("gap"), latency=spread("latency"))
 
 
-def share_different(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> float:
-    """The share of `count` simulated comparisons in which any measure is called different.
+def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> Iterator[Comparison]:
+    """Simulated ones, with rounds drawn from the recorded ones, each at most once in a comparison.
 
-    Rounds are drawn from the recorded ones, each at most once in a comparison; a coin decides which of a pair is `a`.
+    A coin decides which of a pair is `a`.
     """
     recorded, rng = recorded_rounds(kind), random.Random(num_rounds)
-    found = 0
     for _ in range(count):
         drawn = rng.sample(recorded, num_rounds)
-        found += any_difference(simulate([pair[:: rng.choice((1, -1))] for pair in drawn], speed))
-    return found / count
+        yield simulate([pair[:: rng.choice((1, -1))] for pair in drawn], speed)
 
 
-def share_different_in_sequence(kind: str, num_rounds: int) -> float:
-    """The same share over all runs of so many recorded rounds as they followed each other."""
+def consecutive(kind: str, num_rounds: int) -> Iterator[Comparison]:
+    """All runs of so many recorded rounds as they followed each other."""
     recorded = recorded_rounds(kind)
-    starts = range(len(recorded) - num_rounds + 1)
-    return sum(any_difference(simulate(recorded[at : at + num_rounds])) for at in starts) / len(starts)
+    for start in range(len(recorded) - num_rounds + 1):
+        yield simulate(recorded[start : start + num_rounds])
 
 
-def any_difference(comparison: Comparison) -> bool:
-    ratios = (ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES)
-    return any(one is not None and one.differs for one in ratios)
+def share_different(made: Iterable[Comparison]) -> float:
+    """The share of comparisons that call any measure different."""
+    return statistics.fmean(any(one.differs for one in _ratios(comparison).values()) for comparison in made)
+
+
+def share_found(made: Iterable[Comparison]) -> float:
+    """The share of comparisons that call `b` better in any measure, and worse in none."""
+    return statistics.fmean(_finds_b(_ratios(comparison)) for comparison in made)
+
+
+def _finds_b(ratios: dict[Measure, Ratio]) -> bool:
+    directions = {
+        (one.value > 1) == measure.higher_is_better for measure, one in ratios.items() if one.differs
+    }
+    return directions == {True}
+
+
+def _ratios(comparison: Comparison) -> dict[Measure, Ratio]:
+    made = {measure: ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES}
+    return {measure: one for measure, one in made.items() if one is not None}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from container.compare.interval import Ratio, ratio_of_rounds, t_quantile
-from tests.container.compare.simulated import KINDS, share_different
+from tests.container.compare.simulated import KINDS, comparisons, share_different, share_found
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,11 @@ def test_intervals_too_wide_for_a_number_are_unbounded() -> None:
 @pytest.mark.parametrize("num_rounds", [3, 10])
 def test_equal_configurations_are_seldom_called_different(kind: str, num_rounds: int) -> None:
     """Any measure counts; 5 % is the design. `make verify` does 1,000 comparisons."""
-    assert share_different(kind, num_rounds, count=100) <= 0.065
+    assert share_different(comparisons(kind, num_rounds, count=100)) <= 0.065
 
 
 def test_a_true_difference_of_5_per_cent_is_found_more_often_with_more_rounds() -> None:
-    found = [share_different("dynamic", num_rounds, count=60, speed=1.05) for num_rounds in (3, 5, 10)]
+    found = [
+        share_found(comparisons("dynamic", num_rounds, count=60, speed=1.05)) for num_rounds in (3, 5, 10)
+    ]
     assert found[0] < found[1] < found[2]

@@ -35,7 +35,10 @@ def row(table: Table, title: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.012345, "0.0123"), (1.2345, "1.23"), (12.345, "12.3"), (123.45, "123"), (1234.5, "1234"), (0.0, "0")],
+    [
+        *((0.012345, "0.0123"), (1.2345, "1.23"), (12.345, "12.3"), (123.45, "123"), (1234.5, "1234")),
+        *((0.0, "0"), (1.2345e-6, "1.23e-06"), (1.2345e7, "1.23e+07")),
+    ],
 )
 def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
     assert number(value) == text
