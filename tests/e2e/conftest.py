@@ -11,10 +11,22 @@ from tests.support.client import Answer, Client
 from tests.support.dynamic_server import dynamic_properties
 from tests.support.metrics import wait_metrics
 from tests.support.server import Server, properties_text
+from tests.support.tokenizers import save_gpt2
 
 SCHEDULER = "/admin/scheduler"
 ChangeLimits = Callable[..., Answer]
 """The fixture `limits`: what a PATCH with these fields is answered."""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with random weights and a tokenizer of its own: for tests that start several servers."""
+    from tests.support.tiny_models import save_llama  # imports torch
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    size = save_gpt2(folder, as_json=True)
+    save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0, max_position_embeddings=256)
+    return folder
 
 
 @pytest.fixture(scope="session")

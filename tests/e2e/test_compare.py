@@ -15,17 +15,17 @@ from tests.support import processes
 from tests.support.paths import child_environment
 from tests.support.server import properties_text
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = pytest.mark.e2e
 
 _MARK = "compare-test"
 _SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "4", "--rounds", "1")
 
 
-def start(folder: Path, bundled_model: Path, mark: str) -> subprocess.Popen[str]:
+def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
     """Configurations `paged` and `contiguous`, the report in `folder`."""
     for name, paged in (("paged", True), ("contiguous", False)):
         (folder / name).mkdir()
-        text = properties_text(bundled_model, paged_attention=paged, kv_cache_gb=0.25)
+        text = properties_text(tiny_model, paged_attention=paged, kv_cache_gb=0.05)
         (folder / name / "serving.properties").write_text(text)
     command = [sys.executable, "-m", "container", "compare", "paged", "contiguous", *_SMALL]
     return subprocess.Popen(
@@ -38,8 +38,8 @@ def start(folder: Path, bundled_model: Path, mark: str) -> subprocess.Popen[str]
     )
 
 
-def test_two_arms_are_served_measured_and_reported(bundled_model: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, bundled_model, f"{_MARK}-{tmp_path.name}")
+def test_two_arms_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}")
     output, _ = run.communicate(timeout=180)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
@@ -64,10 +64,10 @@ def test_two_arms_are_served_measured_and_reported(bundled_model: Path, tmp_path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_running_however_it_ends(
-    bundled_model: Path, tmp_path: Path, number: signal.Signals
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     mark = f"{_MARK}-{tmp_path.name}"
-    run = start(tmp_path, bundled_model, mark)
+    run = start(tmp_path, tiny_model, mark)
     deadline = time.monotonic() + 60.0
     # The comparison itself, `lmi serve`, and what that starts.
     while len(seen := processes.marked(mark)) < 4 and time.monotonic() < deadline:

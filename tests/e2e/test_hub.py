@@ -57,8 +57,4 @@ def test_a_hub_id_is_served_and_served_again_without_the_hub(
     assert "serving the copy" in again.log()
     assert again.log().count("converting the tokenizer") == 0
     again.stop()
-    local = start_server(PROPERTIES.replace(ID, str(tmp_path / "v1")), environment=environment)
-    assert answer(local) == text
-    local.stop()
-    assert not (tmp_path / "v1" / "tokenizer.json").exists()
     assert not (tmp_path / "home").exists()

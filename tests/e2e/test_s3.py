@@ -12,25 +12,14 @@ from tests.support.faulty_proxy import answer, faulty_proxy, listing
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seaweed import Seaweed, credentials
 from tests.support.server import Server, properties_text
-from tests.support.tokenizers import save_gpt2
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    from tests.support.tiny_models import save_llama  # imports torch
-
-    folder = tmp_path / "model"
-    size = save_gpt2(folder)
-    save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0)
-    return folder
-
-
 def test_a_model_in_s3_is_served_and_served_again_without_fetching(
-    seaweed: Seaweed, model: Path, tmp_path: Path
+    seaweed: Seaweed, tiny_model: Path, tmp_path: Path
 ) -> None:
-    seaweed.upload(model, "served", "tiny/")
+    seaweed.upload(tiny_model, "served", "tiny/")
     text = properties_text("s3://served/tiny/")
     body = {"inputs": "the quick brown fox", "parameters": {"max_new_tokens": 12}}
     with faulty_proxy(seaweed.url) as proxy:
@@ -44,7 +33,7 @@ def test_a_model_in_s3_is_served_and_served_again_without_fetching(
                 assert reply.status == 200
                 answers.append(reply.json()["generated_text"])
             fetched.append(proxy.object_bytes)
-    assert fetched == [sum(path.stat().st_size for path in model.iterdir()), 0]
+    assert fetched == [sum(path.stat().st_size for path in tiny_model.iterdir()), 0]
     assert answers[0] == answers[1] != ""
 
 

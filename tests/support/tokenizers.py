@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SENTENCES = [
     "hello world, the quick brown fox jumps over the lazy dog",
@@ -27,8 +27,11 @@ def _byte_letters() -> dict[int, str]:
 BYTE_LETTERS = _byte_letters()
 
 
-def save_gpt2(folder: Path, vocab_size: int = 400) -> int:
-    """vocab.json, merges.txt and what names their kind; `<|endoftext|>` is id 0. Returns the number of entries."""
+def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> int:
+    """Save vocab.json, merges.txt and what names their kind; `<|endoftext|>` is id 0. Return the number of entries.
+
+    as_json: save tokenizer.json too, so that nothing has to be converted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,6 +43,9 @@ def save_gpt2(folder: Path, vocab_size: int = 400) -> int:
     )
     tokenizer.train_from_iterator(SENTENCES * 5, trainer)
     tokenizer.model.save(str(folder))
+    if as_json:
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(folder / "tokenizer.json"))
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     config = {"tokenizer_class": "GPT2Tokenizer", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
