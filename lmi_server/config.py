@@ -53,7 +53,7 @@ class EngineOptions:
     tensor_parallel_degree: int | str = "max"
     """Ranks, or `max`: all GPUs, 1 on a CPU."""
     rolling_batch: str = "auto"
-    """`auto` or `lmi-dist`: the rolling-batch engine."""
+    """`disable`: dynamic batching; every other value: rolling batching."""
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
     max_num_batched_tokens: int | None = None

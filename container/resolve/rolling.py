@@ -89,8 +89,8 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
         remote = " (option.trust_remote_code=true allows no code of its own here)"
         raise CannotServe(
             f"engine=MPI does not know the architecture {architecture}"
-            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python serves whatever"
-            " transformers can generate with"
+            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python with"
+            " option.rolling_batch=disable serves whatever transformers can generate with"
         )
     try:
         model = ModelConfig.from_folder(path)

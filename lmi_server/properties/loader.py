@@ -17,9 +17,9 @@ from lmi_server.properties.environment import Rank, Setting
 from lmi_server.properties.kinds import BadValueError, Scalar
 from lmi_server.properties.names import nearest_name
 from lmi_server.properties.option import Option, Status, build_config, show
+from lmi_server.properties.option_value import OptionValue
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.problems import Problem, PropertiesError, Source, shown
-from lmi_server.properties.rules import Chosen
 
 FILE_NAME = "serving.properties"
 
@@ -53,7 +53,7 @@ class Examination:
     file: Path
     folder: Path
     entries: tuple[grammar.Entry, ...] = ()
-    chosen: dict[str, Chosen] = field(default_factory=dict)
+    values: dict[str, OptionValue] = field(default_factory=dict)
     """By option name: the value that counts."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -85,14 +85,14 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     settings = _file_settings(found) + from_environment.settings
     _choose(_known(settings, found, lenient), found)
     _require_model(found)
-    verdict = rules.apply(found.chosen)
+    verdict = rules.apply(found.values)
     found.problems += verdict.problems
     found.notes += verdict.notes
     _note_effectless(found)
     _warn_of_second_model(settings, found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
-        values = {item.option.target: item.value for item in found.chosen.values() if item.option.target}
+        values = {item.option.target: item.value for item in found.values.values() if item.option.target}
         config = build_config({**values, "engine": verdict.engine}, str(found.folder))
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
@@ -173,7 +173,7 @@ def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
         value = _parse(option, winner, text, found)
         if value is not None:
             given = shown(winner.key, text, option.secret)
-            found.chosen[name] = Chosen(option, value, given, winner.source, winner.key)
+            found.values[name] = OptionValue(option, value, given, winner.source, winner.key)
 
 
 def _trimmed(option: Option, setting: Setting) -> str:
@@ -221,18 +221,18 @@ def _parse(option: Option, setting: Setting, text: str, found: Examination) -> S
 
 def _note_effectless(found: Examination) -> None:
     bad = {str(problem.source) for problem in found.problems}
-    for item in found.chosen.values():
+    for item in found.values.values():
         if item.option.status not in (Status.REFUSED, Status.NO_EFFECT) or item.place in bad:
             continue
         reason = item.option.reason
         if item.option.status is Status.REFUSED:
             reason = "it is what this server does anyway"
-        found.notes.append(f"{item.place}: {item.written}={item.text}: accepted without effect: {reason}")
+        found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
 
 
 def _require_model(found: Examination) -> None:
     """A folder with nothing in it and no word of a model is a mistake in PATH."""
-    if found.file.exists() or found.problems or "option.model_id" in found.chosen:
+    if found.file.exists() or found.problems or "option.model_id" in found.values:
         return
     if not (found.folder / "config.json").exists():
         reason = (
@@ -244,7 +244,7 @@ def _require_model(found: Examination) -> None:
 
 def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
     """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
-    model = found.chosen.get("option.model_id")
+    model = found.values.get("option.model_id")
     if model is None or not (found.folder / "config.json").exists():
         return
     if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
@@ -258,12 +258,12 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
     """Every option that works, with defaults, and every other one that was given; in the table's order."""
     values = []
     for option in OPTIONS:
-        item = found.chosen.get(option.name)
-        if item is not None:
+        item = found.values.get(option.name)
+        if option.name == "engine":
+            values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
+        elif item is not None:
             text = item.text if option.secret else show(item.value)
             values.append(EffectiveValue(option.name, text, item.place, _note(option)))
-        elif option.name == "engine":
-            values.append(EffectiveValue("engine", config.engine, verdict.engine_source or "default"))
         elif option.status is Status.WORKS and option.engine in ("any", config.engine):
             values.append(EffectiveValue(option.name, show(option.default), "default"))
     return tuple(values)

@@ -19,7 +19,7 @@ from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
 from lmi_server.properties.options_server import SERVER_KNOWN
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
-_OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto or lmi-dist"
+_OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto"
 _CHAT_FORMAT = "chat requests get OpenAI's shapes without it; leave the line out"
 _ENGINES_NOT_DONE = {
     "DeepSpeed": "DeepSpeed is not part of this server; write engine=MPI",
@@ -40,8 +40,10 @@ _FORMATS_NOT_READ = (
 SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "engine",
-        Choice(("MPI", "Python"), refused=_ENGINES_NOT_DONE, any_case=False),
-        "MPI schedules every step anew (rolling batch); Python batches whole requests (dynamic batching).",
+        Choice(("MPI", "Python", "Rolling"), refused=_ENGINES_NOT_DONE, any_case=False),
+        "MPI schedules every step anew (rolling batching); Python batches whole requests (dynamic batching). As in"
+        " files for today's LMI, Rolling means MPI, and so does Python with option.rolling_batch (but for disable) or"
+        " option.async_mode=true.",
         target="engine",
         example="MPI",
     ),
@@ -131,15 +133,22 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.rolling_batch",
         Choice(
-            ("auto", "lmi-dist", "disable"),
-            refused=dict.fromkeys(
-                ("vllm", "scheduler", "trtllm", "deepspeed", "neuron", "transformers-neuronx"), _OTHER_ROLLING
-            ),
+            ("auto", "vllm", "lmi-dist", "scheduler", "trtllm", "disable"),
+            refused=dict.fromkeys(("deepspeed", "neuron", "transformers-neuronx"), _OTHER_ROLLING),
         ),
-        "Rolling batching: auto and lmi-dist are this server's own engine; disable goes with engine=Python.",
+        "disable means dynamic batching; every other value means rolling batching by this server's own engine, under"
+        " engine=Python too.",
         target="options.rolling_batch",
         engine="MPI",
         example="auto",
+    ),
+    Option(
+        "option.async_mode",
+        Bool(),
+        "true means rolling batching, under engine=Python too, and beside option.rolling_batch=disable. Answers have"
+        " the form of rolling batching.",
+        lmi_default="false",
+        example="true",
     ),
     *SCHEDULER_OPTIONS,
     Option(

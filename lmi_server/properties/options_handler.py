@@ -57,14 +57,6 @@ HANDLER_KNOWN: tuple[Option, ...] = (
         help="One process a rank under mpirun.",
         lmi_default="true with engine=MPI",
     ),
-    refused(
-        "option.async_mode",
-        Bool(),
-        "the engine is asynchronous in itself; LMI's async replies have another form",
-        False,
-        help="asyncio handler.",
-        lmi_default="false",
-    ),
     ignored(
         "option.parallel_loading",
         Bool(),

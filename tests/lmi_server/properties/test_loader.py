@@ -80,10 +80,10 @@ def test_lenient_only_warns_of_unknown_keys(tmp_path: Path) -> None:
         ("throttle_error_http_code=200", "an integer from 400 to 599"),
         ("option.model_id=", "a local folder"),
         ("option.dtype=int8", "auto, fp32, fp16 or bf16"),
-        ("engine=DeepSpeed", "MPI or Python"),
-        ("engine=mpi", "MPI or Python"),
+        ("engine=DeepSpeed", "MPI, Python or Rolling"),
+        ("engine=mpi", "MPI, Python or Rolling"),
         ("option.output_formatter=json_chat", "json, jsonlines or sse"),
-        ("option.rolling_batch=vllm", "auto, lmi-dist or disable"),
+        ("option.rolling_batch=neuron", "auto, vllm, lmi-dist, scheduler, trtllm or disable"),
         ("option.load_format=pt", "auto or dummy (also safetensors)"),
         ("option.load_format=dumy", "auto or dummy (also safetensors)"),
     ],
@@ -194,9 +194,6 @@ def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: 
         ("option.tensor_parallel_degree=2\noption.tensor_parallel_size=4\n", "which is 2"),
         ("option.tensor_parallel_size=4\n", "which is max, its default"),
         ("option.max_num_seqs=64\n", "which is 32, its default"),
-        ("engine=MPI\nbatch_size=4\n", "belongs to engine=Python"),
-        ("engine=MPI\noption.rolling_batch=disable\n", "write engine=Python"),
-        ("engine=Python\noption.rolling_batch=lmi-dist\n", "served by engine=MPI"),
         ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
         ("engine=Python\noption.load_format=dummy\n", "random weights are made by engine=MPI"),
         (
@@ -216,23 +213,6 @@ def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, 
 def test_equal_back_end_names_are_accepted(tmp_path: Path) -> None:
     text = "option.tensor_parallel_degree=2\noption.tensor_parallel_size=2\n"
     assert load_text(tmp_path, text).config.options.tensor_parallel_degree == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "engine", "source"),
-    [
-        ("", "MPI", "default"),
-        ("batch_size=1\n", "MPI", "default"),
-        ("max_dynamic_batch_size=4\n", "Python", "inferred from max_dynamic_batch_size=4"),
-        ("option.rolling_batch=disable\n", "Python", "inferred from option.rolling_batch=disable"),
-    ],
-)
-def test_the_engine_is_inferred_where_no_key_says_it(
-    tmp_path: Path, text: str, engine: str, source: str
-) -> None:
-    loaded = load_text(tmp_path, text)
-    assert loaded.config.engine == engine
-    assert next(value.source for value in loaded.values if value.key == "engine") == source
 
 
 def test_values_name_their_source(tmp_path: Path) -> None:
