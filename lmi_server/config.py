@@ -67,6 +67,7 @@ class EngineOptions:
     max_queued_tokens: int | None = None
     step_trace: str | None = None
     batch_invariant: bool = False
+    enforce_eager: bool = False
     paged_attention: bool = True
     enable_prefix_caching: bool | None = None
     block_size: int | None = None

@@ -75,6 +75,7 @@ def resolve(
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
             batch_invariant=_batch_invariant(options, device),
+            enforce_eager=options.enforce_eager,
         ),
         cache=cache,
         scheduler=_scheduler(options, device, made),

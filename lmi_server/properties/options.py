@@ -1,7 +1,8 @@
 """THE table: one row for each key. Those that this server acts on stand here, and in `options_scheduler.py`.
 
-Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py` and
-`options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing.
+Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py`,
+`options_backend.py` and `options_vllm.py`: refused with the reason, or accepted with a note where ignoring the value
+changes nothing.
 A key moves here when it is built.
 
 From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
@@ -17,6 +18,7 @@ from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
 from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
 from lmi_server.properties.options_server import SERVER_KNOWN
+from lmi_server.properties.options_vllm import VLLM_KNOWN
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
 _OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto"
@@ -115,6 +117,8 @@ SERVED_OPTIONS: tuple[Option, ...] = (
                 "float32": "fp32",
                 "float16": "fp16",
                 "bfloat16": "bf16",
+                "float": "fp32",
+                "half": "fp16",
             },
             refused=dict.fromkeys(("int8", "fp8", "int4"), "no quantised weights yet"),
         ),
@@ -217,7 +221,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN
+OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN + VLLM_KNOWN
 
 
 def by_name() -> dict[str, Option]:

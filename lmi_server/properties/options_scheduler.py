@@ -103,6 +103,14 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
         example="true",
     ),
     _option(
+        "option.enforce_eager",
+        Bool(),
+        "true launches the kernels of a decode one by one; without it decodes are replayed as CUDA graphs. On a CPU"
+        " there are none.",
+        target="options.enforce_eager",
+        example="true",
+    ),
+    _option(
         "option.paged_attention",
         Bool(),
         "true hands KV blocks out as tokens come; false takes one consecutive run at admission.",

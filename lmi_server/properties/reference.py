@@ -119,7 +119,7 @@ def _section(option: Option) -> str:
 
 def _known_row(option: Option) -> str:
     if option.status is Status.NO_EFFECT:
-        accepted = "any value"
+        accepted = option.kind.accepted
     else:
         words = [f"`{show(value)}`" for value in option.neutral]
         words += [f"`{option.neutral_prefix}...`"] if option.neutral_prefix else []

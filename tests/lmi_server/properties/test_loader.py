@@ -42,7 +42,7 @@ def the_problem(folder: Path, text: str, environ: dict[str, str] | None = None) 
         ("option.batch_size", "batch_size"),
         ("option.entrypoint", "option.entryPoint"),
         ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
-        ("option.enable_lora_adapters", "option.enable_lora"),
+        ("option.enable_loras", "option.enable_lora"),
         ("quite.another.thing", ""),
     ],
 )
@@ -127,7 +127,6 @@ def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path,
         "option.max_num_seqs=32",
         "option.swap_space=0",
         "option.cpu_offload_gb=0",
-        "option.enforce_eager=true",
     ],
 )
 def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_path: Path, line: str) -> None:
