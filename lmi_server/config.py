@@ -6,9 +6,11 @@ and makes an `engines.config.EngineConfig` and a `WebConfig` of it. Defaults liv
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,14 @@ class ModelSource:
     trust_remote_code: bool = False
     load_format: str = "auto"
     """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough; engine=MPI only."""
+
+    @property
+    def local_path(self) -> Path:
+        """`model_id` as a path on this machine; a relative one starts at the folder of serving.properties."""
+        path = Path(self.model_id or ".")
+        with contextlib.suppress(RuntimeError):  # `~somebody` who is not known here
+            path = path.expanduser()
+        return (Path(self.model_dir) / path).resolve()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,11 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
     return found
 
 
+def is_lenient(environ: Mapping[str, str]) -> bool:
+    """`LMI_LENIENT=true`: `--lenient` for platforms that pass no arguments but `serve`."""
+    return environ.get("LMI_LENIENT", "").strip().lower() == "true"
+
+
 def variables_of(key: str) -> tuple[str, ...]:
     """The environment variables that stand for a key, the strongest first."""
     if key.startswith("option."):

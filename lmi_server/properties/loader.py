@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmi_server.config import LmiConfig
+from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
 from lmi_server.properties.environment import Rank, Setting
+from lmi_server.properties.folder_files import unused_files
 from lmi_server.properties.kinds import BadValueError, Scalar
 from lmi_server.properties.names import nearest_name
 from lmi_server.properties.option import Option, Status, build_config, show
@@ -66,7 +67,7 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
     """Read a folder with a serving.properties (or such a file) and the environment.
 
     A folder without the file is fine where the environment names a model or the folder holds one.
-    `lenient` makes warnings of unknown keys.
+    `lenient`, or LMI_LENIENT=true, makes warnings of unknown keys and of files that are not used.
 
     Raises: PropertiesError with every problem found.
     """
@@ -83,8 +84,14 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems += from_environment.problems
     found.notes += from_environment.notes
     settings = _file_settings(found) + from_environment.settings
-    _choose(_known(settings, found, lenient), found)
+    known, unknown = _known(settings)
+    _choose(known, found)
     _require_model(found)
+    ignorable = [*unknown, *unused_files(_model_folders(found))]
+    if lenient or environment.is_lenient(environ):
+        found.warnings += [f"{problem}; ignored" for problem in ignorable]
+    else:
+        found.problems += ignorable
     verdict = rules.apply(found.values)
     found.problems += verdict.problems
     found.notes += verdict.notes
@@ -131,10 +138,11 @@ def _file_settings(found: Examination) -> list[Setting]:
     ]
 
 
-def _known(settings: list[Setting], found: Examination, lenient: bool) -> dict[str, list[Setting]]:
-    """Settings by option name; the unknown ones are reported."""
+def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Problem]]:
+    """Settings by option name, and a problem for each that is of no option."""
     known = by_name()
     result: dict[str, list[Setting]] = {}
+    unknown = []
     for setting in settings:
         option = known.get(setting.key)
         if option is not None:
@@ -142,12 +150,8 @@ def _known(settings: list[Setting], found: Examination, lenient: bool) -> dict[s
             continue
         near = nearest_name(setting.key, known, setting.source.variable)
         given = shown(setting.key, setting.text)
-        problem = Problem(setting.source, setting.key, given, "unknown key", nearest=near)
-        if lenient:
-            found.warnings.append(f"{problem}; ignored")
-        else:
-            found.problems.append(problem)
-    return result
+        unknown.append(Problem(setting.source, setting.key, given, "unknown key", nearest=near))
+    return result, unknown
 
 
 def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
@@ -240,6 +244,13 @@ def _require_model(found: Examination) -> None:
             " OPTION_MODEL_ID names one"
         )
         found.problems.append(Problem(Source(str(found.folder)), "", "", reason))
+
+
+def _model_folders(found: Examination) -> list[Path]:
+    """The folder of the file, and the model's where that is another one on this machine."""
+    model = found.values.get("option.model_id")
+    folder = ModelSource(str(model.value) if model else None, str(found.folder)).local_path
+    return [found.folder] if folder == found.folder.resolve() else [found.folder, folder]
 
 
 def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:

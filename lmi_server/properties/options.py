@@ -12,7 +12,7 @@ with a docstring in its owner's class there, and a row here.
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place, Text
 from lmi_server.properties.option import Option
 from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
@@ -75,7 +75,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "option.model_id",
-        Text("a local folder, a hub id or an s3:// address"),
+        Place("a local folder, a hub id or an s3:// address"),
         "Where the model is; without it, the folder of serving.properties.",
         target="source.model_id",
         aliases=("option.s3url",),

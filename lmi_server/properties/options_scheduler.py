@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place
 from lmi_server.properties.option import Option
 
 _option = partial(Option, engine="MPI")
@@ -87,7 +87,7 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "option.step_trace",
-        Text("a path that ends in .jsonl"),
+        Place("a path that ends in .jsonl"),
         "File to which every step is written as a line of JSON: arrivals, plan, durations.",
         target="options.step_trace",
         example="steps.jsonl",

@@ -55,12 +55,21 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(
     assert problem.nearest == nearest
 
 
-def test_lenient_only_warns_of_unknown_keys(tmp_path: Path) -> None:
-    loaded = load_text(tmp_path, "option.dtpye=fp16\n", lenient=True)
+@pytest.mark.parametrize(
+    ("lenient", "environ"),
+    [(True, {}), (False, {"LMI_LENIENT": "true"}), (False, {"LMI_LENIENT": " True"})],
+)
+def test_lenient_only_warns_of_unknown_keys(tmp_path: Path, lenient: bool, environ: dict[str, str]) -> None:
+    loaded = load_text(tmp_path, "option.dtpye=fp16\n", environ, lenient=lenient)
     assert loaded.config.options.dtype == "auto"
     [warning] = loaded.warnings
     assert "option.dtpye" in warning
     assert "did you mean option.dtype?" in warning
+
+
+@pytest.mark.parametrize("value", ["false", "", "1"])
+def test_other_values_of_lmi_lenient_change_nothing(tmp_path: Path, value: str) -> None:
+    assert the_problem(tmp_path, "option.dtpye=fp16\n", {"LMI_LENIENT": value}).reason == "unknown key"
 
 
 @pytest.mark.parametrize(
@@ -135,6 +144,23 @@ def test_a_known_key_whose_value_changes_nothing_is_accepted_with_a_note(tmp_pat
     assert line in note
     assert "accepted without effect" in note
     assert loaded.config == load_text(tmp_path, "engine=MPI\n").config
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("a\\u0000b", "holds a control character"),
+        ("a\\ud800b", "surrogate"),
+        ("models/" + "a" * 256, "holds a name of more than 255 bytes"),
+    ],
+)
+def test_what_can_be_no_path_is_refused(tmp_path: Path, value: str, reason: str) -> None:
+    assert reason in the_problem(tmp_path, f"option.model_id={value}\n").reason
+
+
+def test_an_unknown_home_is_no_stack_trace(tmp_path: Path) -> None:
+    source = load_text(tmp_path, "option.model_id=~nobody-of-this-name/model\n").config.source
+    assert source.local_path == tmp_path.resolve() / "~nobody-of-this-name" / "model"
 
 
 def test_all_problems_are_reported_in_order(tmp_path: Path) -> None:
