@@ -10,6 +10,7 @@ import click
 
 from container import check as checking
 from container import launch, machine, model_files
+from container.launch import BadVariable
 from container.model_files import ModelNotAvailable
 from container.mpi import NoMpiRun
 from container.prepare import BUNDLED_MODEL
@@ -89,7 +90,7 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
         options = ServeOptions(_path(path), host, chosen, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
-    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, ValueError) as error:
+    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         _fail(error)
 
 
