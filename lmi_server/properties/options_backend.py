@@ -105,11 +105,10 @@ BACKEND_KNOWN: tuple[Option, ...] = (
         help="Form of message contents.",
         lmi_default="auto",
     ),
-    refused(
+    ignored(
         "option.served_model_name",
         _TEXT,
-        "the model is called lmi; requests may use any name",
-        "lmi",
+        "requests may use any name and get it back; /v1/models lists lmi",
         help="Model name in replies.",
         lmi_default="lmi",
     ),

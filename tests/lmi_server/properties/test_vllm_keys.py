@@ -64,6 +64,7 @@ def test_every_engine_argument_of_vllm_is_known() -> None:
     "line",
     [
         "option.seed=42",
+        "option.served_model_name=my-model",
         "option.max_logprobs=20",
         'option.limit_mm_per_prompt={"image": 0}',
         "option.enable_expert_parallel=true",
