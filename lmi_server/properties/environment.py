@@ -85,6 +85,7 @@ ENV_NAMES: tuple[EnvName, ...] = (
     EnvName("PIPELINE_PARALLEL_DEGREE", "option.pipeline_parallel_degree", Rank.PLAIN),
     EnvName("PREDICT_TIMEOUT", "option.predict_timeout", Rank.PLAIN),
     EnvName("MODEL_LOADING_TIMEOUT", "option.model_loading_timeout", Rank.PLAIN),
+    EnvName("DJL_ENTRY_POINT", "option.entryPoint", Rank.PLAIN),
     EnvName("SM_NUM_GPUS", "option.tensor_parallel_degree", Rank.PLAIN_ALIAS, _unless_zero),
     EnvName("SERVING_MIN_WORKERS", "minWorkers", Rank.SERVING),
     EnvName("SERVING_MAX_WORKERS", "maxWorkers", Rank.SERVING),
@@ -97,6 +98,7 @@ _NOT_KEYS = {
     "SERVING_FAIL_FAST": "a model that fails always ends the server",
     "SERVING_HEALTH_CHECK_OVERRIDE": "/ping follows the engine's progress",
     "SERVING_PROMETHEUS": "/metrics is always there",
+    "SERVING_OPTS": "there is no Java virtual machine here",
     "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
 }
 # What Kubernetes injects for a service that happens to be called `serving`.
