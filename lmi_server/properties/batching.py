@@ -58,7 +58,7 @@ def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
 def _dynamic_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
     """The keys that ask for dynamic batching, `engine` apart."""
     size, batch = values.get("batch_size"), values.get("option.rolling_batch")
-    # LMI's asynchronous handler is values by rolling_batch=disable and async_mode=true together.
+    # LMI's asynchronous handler is asked for by rolling_batch=disable and async_mode=true together.
     disabled = batch if batch and batch.value == "disable" and _async_mode(values) is None else None
     candidates = (size if size and size.value != 1 else None, disabled)
     return [item for item in candidates if item is not None]
