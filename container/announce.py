@@ -12,11 +12,14 @@ _QUESTION = "What is the capital of France?"
 
 
 def has_chat_template(model_path: Path) -> bool:
-    """Whether the model's folder brings a chat template."""
+    """Whether the model's folder brings a chat template. Of a file that is no JSON the web server reports."""
     if (model_path / "chat_template.jinja").is_file():
         return True
     config = model_path / "tokenizer_config.json"
-    return config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    try:
+        return config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
 
 
 def curl_line(port: int, chat: bool) -> str:

@@ -184,9 +184,9 @@ def _explanation(entry: Entry, option: Option | None, found: Examination) -> str
     again = [other.line for other in found.entries if other.key == entry.key and other.line > entry.line]
     if again:
         return f"{alias}not used: line {again[-1]} gives the key again"
-    chosen = found.chosen.get(option.name)
-    if chosen is not None and chosen.source.line != entry.line:
-        return f"{alias}not used: {chosen.place} comes first"
+    counts = found.values.get(option.name)
+    if counts is not None and counts.source.line != entry.line:
+        return f"{alias}not used: {counts.place} comes first"
     effect = {
         Status.WORKS: "",
         Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",

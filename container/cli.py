@@ -10,6 +10,7 @@ import click
 
 from container import check as checking
 from container import launch, machine, model_files
+from container.launch import BadVariable
 from container.model_files import ModelNotAvailable
 from container.mpi import NoMpiRun
 from container.prepare import BUNDLED_MODEL
@@ -60,6 +61,11 @@ def _path(given: str | None) -> Path:
     return Path(given or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
 
 
+_lenient = click.option(
+    "--lenient",
+    is_flag=True,
+    help="Warn of unknown keys and of files that are not used instead of refusing them; also LMI_LENIENT=true.",
+)
 _PATH_HELP = (
     "PATH is a folder with a serving.properties, or such a file; "
     f"without it LMI_MODEL_DIR, else {_DEFAULT_PATH}."
@@ -70,7 +76,7 @@ _PATH_HELP = (
 @click.argument("path", required=False)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; else SAGEMAKER_BIND_TO_PORT, else 8080.")
-@click.option("--lenient", is_flag=True, help="Warn of unknown keys instead of refusing them.")
+@_lenient
 @click.option(
     "--allow-remote-code",
     is_flag=True,
@@ -84,13 +90,13 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
         options = ServeOptions(_path(path), host, chosen, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
-    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, ValueError) as error:
+    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         _fail(error)
 
 
 @main.command(epilog=_PATH_HELP)
 @click.argument("path", required=False)
-@click.option("--lenient", is_flag=True, help="Warn of unknown keys instead of refusing them.")
+@_lenient
 def check(path: str | None, lenient: bool) -> None:
     """Print every effective value of PATH, where it comes from, and whether it can be served here.
 

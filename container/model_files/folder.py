@@ -10,12 +10,6 @@ from container.model_files.remote import RemoteFile, Snapshot
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
-
-def _local_path(source: ModelSource) -> Path:
-    """`option.model_id` as a path; a relative one starts at the folder of serving.properties."""
-    return (Path(source.model_dir) / Path(source.model_id or ".").expanduser()).resolve()
-
-
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
@@ -48,17 +42,17 @@ class LocalFolder:
     def owns(self, source: ModelSource) -> bool:
         if source.model_id is None or source.model_id.startswith(("/", "~", "./", "../")):
             return True
-        return "://" not in source.model_id and _local_path(source).exists()
+        return "://" not in source.model_id and source.local_path.exists()
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        folder = _local_path(source)
+        folder = source.local_path
         return folder if (folder / "config.json").is_file() else None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
         if folder is not None:
             return folder
-        folder = _local_path(source)
+        folder = source.local_path
         if not folder.exists():
             raise ModelNotAvailable(f"the model folder {folder} does not exist (option.model_id)")
         if not folder.is_dir():

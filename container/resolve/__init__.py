@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.machine import Machine
-from container.resolve import dynamic, rolling
+from container.resolve import dynamic, rolling, shared_memory
 from container.resolve.decisions import CannotServe, Decisions, Resolved
 from lmi_server.config import LmiConfig
 
@@ -17,9 +17,11 @@ __all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
 
 def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     """What stands against serving this configuration here, as far as it shows without the model's files."""
-    if config.engine == "MPI":
-        return rolling.obstacles(config.options, machine)
-    return dynamic.obstacles(config.options, machine)
+    engine = rolling if config.engine == "MPI" else dynamic
+    degree = config.options.tensor_parallel_degree
+    ranks = degree if config.engine == "MPI" and isinstance(degree, int) else 1
+    lack = shared_memory.shortage(ranks, machine)
+    return (*engine.obstacles(config.options, machine), *([lack] if lack else []))
 
 
 def resolve(
@@ -37,6 +39,8 @@ def resolve(
         made.notes.append(machine.note)
     if config.engine == "MPI":
         engine, capacity = rolling.resolve(config, model_path, machine, made)
+        if lack := shared_memory.shortage(engine.parallel.tp_size, machine):
+            raise CannotServe(lack)
         return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)
     dynamic_engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
     return Resolved(dynamic_engine, tuple(made.notes), made.origins, made.values, None)

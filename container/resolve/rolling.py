@@ -75,6 +75,7 @@ def resolve(
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
             batch_invariant=_batch_invariant(options, device),
+            enforce_eager=options.enforce_eager,
         ),
         cache=cache,
         scheduler=_scheduler(options, device, made),
@@ -89,8 +90,8 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
         remote = " (option.trust_remote_code=true allows no code of its own here)"
         raise CannotServe(
             f"engine=MPI does not know the architecture {architecture}"
-            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python serves whatever"
-            " transformers can generate with"
+            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python with"
+            " option.rolling_batch=disable serves whatever transformers can generate with"
         )
     try:
         model = ModelConfig.from_folder(path)

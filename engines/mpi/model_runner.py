@@ -99,7 +99,7 @@ class ModelRunner:
         if isinstance(self._steps, GpuSteps) and on_gpu:
             rehearse(step, self._steps, config.cache.block_size)
         rehearsed = time.perf_counter()
-        if isinstance(self._steps, GpuSteps):
+        if isinstance(self._steps, GpuSteps) and not config.parallel.enforce_eager:
             self._steps.capture(batch_sizes(step.num_decodes))
         seconds = {
             "weights": loaded - started,
@@ -178,7 +178,7 @@ class ModelRunner:
                 runner.capture([step.num_decodes])
 
         computing = memory.measure_peak(self._device, compute)
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or config.parallel.enforce_eager:
             return computing
         # Graphs keep theirs while other steps compute.
         return computing + memory.measure_peak(self._device, capture)

@@ -85,6 +85,7 @@ ENV_NAMES: tuple[EnvName, ...] = (
     EnvName("PIPELINE_PARALLEL_DEGREE", "option.pipeline_parallel_degree", Rank.PLAIN),
     EnvName("PREDICT_TIMEOUT", "option.predict_timeout", Rank.PLAIN),
     EnvName("MODEL_LOADING_TIMEOUT", "option.model_loading_timeout", Rank.PLAIN),
+    EnvName("DJL_ENTRY_POINT", "option.entryPoint", Rank.PLAIN),
     EnvName("SM_NUM_GPUS", "option.tensor_parallel_degree", Rank.PLAIN_ALIAS, _unless_zero),
     EnvName("SERVING_MIN_WORKERS", "minWorkers", Rank.SERVING),
     EnvName("SERVING_MAX_WORKERS", "maxWorkers", Rank.SERVING),
@@ -97,6 +98,7 @@ _NOT_KEYS = {
     "SERVING_FAIL_FAST": "a model that fails always ends the server",
     "SERVING_HEALTH_CHECK_OVERRIDE": "/ping follows the engine's progress",
     "SERVING_PROMETHEUS": "/metrics is always there",
+    "SERVING_OPTS": "there is no Java virtual machine here",
     "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
 }
 # What Kubernetes injects for a service that happens to be called `serving`.
@@ -142,6 +144,11 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
             key = variable.removeprefix("SERVING_").lower()
             found.settings.append(Setting(key, text, source, Rank.SERVING))
     return found
+
+
+def is_lenient(environ: Mapping[str, str]) -> bool:
+    """`LMI_LENIENT=true`: `--lenient` for platforms that pass no arguments but `serve`."""
+    return environ.get("LMI_LENIENT", "").strip().lower() == "true"
 
 
 def variables_of(key: str) -> tuple[str, ...]:

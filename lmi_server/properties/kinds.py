@@ -46,6 +46,29 @@ class Text:
         return text
 
 
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on every file system that a model may be on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, or what may be one. Blanks stay, as in `Text`."""
+
+    accepted: str
+    keeps_blanks: bool = True
+
+    def parse(self, text: str) -> Scalar:
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:
+            raise BadValueError("holds half of a surrogate pair") from None
+        if any(byte < 32 or byte == 127 for byte in encoded):
+            raise BadValueError("holds a control character")
+        if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
+            raise BadValueError(f"holds a name of more than {_LONGEST_NAME} bytes")
+        return text
+
+
 @dataclass(frozen=True, slots=True)
 class Bool:
     """`true` or `false` in any case. Java reads all but `true` as false; here the rest is refused."""

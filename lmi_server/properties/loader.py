@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmi_server.config import LmiConfig
+from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
 from lmi_server.properties.environment import Rank, Setting
+from lmi_server.properties.folder_files import unused_files
 from lmi_server.properties.kinds import BadValueError, Scalar
 from lmi_server.properties.names import nearest_name
 from lmi_server.properties.option import Option, Status, build_config, show
+from lmi_server.properties.option_value import OptionValue
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.problems import Problem, PropertiesError, Source, shown
-from lmi_server.properties.rules import Chosen
 
 FILE_NAME = "serving.properties"
 
@@ -53,7 +54,7 @@ class Examination:
     file: Path
     folder: Path
     entries: tuple[grammar.Entry, ...] = ()
-    chosen: dict[str, Chosen] = field(default_factory=dict)
+    values: dict[str, OptionValue] = field(default_factory=dict)
     """By option name: the value that counts."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -66,7 +67,7 @@ def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loade
     """Read a folder with a serving.properties (or such a file) and the environment.
 
     A folder without the file is fine where the environment names a model or the folder holds one.
-    `lenient` makes warnings of unknown keys.
+    `lenient`, or LMI_LENIENT=true, makes warnings of unknown keys and of files that are not used.
 
     Raises: PropertiesError with every problem found.
     """
@@ -83,16 +84,22 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems += from_environment.problems
     found.notes += from_environment.notes
     settings = _file_settings(found) + from_environment.settings
-    _choose(_known(settings, found, lenient), found)
+    known, unknown = _known(settings)
+    _choose(known, found)
     _require_model(found)
-    verdict = rules.apply(found.chosen)
+    ignorable = [*unknown, *unused_files(_model_folders(found))]
+    if lenient or environment.is_lenient(environ):
+        found.warnings += [f"{problem}; ignored" for problem in ignorable]
+    else:
+        found.problems += ignorable
+    verdict = rules.apply(found.values)
     found.problems += verdict.problems
     found.notes += verdict.notes
     _note_effectless(found)
     _warn_of_second_model(settings, found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
-        values = {item.option.target: item.value for item in found.chosen.values() if item.option.target}
+        values = {item.option.target: item.value for item in found.values.values() if item.option.target}
         config = build_config({**values, "engine": verdict.engine}, str(found.folder))
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
@@ -131,10 +138,11 @@ def _file_settings(found: Examination) -> list[Setting]:
     ]
 
 
-def _known(settings: list[Setting], found: Examination, lenient: bool) -> dict[str, list[Setting]]:
-    """Settings by option name; the unknown ones are reported."""
+def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Problem]]:
+    """Settings by option name, and a problem for each that is of no option."""
     known = by_name()
     result: dict[str, list[Setting]] = {}
+    unknown = []
     for setting in settings:
         option = known.get(setting.key)
         if option is not None:
@@ -142,12 +150,8 @@ def _known(settings: list[Setting], found: Examination, lenient: bool) -> dict[s
             continue
         near = nearest_name(setting.key, known, setting.source.variable)
         given = shown(setting.key, setting.text)
-        problem = Problem(setting.source, setting.key, given, "unknown key", nearest=near)
-        if lenient:
-            found.warnings.append(f"{problem}; ignored")
-        else:
-            found.problems.append(problem)
-    return result
+        unknown.append(Problem(setting.source, setting.key, given, "unknown key", nearest=near))
+    return result, unknown
 
 
 def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
@@ -173,7 +177,7 @@ def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
         value = _parse(option, winner, text, found)
         if value is not None:
             given = shown(winner.key, text, option.secret)
-            found.chosen[name] = Chosen(option, value, given, winner.source, winner.key)
+            found.values[name] = OptionValue(option, value, given, winner.source, winner.key)
 
 
 def _trimmed(option: Option, setting: Setting) -> str:
@@ -221,18 +225,18 @@ def _parse(option: Option, setting: Setting, text: str, found: Examination) -> S
 
 def _note_effectless(found: Examination) -> None:
     bad = {str(problem.source) for problem in found.problems}
-    for item in found.chosen.values():
+    for item in found.values.values():
         if item.option.status not in (Status.REFUSED, Status.NO_EFFECT) or item.place in bad:
             continue
         reason = item.option.reason
         if item.option.status is Status.REFUSED:
             reason = "it is what this server does anyway"
-        found.notes.append(f"{item.place}: {item.written}={item.text}: accepted without effect: {reason}")
+        found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
 
 
 def _require_model(found: Examination) -> None:
     """A folder with nothing in it and no word of a model is a mistake in PATH."""
-    if found.file.exists() or found.problems or "option.model_id" in found.chosen:
+    if found.file.exists() or found.problems or "option.model_id" in found.values:
         return
     if not (found.folder / "config.json").exists():
         reason = (
@@ -242,9 +246,16 @@ def _require_model(found: Examination) -> None:
         found.problems.append(Problem(Source(str(found.folder)), "", "", reason))
 
 
+def _model_folders(found: Examination) -> list[Path]:
+    """The folder of the file, and the model's where that is another one on this machine."""
+    model = found.values.get("option.model_id")
+    folder = ModelSource(str(model.value) if model else None, str(found.folder)).local_path
+    return [found.folder] if folder == found.folder.resolve() else [found.folder, folder]
+
+
 def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
     """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
-    model = found.chosen.get("option.model_id")
+    model = found.values.get("option.model_id")
     if model is None or not (found.folder / "config.json").exists():
         return
     if any(setting.source.variable == "HF_MODEL_ID" for setting in settings):
@@ -258,12 +269,12 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
     """Every option that works, with defaults, and every other one that was given; in the table's order."""
     values = []
     for option in OPTIONS:
-        item = found.chosen.get(option.name)
-        if item is not None:
+        item = found.values.get(option.name)
+        if option.name == "engine":
+            values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
+        elif item is not None:
             text = item.text if option.secret else show(item.value)
             values.append(EffectiveValue(option.name, text, item.place, _note(option)))
-        elif option.name == "engine":
-            values.append(EffectiveValue("engine", config.engine, verdict.engine_source or "default"))
         elif option.status is Status.WORKS and option.engine in ("any", config.engine):
             values.append(EffectiveValue(option.name, show(option.default), "default"))
     return tuple(values)

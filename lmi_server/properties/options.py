@@ -1,7 +1,8 @@
 """THE table: one row for each key. Those that this server acts on stand here, and in `options_scheduler.py`.
 
-Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py` and
-`options_backend.py`: refused with the reason, or accepted with a note where ignoring the value changes nothing.
+Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py`,
+`options_backend.py` and `options_vllm.py`: refused with the reason, or accepted with a note where ignoring the value
+changes nothing.
 A key moves here when it is built.
 
 From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
@@ -11,15 +12,16 @@ with a docstring in its owner's class there, and a row here.
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place, Text
 from lmi_server.properties.option import Option
 from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
 from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
 from lmi_server.properties.options_server import SERVER_KNOWN
+from lmi_server.properties.options_vllm import VLLM_KNOWN
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
-_OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto or lmi-dist"
+_OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto"
 _CHAT_FORMAT = "chat requests get OpenAI's shapes without it; leave the line out"
 _ENGINES_NOT_DONE = {
     "DeepSpeed": "DeepSpeed is not part of this server; write engine=MPI",
@@ -40,8 +42,10 @@ _FORMATS_NOT_READ = (
 SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "engine",
-        Choice(("MPI", "Python"), refused=_ENGINES_NOT_DONE, any_case=False),
-        "MPI schedules every step anew (rolling batch); Python batches whole requests (dynamic batching).",
+        Choice(("MPI", "Python", "Rolling"), refused=_ENGINES_NOT_DONE, any_case=False),
+        "MPI schedules every step anew (rolling batching); Python batches whole requests (dynamic batching). As in"
+        " files for today's LMI, Rolling means MPI, and so does Python with option.rolling_batch (but for disable) or"
+        " option.async_mode=true.",
         target="engine",
         example="MPI",
     ),
@@ -71,7 +75,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "option.model_id",
-        Text("a local folder, a hub id or an s3:// address"),
+        Place("a local folder, a hub id or an s3:// address"),
         "Where the model is; without it, the folder of serving.properties.",
         target="source.model_id",
         aliases=("option.s3url",),
@@ -113,6 +117,8 @@ SERVED_OPTIONS: tuple[Option, ...] = (
                 "float32": "fp32",
                 "float16": "fp16",
                 "bfloat16": "bf16",
+                "float": "fp32",
+                "half": "fp16",
             },
             refused=dict.fromkeys(("int8", "fp8", "int4"), "no quantised weights yet"),
         ),
@@ -131,15 +137,22 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     Option(
         "option.rolling_batch",
         Choice(
-            ("auto", "lmi-dist", "disable"),
-            refused=dict.fromkeys(
-                ("vllm", "scheduler", "trtllm", "deepspeed", "neuron", "transformers-neuronx"), _OTHER_ROLLING
-            ),
+            ("auto", "vllm", "lmi-dist", "scheduler", "trtllm", "disable"),
+            refused=dict.fromkeys(("deepspeed", "neuron", "transformers-neuronx"), _OTHER_ROLLING),
         ),
-        "Rolling batching: auto and lmi-dist are this server's own engine; disable goes with engine=Python.",
+        "disable means dynamic batching; every other value means rolling batching by this server's own engine, under"
+        " engine=Python too.",
         target="options.rolling_batch",
         engine="MPI",
         example="auto",
+    ),
+    Option(
+        "option.async_mode",
+        Bool(),
+        "true means rolling batching, under engine=Python too, and beside option.rolling_batch=disable. Answers have"
+        " the form of rolling batching.",
+        lmi_default="false",
+        example="true",
     ),
     *SCHEDULER_OPTIONS,
     Option(
@@ -185,6 +198,14 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         example="warn",
     ),
     Option(
+        "option.generation_config",
+        Choice(("auto", "vllm")),
+        "Defaults of sampling parameters on /v1/* and with messages: auto takes temperature, top_p, top_k, min_p and"
+        " repetition_penalty from the model's generation_config.json where it has them; vllm leaves that file out.",
+        target="server.generation_config",
+        example="vllm",
+    ),
+    Option(
         "throttle_error_http_code",
         Int(400, 599),
         "Status of a refusal for a full queue on /invocations.",
@@ -200,7 +221,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN
+OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN + VLLM_KNOWN
 
 
 def by_name() -> dict[str, Option]:

@@ -14,17 +14,11 @@ _SPEC = "speculative decoding is not built yet"
 _TOOLS = "tool calls and reasoning parsers are not built yet"
 _QUANT = "quantised weights are not built yet"
 _TRT = "a TensorRT-LLM setting"
+_NEURON = "an AWS Neuron setting"
 _GIB = Float(0, 1e6, unit="GiB", includes_low=True)
 
 BACKEND_KNOWN: tuple[Option, ...] = (
     refused("option.quantize", _TEXT, _QUANT, "none", help="Quantisation.", aliases=("option.quantization",)),
-    ignored(
-        "option.enforce_eager",
-        Bool(),
-        "no CUDA graphs are used",
-        help="Do without CUDA graphs.",
-        lmi_default="false",
-    ),
     refused("option.tokenizer", _TEXT, "the model's own tokenizer is used", help="Another tokenizer."),
     refused(
         "option.tokenizer_mode",
@@ -37,14 +31,15 @@ BACKEND_KNOWN: tuple[Option, ...] = (
     ignored(
         "option.swap_space",
         _GIB,
-        "a request that gives way is computed again, not swapped",
+        "a preempted sequence is computed again, not swapped out",
         help="Swap space, GiB.",
     ),
     ignored(
         "option.disable_sliding_window",
         Bool(),
-        "no architecture here has a sliding window",
-        help="Full attention.",
+        "engine=MPI serves sequences up to the model's sliding window, where both are the same; transformers, under"
+        " engine=Python, follows the model's configuration",
+        help="Full attention, and no sequence longer than the sliding window.",
     ),
     refused(
         "option.cpu_offload_gb_per_gpu",
@@ -74,6 +69,7 @@ BACKEND_KNOWN: tuple[Option, ...] = (
             ("fully_sharded_loras", Bool(), "Shard adapters.", "false"),
             ("long_lora_scaling_factors", _TEXT, "Scaling factors.", ""),
             ("lora_dtype", _TEXT, "Adapter precision.", "auto"),
+            ("enable_lora_bias", Bool(), "Adapters with biases.", "false"),
         )
     ),
     refused("option.speculative_draft_model", _TEXT, _SPEC, help="Draft model."),
@@ -95,6 +91,7 @@ BACKEND_KNOWN: tuple[Option, ...] = (
     refused("option.enable_auto_tool_choice", Bool(), _TOOLS, False, help="Tool calls.", lmi_default="false"),
     refused("option.tool_call_parser", _TEXT, _TOOLS, help="Tool-call parser."),
     refused("option.enable_reasoning", Bool(), _TOOLS, False, help="Reasoning text.", lmi_default="false"),
+    refused("option.tool_parser_plugin", _TEXT, _TOOLS, help="File with a tool-call parser."),
     refused("option.reasoning_parser", _TEXT, _TOOLS, help="Reasoning parser."),
     refused(
         "option.chat_template", _TEXT, "the model's own chat template is used", help="Another chat template."
@@ -108,11 +105,10 @@ BACKEND_KNOWN: tuple[Option, ...] = (
         help="Form of message contents.",
         lmi_default="auto",
     ),
-    refused(
+    ignored(
         "option.served_model_name",
         _TEXT,
-        "the model is called lmi; requests may use any name",
-        "lmi",
+        "requests may use any name and get it back; /v1/models lists lmi",
         help="Model name in replies.",
         lmi_default="lmi",
     ),
@@ -131,8 +127,42 @@ BACKEND_KNOWN: tuple[Option, ...] = (
         f"{_TRT}; use option.gpu_memory_utilization",
         help="Share of memory for KV.",
     ),
-    refused("option.enable_kv_cache_reuse", Bool(), _TRT, False, help="Prefix caching.", lmi_default="false"),
+    refused(
+        "option.enable_kv_cache_reuse",
+        Bool(),
+        f"{_TRT}; use option.enable_prefix_caching",
+        False,
+        help="Prefix caching.",
+        lmi_default="false",
+    ),
     refused(
         "option.tokens_per_block", _COUNT, f"{_TRT}; use option.block_size", help="Tokens in a KV block."
+    ),
+    refused(
+        "option.max_num_sequences",
+        _COUNT,
+        f"{_TRT}; use option.max_rolling_batch_size",
+        help="Sequences running at once.",
+    ),
+    *(
+        ignored(f"option.{name}", _TEXT, f"{_TRT} of speed alone", help=what)
+        for name, what in (
+            ("enable_trt_overlap", "Overlap steps."),
+            ("multi_block_mode", "Attention kernel."),
+            ("use_custom_all_reduce", "All-reduce kernel."),
+            ("use_fused_mlp", "MLP kernel."),
+        )
+    ),
+    refused("option.n_positions", _COUNT, f"{_NEURON}; use option.max_model_len", help="Longest sequence."),
+    *(
+        ignored(f"option.{name}", _TEXT, _NEURON, help=what)
+        for name, what in (
+            ("amp", "Precision."),
+            ("unroll", "Compilation."),
+            ("neuron_optimize_level", "Compilation."),
+            ("context_length_estimate", "Compiled lengths."),
+            ("compiled_graph_path", "Folder of compiled graphs."),
+            ("load_split_model", "Split weights."),
+        )
     ),
 )

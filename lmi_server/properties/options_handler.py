@@ -53,17 +53,9 @@ HANDLER_KNOWN: tuple[Option, ...] = (
     ignored(
         "option.mpi_mode",
         Bool(),
-        "the engine key decides: engine=MPI runs ranks under MPI, engine=Python does not",
+        "ranks run under MPI with rolling batching (engine=MPI), and only then",
         help="One process a rank under mpirun.",
         lmi_default="true with engine=MPI",
-    ),
-    refused(
-        "option.async_mode",
-        Bool(),
-        "the engine is asynchronous in itself; LMI's async replies have another form",
-        False,
-        help="asyncio handler.",
-        lmi_default="false",
     ),
     ignored(
         "option.parallel_loading",
@@ -158,5 +150,17 @@ HANDLER_KNOWN: tuple[Option, ...] = (
         False,
         help="SageMaker sessions.",
         lmi_default="true",
+    ),
+    *(
+        ignored(
+            f"option.{name}",
+            _TEXT,
+            "it only matters with option.enable_stateful_sessions=true, which is refused",
+            help=what,
+        )
+        for name, what in (
+            ("sessions_path", "Folder of sessions."),
+            ("sessions_expiration", "Their life, s."),
+        )
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
+from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place
 from lmi_server.properties.option import Option
 
 _option = partial(Option, engine="MPI")
@@ -87,7 +87,7 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "option.step_trace",
-        Text("a path that ends in .jsonl"),
+        Place("a path that ends in .jsonl"),
         "File to which every step is written as a line of JSON: arrivals, plan, durations.",
         target="options.step_trace",
         example="steps.jsonl",
@@ -100,6 +100,14 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
         " too, as far as this processor's matrix library can; the log says when it cannot. Linear layers then take"
         " longer, those of a lone request up to twice the time.",
         target="options.batch_invariant",
+        example="true",
+    ),
+    _option(
+        "option.enforce_eager",
+        Bool(),
+        "true launches the kernels of a decode one by one; without it decodes are replayed as CUDA graphs. On a CPU"
+        " there are none.",
+        target="options.enforce_eager",
         example="true",
     ),
     _option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Int, Text
+from lmi_server.properties.kinds import Bool, Float, Int, Text
 from lmi_server.properties.option import Option, ignored, refused
 
 _COUNT = Int(0, 2**31 - 1)
@@ -131,11 +131,10 @@ _GLOBAL: tuple[Option, ...] = (
         help="207 while loading.",
         lmi_default="false",
     ),
-    refused(
+    ignored(
         "chunked_read_timeout",
-        _COUNT,
-        "option.predict_timeout bounds a whole answer; gaps between chunks are not bounded",
-        120,
+        Float(0, 1e9, unit="seconds", includes_low=True),
+        "option.predict_timeout bounds a whole answer, and with it every gap between chunks",
         help="Longest gap in a stream, s.",
         lmi_default="120",
     ),

@@ -27,7 +27,7 @@ _HEAD = """# Options
 <!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options*.py. -->
 
 Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
-(`lmi serve --lenient` warns instead), a bad value with its line and what is accepted.
+(`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
 
 Who wins where a key is given more than once, the strongest first: the `SAGEMAKER_*` variables below,
 `serving.properties`, `OPTION_*`, other names that stand for options, `SERVING_*`, the default. In the file the last
@@ -119,7 +119,7 @@ def _section(option: Option) -> str:
 
 def _known_row(option: Option) -> str:
     if option.status is Status.NO_EFFECT:
-        accepted = "any value"
+        accepted = option.kind.accepted
     else:
         words = [f"`{show(value)}`" for value in option.neutral]
         words += [f"`{option.neutral_prefix}...`"] if option.neutral_prefix else []

@@ -37,6 +37,22 @@ def start_grandchild() -> None:
         child.stdout.readline()
 
 
+def orphan() -> int:
+    """The number of a process that ends after its parent has: the first process of all is its parent by then."""
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        pid = os.fork()
+        if pid == 0:
+            while os.getppid() != 1:
+                time.sleep(0.01)
+        else:
+            os.write(write, str(pid).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    return int(os.read(read, 32))
+
+
 def fake_engine(folder: Path, mode: str) -> int:
     board = StatusBoard.open(folder / "status")
     socket = zmq.Context().socket(zmq.ROUTER)
@@ -49,6 +65,13 @@ def fake_engine(folder: Path, mode: str) -> int:
     if mode == "grandchild":
         start_grandchild()
     board.set_state(EngineState.READY)
+    if mode == "leaves-orphans":
+        pids, deadline = [orphan() for _ in range(3)], time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        print(f"left: {left}", file=sys.stderr)
+        return 3
     if mode == "reports-failure":
         board.set_state(EngineState.FAILED, "rank 0: no memory for the cache")
         return 1

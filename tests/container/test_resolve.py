@@ -107,6 +107,7 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "enable_prefix_caching": False,
         "paged_attention": False,
         "block_size": 16,
+        "enforce_eager": True,
         "max_model_len": 1000,
         "gpu_memory_utilization": 0.5,
         "kv_cache_gb": 0.5,
@@ -116,6 +117,7 @@ def test_what_is_given_is_taken(model: Path) -> None:
     resolved = resolve(config(**given_options), model, GPUS)
     engine = resolved.config
     assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
+    assert engine.parallel.enforce_eager
     assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5, False)
     settings = (5, 99, 120, 3, 5000, "fair", False, 0.5, 7, 2)
     assert dataclasses.astuple(engine.scheduler) == (

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from container.processes import session_members
+from tests.support.namespaces import NEW_PIDS, require
 
 PROGRAM = Path(__file__).with_name("supervised_run.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,3 +192,18 @@ def test_the_web_server_runs_below_the_engine(start: Callable[..., Run]) -> None
     run = start("obeys", "obeys")
     assert run.line() == "ready"
     assert os.getpriority(os.PRIO_PROCESS, run.web) == os.getpriority(os.PRIO_PROCESS, run.engine) + 5
+
+
+def test_the_first_process_of_a_container_collects_what_others_leave(tmp_path: Path) -> None:
+    require(NEW_PIDS)
+    done = subprocess.run(
+        [*NEW_PIDS, sys.executable, str(PROGRAM), str(tmp_path), "leaves-orphans", "obeys"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+    )
+    assert done.returncode == 1, done.stderr
+    # Nor is the engine's own exit code lost to the collecting.
+    assert "engine ended with exit code 3: left: []" in done.stdout

@@ -111,6 +111,7 @@ def make_runner(
     device: str = "cpu",
     load_format: str = "auto",
     max_step_tokens: int = 64,
+    enforce_eager: bool = False,
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or SingleProcess()
@@ -118,7 +119,7 @@ def make_runner(
     token_bytes = ModelConfig.from_folder(folder).kv_elements_on(comm.world_size) * itemsize
     config = MpiEngineConfig(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
-        parallel=ParallelConfig(tp_size=comm.world_size, device=device),
+        parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
         scheduler=SchedulerConfig(
             SchedulerSettings(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_server.config import LmiConfig
+from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.environment import variables_of
 from lmi_server.properties.loader import Loaded, load
 from lmi_server.properties.problems import Problem, PropertiesError
@@ -171,6 +171,17 @@ def test_variables_of_other_programs_are_let_alone(tmp_path: Path) -> None:
     environ = {**kubernetes, "SAGEMAKER_REGION": "x", "PATH": "/bin", "OPTIONS": "x", "HF_TOKEN": "hf_secret"}
     loaded = load_with(tmp_path, environ, "")
     assert (loaded.notes, loaded.warnings) == ((), ())
+
+
+def test_djls_own_variables_are_not_called_misspelt(tmp_path: Path) -> None:
+    environ = {"HF_MODEL_ID": "some/model", "SERVING_OPTS": "-Xmx1g"}
+    [note] = load(tmp_path, environ).notes
+    assert "SERVING_OPTS: not used" in note
+    with pytest.raises(PropertiesError, match=r"DJL_ENTRY_POINT.*handler \(model.py\) is not built"):
+        load(tmp_path, {**environ, "DJL_ENTRY_POINT": "model.py"})
+    assert load(tmp_path, {**environ, "DJL_ENTRY_POINT": "djl_python.huggingface"}).config == LmiConfig(
+        source=ModelSource(model_id="some/model", model_dir=str(tmp_path))
+    )
 
 
 def test_serving_port_is_told_what_to_write_instead(tmp_path: Path) -> None:

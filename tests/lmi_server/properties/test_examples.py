@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.models import MODELS
 from lmi_server.properties.loader import load
 
 EXAMPLES = Path(__file__).parents[3] / "properties_examples"
@@ -30,6 +31,14 @@ max_batch_delay=100
 option.trust_remote_code = true
 """
 PAGED = ROLLING.replace(b"False", b"True")
+
+
+def test_the_readme_has_a_row_for_each_folder_and_denies_no_architecture() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(rows) == [folder.name for folder in FOLDERS]
+    assert "FalconForCausalLM" in MODELS
+    assert "not know" not in text
 
 
 def read(name: str) -> bytes:

@@ -95,6 +95,25 @@ def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
     assert tokens == _greedy(oracle, prompt, 8)
 
 
+def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
+    graphs = EagerGraphs()
+    monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: graphs)
+    prompt = [7, 8, 9]
+    row = SamplingRow("a", SamplingParams(max_new_tokens=3), [0], 1)
+    runner, maker = make_runner(tmp_path, enforce_eager=True), PlanMaker()
+    maker.begin(3, [5, 1])
+    tokens = []
+    for chunk in (prompt, [UNKNOWN_TOKEN], [UNKNOWN_TOKEN]):
+        plan = maker.plan({3: chunk})
+        runner.update(plan)
+        choices = runner.compute(runner.prepare(plan), rows=[row]).choices
+        assert choices is not None
+        tokens += [token.token_id for token in choices.take()]
+    assert tokens == _greedy(load_oracle(tmp_path, "fp32"), prompt, 3)
+    assert graphs.num_replays == 0
+
+
 def test_graphs_count_nothing_for_sequences_that_gain_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

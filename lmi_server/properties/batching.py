@@ -1,0 +1,92 @@
+"""Rolling or dynamic batching: which engine serves a file, whatever its `engine` key is called.
+
+Files written for today's LMI say `engine=Python` and mean rolling batching by `option.rolling_batch` or
+`option.async_mode`. Our rolling engine, engine=MPI, serves them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The engine, and how the keys came to it."""
+
+    engine: str
+    """`MPI` (rolling batching) or `Python` (dynamic batching)."""
+    source: str
+    """Where the decision comes from; `default` where no key says anything."""
+    problems: tuple[Problem, ...] = ()
+    """Keys that ask for dynamic batching beside keys that ask for rolling batching."""
+    note: str = ""
+    """Says that engine=MPI serves the file where the file calls it something else."""
+
+
+def decide(values: dict[str, OptionValue]) -> Batching:
+    """Decide the engine. Keys are option names."""
+    rolling, dynamic = _rolling_keys(values), _dynamic_keys(values)
+    if rolling and dynamic:
+        named = " and ".join(f"{item} ({item.place})" for item in rolling)
+        reason = (
+            f"dynamic batching contradicts {named}, which asks for rolling batching; leave out one of the two"
+        )
+        problems = (Problem(item.source, item.written, item.text, reason) for item in dynamic)
+        return Batching("MPI", rolling[0].place, tuple(problems))
+    engine = values.get("engine")
+    if rolling:
+        return Batching("MPI", _source("MPI", engine, rolling), note=_note(engine, rolling))
+    if dynamic or engine is not None:
+        return Batching("Python", _source("Python", engine, dynamic))
+    return Batching("MPI", "default")
+
+
+def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
+    """The keys that ask for rolling batching."""
+    engine, batch = values.get("engine"), values.get("option.rolling_batch")
+    candidates = (
+        engine if engine and engine.value != "Python" else None,
+        batch if batch and batch.value != "disable" else None,
+        _async_mode(values),
+    )
+    return [item for item in candidates if item is not None]
+
+
+def _dynamic_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
+    """The keys that ask for dynamic batching, `engine` apart."""
+    size, batch = values.get("batch_size"), values.get("option.rolling_batch")
+    # LMI's asynchronous handler is asked for by rolling_batch=disable and async_mode=true together.
+    disabled = batch if batch and batch.value == "disable" and _async_mode(values) is None else None
+    candidates = (size if size and size.value != 1 else None, disabled)
+    return [item for item in candidates if item is not None]
+
+
+def _async_mode(values: dict[str, OptionValue]) -> OptionValue | None:
+    item = values.get("option.async_mode")
+    return item if item is not None and item.value is True else None
+
+
+def _source(decided: str, engine: OptionValue | None, because: list[OptionValue]) -> str:
+    if engine is None:
+        return f"inferred from {because[0]}"
+    if engine.value == decided:
+        return engine.place
+    return f"{engine.place}: {_joined(engine, because)}"
+
+
+def _note(engine: OptionValue | None, rolling: list[OptionValue]) -> str:
+    ours = engine is None or engine.value == "MPI"
+    if ours and all(item.option.name == "engine" or item.value in ("auto", True) for item in rolling):
+        return ""
+    return (
+        f"{(engine or rolling[0]).place}: {_joined(engine, rolling)} means rolling batching: this server's own rolling"
+        " engine (engine=MPI) serves it"
+    )
+
+
+def _joined(engine: OptionValue | None, because: list[OptionValue]) -> str:
+    items = [engine, *(item for item in because if item is not engine)]
+    return " with ".join(str(item) for item in items if item is not None)

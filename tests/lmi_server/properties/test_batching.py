@@ -1,0 +1,156 @@
+"""Which engine serves a file: contract of `engine`, `batch_size`, `option.rolling_batch` and `option.async_mode`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.problems import PropertiesError
+
+
+def load_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Loaded:
+    (folder / "serving.properties").write_text(text)
+    return load(folder, environ or {})
+
+
+def engine_source(loaded: Loaded) -> str:
+    [value] = [value for value in loaded.values if value.key == "engine"]
+    assert value.value == loaded.config.engine
+    return value.source
+
+
+ROLLING = [
+    *(f"option.rolling_batch={value}" for value in ("auto", "vllm", "lmi-dist", "scheduler", "trtllm")),
+    "option.async_mode=true",
+    "option.rolling_batch=disable\noption.async_mode=true",
+]
+
+
+@pytest.mark.parametrize("engine", ["Python", "Rolling"])
+@pytest.mark.parametrize("lines", ROLLING)
+def test_files_of_todays_lmi_mean_rolling_batching_and_one_note_says_so(
+    tmp_path: Path, engine: str, lines: str
+) -> None:
+    loaded = load_text(tmp_path, f"engine={engine}\n{lines}\nbatch_size=1\n")
+    assert loaded.config.engine == "MPI"
+    [note] = [note for note in loaded.notes if "means rolling batching" in note]
+    assert note.startswith(f"{tmp_path / 'serving.properties'}:1: engine={engine} with {lines.split()[-1]} ")
+    assert "(engine=MPI) serves it" in note
+    assert f"engine={engine} with {lines.split()[-1]}" in engine_source(loaded)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine=Python\nbatch_size=4\n",
+        "engine=Python\nmax_dynamic_batch_size=4\n",
+        "engine=Python\noption.rolling_batch=disable\n",
+        "engine=Python\nbatch_size=4\noption.rolling_batch=disable\noption.async_mode=false\n",
+        "engine=Python\n",
+        "engine=Python\nbatch_size=1\n",
+    ],
+)
+def test_engine_python_without_a_rolling_key_is_dynamic_batching(tmp_path: Path, text: str) -> None:
+    loaded = load_text(tmp_path, text)
+    assert loaded.config.engine == "Python"
+    assert engine_source(loaded) == f"{tmp_path / 'serving.properties'}:1"
+    assert loaded.notes == ()
+
+
+@pytest.mark.parametrize("lines", ["option.rolling_batch=auto", "", "option.async_mode=true"])
+def test_engine_mpi_is_rolling_batching_and_needs_no_note(tmp_path: Path, lines: str) -> None:
+    loaded = load_text(tmp_path, f"engine=MPI\n{lines}\n")
+    assert loaded.config.engine == "MPI"
+    assert loaded.notes == ()
+
+
+def test_a_back_end_that_is_not_here_is_noted_under_engine_mpi_too(tmp_path: Path) -> None:
+    [note] = load_text(tmp_path, "engine=MPI\noption.rolling_batch=vllm\n").notes
+    assert "engine=MPI with option.rolling_batch=vllm means rolling batching" in note
+
+
+def test_engine_rolling_alone_is_rolling_batching(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "engine=Rolling\n")
+    assert loaded.config.engine == "MPI"
+    assert ":1: engine=Rolling means rolling batching" in loaded.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "source"),
+    [
+        ("", "MPI", "default"),
+        ("batch_size=1\n", "MPI", "default"),
+        ("option.async_mode=false\n", "MPI", "default"),
+        ("max_dynamic_batch_size=4\n", "Python", "inferred from max_dynamic_batch_size=4"),
+        ("option.rolling_batch=disable\n", "Python", "inferred from option.rolling_batch=disable"),
+        ("option.rolling_batch=vllm\n", "MPI", "inferred from option.rolling_batch=vllm"),
+        ("option.async_mode=true\n", "MPI", "inferred from option.async_mode=true"),
+    ],
+)
+def test_the_engine_is_inferred_where_no_key_says_it(
+    tmp_path: Path, text: str, engine: str, source: str
+) -> None:
+    loaded = load_text(tmp_path, text)
+    assert loaded.config.engine == engine
+    assert engine_source(loaded) == source
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "rolling"),
+    [
+        ("batch_size=4", "option.rolling_batch=vllm"),
+        ("batch_size=4", "option.async_mode=true"),
+        ("max_dynamic_batch_size=4", "option.rolling_batch=auto"),
+        ("batch_size=4", "engine=Rolling"),
+        ("batch_size=4", "engine=MPI"),
+        ("option.rolling_batch=disable", "engine=MPI"),
+        ("option.rolling_batch=disable", "engine=Rolling"),
+    ],
+)
+@pytest.mark.parametrize("with_engine", [True, False])
+def test_dynamic_and_rolling_keys_together_are_an_error_that_names_both(
+    tmp_path: Path, dynamic: str, rolling: str, with_engine: bool
+) -> None:
+    engine = "engine=Python\n" if with_engine and "engine" not in rolling else "\n"
+    with pytest.raises(PropertiesError) as caught:
+        load_text(tmp_path, f"{engine}{dynamic}\n{rolling}\n")
+    [problem] = caught.value.problems
+    file = tmp_path / "serving.properties"
+    assert str(problem).startswith(f"{file}:2: {dynamic}: ")
+    assert f"{rolling} ({file}:3)" in problem.reason
+
+
+@pytest.mark.parametrize(
+    ("environ", "engine"),
+    [
+        ({"OPTION_ENGINE": "Python", "OPTION_ROLLING_BATCH": "vllm"}, "MPI"),
+        ({"OPTION_ROLLING_BATCH": "disable", "OPTION_ASYNC_MODE": "true"}, "MPI"),
+        ({"OPTION_ASYNC_MODE": "true"}, "MPI"),
+        ({"OPTION_ROLLING_BATCH": "disable"}, "Python"),
+        ({"SERVING_BATCH_SIZE": "8"}, "Python"),
+        ({}, "MPI"),
+    ],
+)
+def test_the_environment_alone_says_it_too(tmp_path: Path, environ: dict[str, str], engine: str) -> None:
+    assert load(tmp_path, {"HF_MODEL_ID": "some/model", **environ}).config.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("environ", "engine"),
+    [
+        ({"SERVING_LOAD_MODELS": "test::Python=/opt/ml/model"}, "Python"),
+        ({"SERVING_LOAD_MODELS": "test::Python=/opt/ml/model", "OPTION_ROLLING_BATCH": "vllm"}, "MPI"),
+        ({"SERVING_LOAD_MODELS": "test::MPI=/opt/ml/model"}, "MPI"),
+    ],
+)
+def test_serving_load_models_gives_the_engine_key(
+    tmp_path: Path, environ: dict[str, str], engine: str
+) -> None:
+    assert load(tmp_path, environ).config.engine == engine
+
+
+def test_a_rolling_value_of_the_environment_conflicts_with_the_files_batch_size(tmp_path: Path) -> None:
+    with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which asks for rolling batching"):
+        load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})

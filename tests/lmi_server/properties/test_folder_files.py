@@ -1,0 +1,71 @@
+"""A handler, requirements or adapters beside a model are not ignored in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.properties.loader import load
+from lmi_server.properties.problems import PropertiesError
+
+FILES = {
+    "model.py": "handler is not built yet",
+    "requirements.txt": "no packages are installed",
+    "adapters/french/adapter_config.json": "adapters are not built yet",
+}
+
+
+def place(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "serving.properties").write_text("engine=MPI\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_not_used_is_refused_with_the_reason(folder: Path, name: str) -> None:
+    place(folder, name)
+    with pytest.raises(PropertiesError) as caught:
+        load(folder, {})
+    [problem] = caught.value.problems
+    assert str(problem).startswith(f"{folder / name.split('/')[0]}: not used here: ")
+    assert FILES[name] in problem.reason
+    assert "--lenient" in problem.reason
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("lenient", "environ"), [(True, {}), (False, {"LMI_LENIENT": "true"})])
+def test_lenient_only_warns(folder: Path, name: str, lenient: bool, environ: dict[str, str]) -> None:
+    place(folder, name)
+    [warning] = load(folder, environ, lenient).warnings
+    assert FILES[name] in warning
+
+
+@pytest.mark.parametrize("model_id", ["model", "./model", "{absolute}/model"])
+def test_the_models_own_folder_is_looked_at_too(folder: Path, model_id: str) -> None:
+    place(folder, "model/model.py")
+    line = f"option.model_id={model_id.format(absolute=folder)}\n"
+    (folder / "serving.properties").write_text(line)
+    with pytest.raises(PropertiesError, match=r"model/model\.py: not used here"):
+        load(folder, {})
+
+
+def test_one_folder_is_named_once(folder: Path) -> None:
+    place(folder, "model.py")
+    (folder / "serving.properties").write_text("option.model_id=.\n")
+    with pytest.raises(PropertiesError) as caught:
+        load(folder, {})
+    assert len(caught.value.problems) == 1
+
+
+def test_a_folder_without_them_is_fine(folder: Path) -> None:
+    for name in ("modeling_falcon.py", "code/model.py", "model.py.txt"):
+        place(folder, name)
+    (folder / "adapters").mkdir()
+    (folder / "serving.properties").write_text("option.model_id=owner/model\n")
+    assert load(folder, {}).warnings == ()

@@ -1,0 +1,144 @@
+"""Keys that vLLM and LMI have and files carry: used, noted, or refused with the reason, never called misspelt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.apis.parameters import MAX_TOP_LOGPROBS
+from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.options import by_name
+from lmi_server.properties.problems import PropertiesError
+
+ENGINE_ARGUMENTS = """
+additional_config all2all_backend allowed_local_media_path allowed_media_domains async_scheduling block_size
+calculate_kv_scales code_revision collect_detailed_traces compilation_config config_format convert
+cpu_offload_gb cuda_graph_sizes cudagraph_capture_sizes data_parallel_address data_parallel_backend
+data_parallel_external_lb data_parallel_hybrid_lb data_parallel_rank data_parallel_rpc_port data_parallel_size
+data_parallel_size_local data_parallel_start_rank dbo_decode_token_threshold dbo_prefill_token_threshold
+decode_context_parallel_size device disable_async_output_proc disable_cascade_attn disable_chunked_mm_input
+disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_log_requests disable_log_stats
+disable_mm_preprocessor_cache disable_sliding_window distributed_executor_backend download_dir dtype
+enable_auto_tool_choice enable_chunked_prefill enable_dbo enable_eplb enable_expert_parallel
+enable_log_requests enable_lora enable_lora_bias enable_prefix_caching enable_prompt_adapter
+enable_prompt_embeds enable_reasoning enable_sleep_mode enforce_eager eplb_config eplb_log_balancedness
+eplb_step_interval eplb_window_size expert_placement_strategy fully_sharded_loras generation_config
+gpu_memory_utilization guided_decoding_backend guided_decoding_disable_additional_properties
+guided_decoding_disable_any_whitespace guided_decoding_disable_fallback hf_config_path hf_overrides hf_token
+ignore_patterns interleave_mm_strings io_processor_plugin kv_cache_dtype kv_cache_memory_bytes
+kv_events_config kv_sharing_fast_prefill kv_transfer_config limit_mm_per_prompt load_format
+logits_processor_pattern logits_processors logprobs_mode long_lora_scaling_factors
+long_prefill_token_threshold lora_dtype lora_extra_vocab_size max_context_len_to_capture max_cpu_loras
+max_cudagraph_capture_size max_logprobs max_long_partial_prefills max_lora_rank max_loras max_model_len
+max_num_batched_tokens max_num_partial_prefills max_num_seqs max_parallel_loading_workers
+max_prompt_adapter_token max_prompt_adapters max_seq_len_to_capture media_io_kwargs mm_encoder_tp_mode
+mm_processor_cache_gb mm_processor_cache_type mm_processor_kwargs model_impl model_loader_extra_config
+multi_step_stream_outputs ngram_prompt_lookup_max ngram_prompt_lookup_min num_gpu_blocks_override
+num_lookahead_slots num_redundant_experts num_scheduler_steps num_speculative_tokens otlp_traces_endpoint
+override_attention_dtype override_generation_config override_neuron_config override_pooler_config
+pipeline_parallel_size pooler_config preemption_mode prefix_caching_hash_algo pt_load_map_location
+qlora_adapter_name_or_path quantization quantization_param_path ray_workers_use_nsight reasoning_parser
+revision rope_scaling rope_theta runner safetensors_load_strategy scheduler_cls scheduler_delay_factor
+scheduling_policy seed served_model_name show_hidden_metrics_for_version skip_mm_profiling skip_tokenizer_init
+speculative_config speculative_disable_by_batch_size speculative_draft_tensor_parallel_size
+speculative_max_model_len speculative_model structured_outputs_config swap_space task tensor_parallel_size
+tokenizer tokenizer_mode tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type
+tokenizer_revision tool_call_parser tool_parser_plugin trust_remote_code use_tqdm_on_load use_v2_block_manager
+video_pruning_rate worker_cls worker_extension_cls worker_use_ray
+"""
+"""vLLM's, from 0.5 to 0.11."""
+
+
+def load_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> Loaded:
+    (folder / "serving.properties").write_text(text)
+    return load(folder, environ or {})
+
+
+def test_every_engine_argument_of_vllm_is_known() -> None:
+    known = by_name()
+    assert [name for name in ENGINE_ARGUMENTS.split() if f"option.{name}" not in known] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "option.seed=42",
+        "option.served_model_name=my-model",
+        "option.max_logprobs=20",
+        'option.limit_mm_per_prompt={"image": 0}',
+        "option.enable_expert_parallel=true",
+        "option.max_seq_len_to_capture=8192",
+        "option.disable_log_stats=true",
+        "option.guided_decoding_backend=xgrammar",
+        "option.num_scheduler_steps=8",
+        "option.distributed_executor_backend=mp",
+        "option.disable_sliding_window=true",
+        "option.compilation_config=3",
+        "option.device=auto",
+        "option.kv_cache_dtype=auto",
+        "option.hf_overrides={}",
+        "option.data_parallel_size=1",
+        "option.enable_sleep_mode=false",
+        "option.sessions_path=/dev/shm/sessions",
+        "option.use_custom_all_reduce=true",
+        "chunked_read_timeout=60",
+        "chunked_read_timeout=240",
+        "chunked_read_timeout=0.5",
+    ],
+)
+def test_what_changes_neither_answers_nor_capacity_is_noted(tmp_path: Path, line: str) -> None:
+    [note] = load_text(tmp_path, f"{line}\n").notes
+    assert line in note
+    assert "accepted without effect: " in note
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("option.kv_cache_dtype=fp8", "kept in the weights' type"),
+        ('option.hf_overrides={"rope_theta": 1}', "change it there"),
+        ("option.rope_theta=1000000", "config.json of the model decides"),
+        ("option.num_gpu_blocks_override=100", "option.kv_cache_gb"),
+        ("option.data_parallel_size=2", "one copy of the model"),
+        ("option.logprobs_mode=processed_logprobs", "those of the model"),
+        ("option.worker_cls=a.B", "cannot be loaded into this server"),
+        ("option.enable_kv_cache_reuse=true", "use option.enable_prefix_caching"),
+    ],
+)
+def test_what_would_change_answers_or_capacity_is_refused_with_the_reason(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    with pytest.raises(PropertiesError) as caught:
+        load_text(tmp_path, f"{line}\n")
+    [problem] = caught.value.problems
+    assert problem.reason.startswith("known to LMI but not done here: ")
+    assert reason in problem.reason
+    assert problem.nearest == ""
+
+
+@pytest.mark.parametrize("value", [str(MAX_TOP_LOGPROBS + 1), "-1"])
+def test_no_more_log_probabilities_are_promised_than_a_request_may_ask_for(
+    tmp_path: Path, value: str
+) -> None:
+    with pytest.raises(PropertiesError, match=f"accepted: an integer from 0 to {MAX_TOP_LOGPROBS}"):
+        load_text(tmp_path, f"option.max_logprobs={value}\n")
+
+
+def test_enforce_eager_works(tmp_path: Path) -> None:
+    loaded = load_text(tmp_path, "option.enforce_eager=true\n")
+    assert loaded.config.options.enforce_eager is True
+    assert loaded.notes == ()
+    environ = {"ENABLE_CUDA_GRAPHS": "false"}
+    assert load_text(tmp_path, "engine=MPI\n", environ).config.options.enforce_eager is True
+
+
+@pytest.mark.parametrize(("written", "meant"), [("half", "fp16"), ("float", "fp32"), ("bfloat16", "bf16")])
+def test_types_have_vllms_names_too(tmp_path: Path, written: str, meant: str) -> None:
+    assert load_text(tmp_path, f"option.dtype={written}\n").config.options.dtype == meant
+
+
+def test_a_token_of_the_hub_is_not_printed(tmp_path: Path) -> None:
+    with pytest.raises(PropertiesError, match="set HF_TOKEN") as caught:
+        load_text(tmp_path, "option.hf_token=hunter2\n")
+    assert "hunter2" not in str(caught.value)
