@@ -16,8 +16,8 @@ from engines.config import EngineConfig
 DEFAULT_PORT = 8080
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
-SEGMENT_BYTES = 16 << 20
-"""Shared memory that Open MPI may take for each rank; its own default."""
+SEGMENT_BYTES = 4 << 20
+"""Shared memory that Open MPI may take for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
 _CORES_PER_WEB_WORKER = 16
 _MAX_WEB_WORKERS = 4
 

@@ -22,7 +22,7 @@ MIB = 1 << 20
 DOCKER = Machine(cpu_count=8, memory_available_bytes=1 << 34, shared_memory_bytes=64 * MIB)
 
 
-@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (2, True), (3, True), (4, False), (8, False)])
+@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (2, True), (8, True), (12, True), (13, False), (16, False)])
 def test_dockers_default_holds_so_many_ranks(ranks: int, fits: bool) -> None:
     assert (shortage(ranks, DOCKER) is None) is fits
     enough = dataclasses.replace(DOCKER, shared_memory_bytes=needed_bytes(ranks))
@@ -31,13 +31,13 @@ def test_dockers_default_holds_so_many_ranks(ranks: int, fits: bool) -> None:
 
 
 def test_the_error_says_how_large_it_must_be() -> None:
-    text = shortage(4, DOCKER)
+    text = shortage(16, DOCKER)
     assert text is not None
-    assert "4 ranks need 72 MiB in /dev/shm, and 64 MiB are free" in text
+    assert "16 ranks need 84 MiB in /dev/shm, and 64 MiB are free" in text
     assert "docker run --shm-size=128m" in text
 
 
-@pytest.mark.parametrize(("engine", "degree", "free"), [("MPI", 4, 64), ("MPI", "max", 1), ("Python", 1, 1)])
+@pytest.mark.parametrize(("engine", "degree", "free"), [("MPI", 4, 16), ("MPI", "max", 1), ("Python", 1, 1)])
 def test_it_shows_before_the_model_is_fetched(engine: str, degree: int | str, free: int) -> None:
     machine = dataclasses.replace(DOCKER, shared_memory_bytes=free * MIB)
     config = LmiConfig(engine=engine, options=EngineOptions(tensor_parallel_degree=degree))
@@ -68,5 +68,5 @@ def test_serve_ends_with_the_reason(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
     )
     assert done.returncode == 1, done.stderr
-    assert "2 ranks need 38 MiB in /dev/shm, and 8 MiB are free" in done.stderr
+    assert "2 ranks need 14 MiB in /dev/shm, and 8 MiB are free" in done.stderr
     assert "Traceback" not in done.stderr
