@@ -25,6 +25,9 @@ class ServerConfig:
     """Seconds a whole request may take; under engine=Python from the start of its batch."""
     unknown_parameters: str = "error"
     """`error` refuses an unknown request parameter, `warn` logs and drops it, as LMI does."""
+    generation_config: str = "auto"
+    """Defaults of sampling parameters on `/v1/*` and with `messages`: `auto`: the model's generation_config.json where
+    it has them; `vllm`: the API's own."""
 
 
 @dataclass(frozen=True, slots=True)

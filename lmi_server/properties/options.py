@@ -185,6 +185,14 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         example="warn",
     ),
     Option(
+        "option.generation_config",
+        Choice(("auto", "vllm")),
+        "Defaults of sampling parameters on /v1/* and with messages: auto takes temperature, top_p, top_k, min_p and"
+        " repetition_penalty from the model's generation_config.json where it has them; vllm leaves that file out.",
+        target="server.generation_config",
+        example="vllm",
+    ),
+    Option(
         "throttle_error_http_code",
         Int(400, 599),
         "Status of a refusal for a full queue on /invocations.",
