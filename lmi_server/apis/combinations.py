@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lmi_server.apis.base import ApiContext, Service
 from lmi_server.apis.checks import shown
 from lmi_server.apis.parameter import Parsed
+from lmi_server.apis.parameters import PARAMETERS
 from lmi_server.apis.sampling import Report, temperature
 from lmi_server.errors import InvalidField
 
@@ -77,6 +78,17 @@ def check_beams(
         if hinders:
             raise _refused(
                 parsed, "num_beams", f"but beam search does not go with {what}", "1, or without that"
+            )
+
+
+def check_engine(context: ApiContext, parsed: Parsed) -> None:
+    """Raises `InvalidField`: a parameter that only the other engine supports asks for something."""
+    for row in PARAMETERS:
+        if row.engine in (None, context.config.engine) or row.name not in parsed.given:
+            continue
+        if parsed[row.name] != row.default:
+            raise _refused(
+                parsed, row.name, f"but only engine={row.engine} supports it", "leave it out, or that engine"
             )
 
 
