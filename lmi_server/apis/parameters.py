@@ -20,7 +20,9 @@ MAX_CHOICES = 8
 MAX_BEAMS = 8
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
-"""Biases, and ids or lists of ids that must not come."""
+"""Biases, and single ids that must not come."""
+MAX_BAD_IDS = 64
+"""Lists of ids that must not come: each is looked for at every step."""
 DEFAULT_MAX_NEW_TOKENS = 30
 """LMI's."""
 DEFAULT_MAX_TOKENS = 16
@@ -87,7 +89,7 @@ _SAMPLING: tuple[Parameter, ...] = (
         max_items=MAX_TEXTS,
         max_bytes=MAX_TEXT_BYTES,
     ),
-    Parameter(**both("bad_words_ids"), kind=Kind.ID_LISTS, default=(), max_items=MAX_BIASES),
+    Parameter(**both("bad_words_ids"), kind=Kind.ID_LISTS, default=(), max_items=MAX_BAD_IDS),
     Parameter(**both("suppress_tokens"), kind=Kind.IDS, default=(), max_items=MAX_BIASES),
     # -1 is a random seed, as without one.
     Parameter(**both("seed", "random_seed"), kind=Kind.INTEGER, minimum=0, maximum=2**64 - 1, nothing=(-1,)),

@@ -48,7 +48,7 @@ def sampling_params(context: ApiContext, parsed: Parsed, report: Report) -> Samp
         logit_bias=_logit_bias(context, parsed),
         bad_words=_bad_words(context, parsed),
         min_new_tokens=parsed["min_new_tokens"],
-        stop_token_ids=tuple(dict.fromkeys(_eos_token_ids(context, parsed) + named)),
+        stop_token_ids=_without(_eos_token_ids(context, parsed) + named, parsed["suppress_tokens"]),
         logprobs=report.logprobs or report.top > 0,
         top_logprobs=report.top,
         prompt_logprobs=report.prompt,
@@ -105,6 +105,11 @@ def _eos_token_ids(context: ApiContext, parsed: Parsed) -> tuple[int, ...]:
         if parsed["eos_token_id"] is None
         else _ids(context, parsed, "eos_token_id")
     )
+
+
+def _without(ids: tuple[int, ...], suppressed: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out what never comes: a stop token that is banned by itself would be exempt from the ban."""
+    return tuple(one for one in dict.fromkeys(ids) if one not in suppressed)
 
 
 def _ids(context: ApiContext, parsed: Parsed, name: str) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class TextModel:
     """Characters of the longest entry of the vocabulary."""
     vocabulary_size: int
     """Token ids go from 0 to one below this."""
-    is_encoder_decoder: bool
+    is_encoder_decoder: bool = False
     """The output is a text of its own, whose length does not count the prompt."""
 
     @classmethod

@@ -116,6 +116,9 @@ def test_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -
 def test_tokens_that_must_not_come(path: str, client: FlaskClient, engine: FakeEngine) -> None:
     assert post(client, path, bad_words_ids=[[5], [6, 7]], suppress_tokens=[9, 8]).status_code == 200
     assert engine.requests[-1].sampling.bad_words == ((9,), (8,), (5,), (6, 7))
+    assert engine.requests[-1].sampling.stop_token_ids == (2, 0)
+    assert post(client, path, suppress_tokens=[2]).status_code == 200
+    assert engine.requests[-1].sampling.stop_token_ids == (0,), "what never comes ends nothing"
     assert post(client, path, bad_sequences=["."], suppress_tokens=3).status_code == 200
     assert (3,) in engine.requests[-1].sampling.bad_words
 
