@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmi_server.apis.parameter import Kind, Names, Parameter, Parsed
-from lmi_server.apis.parameters import PARAMETERS, rows
+from lmi_server.apis.parameters import defaults, rows
 from lmi_server.errors import InvalidField
 
 _SHOWN_CHARS = 80
@@ -44,19 +44,19 @@ def parse_parameters(
     body: Mapping[str, Any],
     names: Names,
     *,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
+    own_defaults: Mapping[str, Any] = MappingProxyType({}),
     prefix: str = "",
     refuse_unknown: bool = True,
 ) -> Parsed:
     """Check the parameters in `body`.
 
-    `defaults`: values, by key, that stand in for the table's own. `prefix`: where the parameters stand, for error texts
-    (`parameters.`). Unknown names are refused, or listed in the result.
+    `own_defaults`: values, by key, that stand in for the table's own. `prefix`: where the parameters stand, for error
+    texts (`parameters.`). Unknown names are refused, or listed in the result.
 
     Raises `InvalidField`.
     """
     table = rows(names)
-    values = {row.name: row.default for row in PARAMETERS if row.names(names)} | dict(defaults)
+    values = {**defaults(names), **own_defaults}
     given: dict[str, str] = {}
     unknown: list[str] = []
     for name, value in body.items():

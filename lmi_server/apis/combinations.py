@@ -11,6 +11,7 @@ from lmi_server.apis.parameters import PARAMETERS
 from lmi_server.apis.sampling import Report, temperature
 from lmi_server.errors import InvalidField
 
+_OF_ONE_ENGINE = tuple(row for row in PARAMETERS if row.engine is not None)
 MAX_ANSWERS = 256
 """Answers that one HTTP request may have generated, over all its prompts."""
 
@@ -83,10 +84,9 @@ def check_beams(
 
 def check_engine(context: ApiContext, parsed: Parsed) -> None:
     """Raises `InvalidField`: a parameter that only the other engine supports asks for something."""
-    for row in PARAMETERS:
-        if row.engine in (None, context.config.engine) or row.name not in parsed.given:
-            continue
-        if parsed[row.name] != row.default:
+    for row in _OF_ONE_ENGINE:
+        wanted = row.name in parsed.given and parsed[row.name] != row.default
+        if wanted and row.engine != context.config.engine:
             raise _refused(
                 parsed, row.name, f"but only engine={row.engine} supports it", "leave it out, or that engine"
             )

@@ -185,8 +185,8 @@ def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in _FIELDS:
             continue
+        refuse_unsupported(name, value, Names.LMI)
         if not _refuses_unknown(context):
-            refuse_unsupported(name, value, Names.LMI)
             _logger.warning("unknown field is ignored: %s", ascii(name)[:200])
             continue
         if name in rows(Names.LMI):

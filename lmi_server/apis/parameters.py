@@ -8,6 +8,11 @@ contradict each other are refused in `combinations.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
 from lmi_server.apis.parameter import Kind, Names, Parameter, both
 from lmi_server.apis.parameters_generate import GENERATE
 from lmi_server.apis.parameters_known import LABELS, NOT_SUPPORTED
@@ -142,6 +147,13 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-def rows(names: Names) -> dict[str, Parameter]:
-    """Every name of a column with its row."""
-    return {name: row for row in PARAMETERS for name in row.names(names)}
+@cache
+def rows(names: Names) -> Mapping[str, Parameter]:
+    """Map every name of a column to its row."""
+    return MappingProxyType({name: row for row in PARAMETERS for name in row.names(names)})
+
+
+@cache
+def defaults(names: Names) -> Mapping[str, Any]:
+    """Map every key of a column to its default."""
+    return MappingProxyType({row.name: row.default for row in PARAMETERS if row.names(names)})
