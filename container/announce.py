@@ -23,10 +23,10 @@ def has_chat_template(model_path: Path) -> bool:
 
 
 def curl_line(port: int, chat: bool) -> str:
-    """A request that answers the question, to be pasted into a shell on this machine."""
-    body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32}}
+    """Write a request that gets the same answer every time, to be pasted into a shell on this machine."""
+    body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}
     if chat:
-        body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64}
+        body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64, "temperature": 0}
     return f"curl -s http://127.0.0.1:{port}/invocations -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 

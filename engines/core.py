@@ -19,6 +19,24 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """Parameters of transformers' `generate` that engine=Python applies by that library's own logits processors.
+
+    Their meaning is that of transformers' `GenerationConfig`; each default changes nothing.
+    """
+
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
+    begin_suppress_tokens: tuple[int, ...] = ()
+    forced_bos_token_id: tuple[int, ...] = ()
+    """None or one."""
+    forced_eos_token_id: tuple[int, ...] = ()
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """(token ids, the bias of the last of them after the others)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends.
 
@@ -65,6 +83,8 @@ class SamplingParams:
     """A finished hypothesis scores the sum of its log-probabilities over its output length to this power."""
     early_stopping: bool = False
     """Beam search ends as soon as `num_beams` hypotheses are finished, though a better one might come."""
+    generate: GenerateParams | None = None
+    """engine=Python only; None where the request asks for none of them."""
 
     @property
     def greedy(self) -> bool:
@@ -85,6 +105,7 @@ class SamplingParams:
             and self.top_logprobs == 0
             and self.prompt_logprobs is None
             and self.num_beams == 1
+            and self.generate is None
         )
 
 

@@ -11,6 +11,7 @@ from engines.base import Engine
 from engines.errors import EngineError
 from lmi_server.apis import APIS
 from lmi_server.apis.base import ApiContext
+from lmi_server.apis.sampling_defaults import openai_defaults
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, Problem
 from lmi_server.metrics import Metrics
@@ -27,7 +28,7 @@ def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
     """The web application over a running engine."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = config.server.max_request_size
-    context = ApiContext(config, engine, text, Metrics())
+    context = ApiContext(config, engine, text, Metrics(), openai_defaults(config))
     for api in APIS:
         app.register_blueprint(api(context))
     _register_errors(app, config)

@@ -162,5 +162,11 @@ def _of_http(error: HTTPException, max_request_size: int) -> Problem:
 
 
 def dump(value: Any) -> str:
-    """Compact JSON, characters as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Write compact JSON on one line, characters as they are.
+
+    Only those that many clients take for the end of a line, when they split a stream, are escaped.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if text.isascii():
+        return text
+    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

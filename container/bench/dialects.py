@@ -89,6 +89,7 @@ class LmiDialect:
         parameters = {
             "max_new_tokens": request.output_tokens,
             "do_sample": False,
+            "temperature": 0,
             "ignore_eos_token": True,
             "details": True,
         }

@@ -10,8 +10,11 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 from engines.core import SampledToken
 from engines.python.batch import Batch
+from engines.python.processors import RowProcessors
 from engines.python.pulse import Pulse
 from engines.python.rows import Row
+from engines.sampling.batch import SamplingRow
+from engines.sampling.report import report
 from engines.sampling.sampler import Sampler
 
 
@@ -28,6 +31,8 @@ class Steps:
         self._sampler: Sampler | None = None
         self._logits = torch.empty(0)
         self._sampled: dict[int, SampledToken] = {}
+        self._processors: dict[int, RowProcessors] = {}
+        """By row; made with the row's first token."""
 
     def choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Leave rows that are not plain one token only.
@@ -71,11 +76,36 @@ class Steps:
         if self._sampler is None:
             self._sampler = Sampler(logits.shape[-1], logits.device)
         index = torch.tensor(places, device=logits.device)
-        sampled = self._sampler.sample(logits[index], [self._rows[i].sampling_row() for i in places])
+        rows = [self._rows[i].sampling_row() for i in places]
+        processed = self._process(logits[index], places, rows)
+        sampled = self._sampler.sample(logits[index] if processed is None else processed, rows)
         chosen = torch.tensor([each.token_id for each in sampled], device=logits.device)
+        if processed is not None:  # log-probabilities are those of the model itself
+            logprobs, tops = report(logits[index], chosen, rows)
+            sampled = [
+                each._replace(logprob=logprobs.get(i), top=tops.get(i, ())) for i, each in enumerate(sampled)
+            ]
         logits[index] = -torch.inf
         logits[index, chosen] = 0.0
         self._sampled = dict(zip(places, sampled, strict=True))
+
+    def _process(
+        self, logits: torch.Tensor, places: list[int], rows: Sequence[SamplingRow]
+    ) -> torch.Tensor | None:
+        """Apply the processors of rows that ask for any.
+
+        logits: [num_places, vocab_size], fp32, row i for `rows[i]`, changed in place -> the same; None where no row
+        asks.
+        """
+        asking = [(i, row.params.generate) for i, row in enumerate(rows) if row.params.generate is not None]
+        for i, params in asking:
+            processors = self._processors.get(places[i])
+            if processors is None:
+                request = self._rows[places[i]].request
+                processors = RowProcessors(params, request, rows[i].num_prompt_tokens, logits.device)
+                self._processors[places[i]] = processors
+            logits[i] = processors(rows[i].token_ids, logits[i])
+        return logits if asking else None
 
 
 class Choose(LogitsProcessor):

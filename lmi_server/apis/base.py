@@ -29,6 +29,8 @@ class ApiContext:
     engine: Engine
     text: TextModel
     metrics: Metrics
+    openai_defaults: Mapping[str, Any]
+    """Sampling parameters of an OpenAI body that gives none, by key of the parameter table."""
 
 
 class Reply(Protocol):

@@ -8,15 +8,17 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from lmi_server.apis.parameter import Kind, Names, Parameter, Parsed
-from lmi_server.apis.parameters import PARAMETERS, rows
+from lmi_server.apis.parameters import defaults, rows
 from lmi_server.errors import InvalidField
 
 _SHOWN_CHARS = 80
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")
+_MAX_IDS_IN_A_LIST = 32
 
 
 def shown(value: Any) -> str:
@@ -39,23 +41,29 @@ def unknown_field(field: str, name: str, value: Any, known: Iterable[str]) -> In
 
 
 def parse_parameters(
-    body: Mapping[str, Any], names: Names, *, prefix: str = "", refuse_unknown: bool = True
+    body: Mapping[str, Any],
+    names: Names,
+    *,
+    own_defaults: Mapping[str, Any] = MappingProxyType({}),
+    prefix: str = "",
+    refuse_unknown: bool = True,
 ) -> Parsed:
     """Check the parameters in `body`.
 
-    `prefix`: where they stand, for error texts (`parameters.`). Unknown names are refused, or listed in the result.
+    `own_defaults`: values, by key, that stand in for the table's own. `prefix`: where the parameters stand, for error
+    texts (`parameters.`). Unknown names are refused, or listed in the result.
 
     Raises `InvalidField`.
     """
     table = rows(names)
-    values = {row.name: row.default for row in PARAMETERS if row.names(names)}
+    values = {**defaults(names), **own_defaults}
     given: dict[str, str] = {}
     unknown: list[str] = []
     for name, value in body.items():
         row = table.get(name)
         if row is None:
             if refuse_unknown:
-                raise unknown_field(prefix + name, name, value, table)
+                raise unknown_field(prefix + name, name, value, supported(names))
             unknown.append(name)
         elif value is not None and not _is_one_of(value, row.nothing):
             checked = check(prefix + name, value, row)
@@ -68,6 +76,18 @@ def parse_parameters(
             values[row.name] = checked
             given[row.name] = prefix + name
     return Parsed(values, given, tuple(unknown))
+
+
+def refuse_unsupported(field: str, value: Any, names: Names) -> None:
+    """Check a field that is not read. Raises `InvalidField` where it asks for something that is not supported."""
+    row = rows(names).get(field)
+    if row is not None and row.neutral is not None and value is not None:
+        _check_neutral(field, value, row)
+
+
+def supported(names: Names) -> list[str]:
+    """Return the names of a column that are worth suggesting."""
+    return [name for name, row in rows(names).items() if row.neutral is None]
 
 
 def parse_flag(field: str, value: Any) -> bool:
@@ -98,7 +118,12 @@ def check(field: str, value: Any, row: Parameter) -> Any:
         case Kind.TEXTS:
             return _check_texts(field, value, row)
         case Kind.IDS:
-            return _check_ids(field, value, row)
+            return _check_ids(field, value if isinstance(value, list) else [value], row)
+        case Kind.ID_LISTS:
+            _check_number(field, value, row)
+            return tuple(_check_sequence(f"{field}[{i}]", one) for i, one in enumerate(value))
+        case Kind.SEQUENCE_BIAS:
+            return _check_sequence_bias(field, value, row)
         case Kind.BIAS:
             return _check_bias(field, value, row)
     return value
@@ -115,7 +140,7 @@ def _check_neutral(field: str, value: Any, row: Parameter) -> Any:
     accepted = [shown(neutral) for neutral in row.neutral or ()]
     raise InvalidField(
         field,
-        f"given {shown(value)}, but this is not done here; accepted: "
+        f"given {shown(value)}, but {row.reason}; accepted: "
         + (" or ".join(accepted) if accepted else "null, or leave it out"),
     )
 
@@ -135,6 +160,8 @@ def _is_kind(value: Any, kind: Kind) -> bool:
                 isinstance(value, list) and all(isinstance(one, str) for one in value)
             )
         case Kind.IDS:
+            return isinstance(value, list) or _is_kind(value, Kind.INTEGER)
+        case Kind.ID_LISTS | Kind.SEQUENCE_BIAS:
             return isinstance(value, list)
         case Kind.OBJECT | Kind.BIAS:
             return isinstance(value, dict)
@@ -161,24 +188,55 @@ def _check_texts(field: str, value: str | list[str], row: Parameter) -> tuple[st
     return texts
 
 
+def _check_number(field: str, value: Sequence[Any] | Mapping[str, Any], row: Parameter) -> None:
+    if row.max_items is not None and len(value) > row.max_items:
+        raise InvalidField(field, f"given {len(value)} entries; accepted: {row.accepted()}")
+
+
 def _check_ids(field: str, value: list[Any], row: Parameter) -> tuple[int, ...]:
     """Whether the vocabulary has them is looked at where the model is known."""
-    if row.max_items is not None and len(value) > row.max_items:
-        raise InvalidField(field, f"given {len(value)} ids; accepted: {row.accepted()}")
-    for index, one in enumerate(value):
-        if not _is_kind(one, Kind.INTEGER):
-            raise refuse(f"{field}[{index}]", one, "a token id, a whole number")
-    return tuple(dict.fromkeys(value))
+    _check_number(field, value, row)
+    return tuple(dict.fromkeys(_check_id(f"{field}[{index}]", one) for index, one in enumerate(value)))
+
+
+def _check_id(field: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refuse(field, value, "a token id, a whole number")
+    return value
+
+
+def _check_sequence(field: str, value: Any) -> tuple[int, ...]:
+    """Token ids that stand for one piece of text."""
+    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_IDS_IN_A_LIST:
+        raise refuse(field, value, f"a list of 1 to {_MAX_IDS_IN_A_LIST} token ids")
+    return tuple(_check_id(f"{field}[{index}]", one) for index, one in enumerate(value))
+
+
+def _check_sequence_bias(
+    field: str, value: list[Any], row: Parameter
+) -> tuple[tuple[tuple[int, ...], float], ...]:
+    _check_number(field, value, row)
+    pairs = []
+    for index, pair in enumerate(value):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise refuse(f"{field}[{index}]", pair, "a list of token ids and a number, in a list")
+        pairs.append(
+            (_check_sequence(f"{field}[{index}][0]", pair[0]), _bias(f"{field}[{index}][1]", pair[1], row))
+        )
+    return tuple(pairs)
+
+
+def _bias(field: str, value: Any, row: Parameter) -> float:
+    if not _is_kind(value, Kind.NUMBER) or not _in_range(value, row):
+        raise refuse(field, value, f"a number from {row.minimum:g} to {row.maximum:g}")
+    return float(value)
 
 
 def _check_bias(field: str, value: dict[str, Any], row: Parameter) -> tuple[tuple[int, float], ...]:
-    if row.max_items is not None and len(value) > row.max_items:
-        raise InvalidField(field, f"given {len(value)} entries; accepted: {row.accepted()}")
-    for name, bias in value.items():
+    _check_number(field, value, row)
+    for name in value:
         if not _ID.fullmatch(name):
             raise refuse(
                 field, name, "names that are token ids, whole numbers in digits without leading zeros"
             )
-        if not _is_kind(bias, Kind.NUMBER) or not _in_range(bias, row):
-            raise refuse(f"{field}.{name}", bias, f"a number from {row.minimum:g} to {row.maximum:g}")
-    return tuple((int(name), float(bias)) for name, bias in value.items())
+    return tuple((int(name), _bias(f"{field}.{name}", bias, row)) for name, bias in value.items())

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from lmi_server.apis.base import ApiContext, Service
 from lmi_server.apis.checks import shown
 from lmi_server.apis.parameter import Parsed
+from lmi_server.apis.parameters import PARAMETERS
 from lmi_server.apis.sampling import Report, temperature
 from lmi_server.errors import InvalidField
 
+_OF_ONE_ENGINE = tuple(row for row in PARAMETERS if row.engine is not None)
 MAX_ANSWERS = 256
 """Answers that one HTTP request may have generated, over all its prompts."""
 
@@ -77,6 +79,16 @@ def check_beams(
         if hinders:
             raise _refused(
                 parsed, "num_beams", f"but beam search does not go with {what}", "1, or without that"
+            )
+
+
+def check_engine(context: ApiContext, parsed: Parsed) -> None:
+    """Raises `InvalidField`: a parameter that only the other engine supports asks for something."""
+    for row in _OF_ONE_ENGINE:
+        wanted = row.name in parsed.given and parsed[row.name] != row.default
+        if wanted and row.engine != context.config.engine:
+            raise _refused(
+                parsed, row.name, f"but only engine={row.engine} supports it", "leave it out, or that engine"
             )
 
 

@@ -14,8 +14,15 @@ from flask import Blueprint, Response, request
 
 from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
-from lmi_server.apis.checks import parse_flag, parse_parameters, refuse, unknown_field
+from lmi_server.apis.checks import (
+    parse_flag,
+    parse_parameters,
+    refuse,
+    refuse_unsupported,
+    unknown_field,
+)
 from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
+from lmi_server.apis.conventions import LMI
 from lmi_server.apis.lmi_reply import LmiReply, Told
 from lmi_server.apis.parameter import Names, Parsed
 from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, rows
@@ -27,7 +34,7 @@ from lmi_server.apis.prompts import (
 )
 from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
-from lmi_server.errors import ErrorForm, InvalidField
+from lmi_server.errors import InvalidField
 from lmi_server.streaming import JSON_LINES, SSE, Framing
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +79,7 @@ def invoke(context: ApiContext) -> Response:
 def _parse(context: ApiContext, body: Mapping[str, Any]) -> Call:
     if adapter := request.headers.get(_ADAPTER_HEADER):
         raise InvalidField(
-            _ADAPTER_HEADER, f"given {adapter[:80]!r}, but adapters are not done here; accepted: none"
+            _ADAPTER_HEADER, f"given {adapter[:80]!r}, but LoRA adapters are not supported; accepted: none"
         )
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
         # The platform says by which of its calls the request came; it speaks where the body is silent.
@@ -84,9 +91,9 @@ def _parse(context: ApiContext, body: Mapping[str, Any]) -> Call:
         )
     kind = given[0] if given else next((name for name in _PROMPT_FIELDS if name in body), "inputs")
     if kind == "messages":
-        return openai_chat.parse(context, body, error_form=ErrorForm.LMI)
+        return openai_chat.parse(context, body, LMI)
     if kind == "prompt":
-        return openai_completions.parse(context, body, error_form=ErrorForm.LMI)
+        return openai_completions.parse(context, body, LMI)
     return _parse_inputs(context, body)
 
 
@@ -94,7 +101,7 @@ def _parse_inputs(context: ApiContext, body: Mapping[str, Any]) -> Call:
     _check_fields(context, body)
     texts = _texts(context, body.get("inputs"))
     parsed = _parameters(context, body.get("parameters"))
-    framing = _framing(context, parsed, parse_flag("stream", body.get("stream")))
+    framing = _framing(context, parsed, body.get("stream"))
     streamed = framing is not None
     if streamed and len(texts) > 1:
         raise InvalidField(
@@ -109,11 +116,12 @@ def _parse_inputs(context: ApiContext, body: Mapping[str, Any]) -> Call:
     check_prompt_report(context, parsed, "decoder_input_details", "prompt_logprobs", streamed=streamed)
     requests = generation_requests(
         context,
-        encode_prompts(context, texts, add_special_tokens=True, truncate=parsed["truncate"]),
+        encode_prompts(context, texts, parsed, add_special_tokens=True),
         parsed,
         report=report,
         many=many,
         default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+        cut_to_context=LMI.cut_to_context,
         continues_prompt=True,
     )
     as_list = _takes_lists(context)
@@ -177,6 +185,7 @@ def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in _FIELDS:
             continue
+        refuse_unsupported(name, value, Names.LMI)
         if not _refuses_unknown(context):
             _logger.warning("unknown field is ignored: %s", ascii(name)[:200])
             continue
@@ -184,7 +193,7 @@ def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
             raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
         raise unknown_field(name, name, value, _FIELDS)
     if body.get("adapters") not in (None, "", [], [""]):
-        raise refuse("adapters", body["adapters"], "null, or leave it out; adapters are not done here")
+        raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
 
 
 def _parameters(context: ApiContext, parameters: Any) -> Parsed:
@@ -199,11 +208,15 @@ def _parameters(context: ApiContext, parameters: Any) -> Parsed:
     return parsed
 
 
-def _framing(context: ApiContext, parsed: Parsed, stream: bool) -> Framing | None:
-    """The request's own formatter, then its Accept header, then the server's; `stream` turns json into lines."""
-    asked = parsed["output_formatter"] or _accepted_format() or context.config.server.output_formatter
-    framing = _FRAMINGS.get(asked or "json")
-    return JSON_LINES if framing is None and stream else framing
+def _framing(context: ApiContext, parsed: Parsed, stream: Any) -> Framing | None:
+    """The request's own formatter, then its Accept header, then the server's; `stream: true` turns json into lines, and
+    `stream: false` takes the word from the header. Raises `InvalidField`.
+    """
+    streams = parse_flag("stream", stream)
+    accepted = _accepted_format() if streams or stream is None else None
+    formatter = parsed["output_formatter"] or accepted or context.config.server.output_formatter
+    framing = _FRAMINGS.get(formatter or "json")
+    return JSON_LINES if framing is None and streams else framing
 
 
 def _accepted_format() -> str | None:

@@ -38,7 +38,7 @@ def _message(field: str, value: Any) -> dict[str, str]:
         raise refuse(f"{field}.role", role, "one of " + ", ".join(_ROLES))
     for name in ("tool_calls", "function_call", "audio"):
         if value.get(name) not in (None, []):
-            raise refuse(f"{field}.{name}", value[name], "null, or leave it out; this is not done here")
+            raise refuse(f"{field}.{name}", value[name], "null, or leave it out; this is not supported")
     message = {"role": _ROLES[role], "content": _content(f"{field}.content", value.get("content"))}
     author = value.get("name")
     if author is not None:
@@ -60,7 +60,7 @@ def _part(field: str, value: Any) -> str:
     if not isinstance(value, dict):
         raise refuse(field, value, 'an object {"type": "text", "text": ...}')
     if value.get("type") != "text":
-        raise refuse(f"{field}.type", value.get("type"), '"text"; other kinds of content are not done here')
+        raise refuse(f"{field}.type", value.get("type"), '"text"; other kinds of content are not supported')
     text = value.get("text")
     if not isinstance(text, str):
         raise refuse(f"{field}.text", text, "a string")

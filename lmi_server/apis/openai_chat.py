@@ -10,6 +10,7 @@ from flask import Blueprint, Response
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import refuse
 from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
+from lmi_server.apis.conventions import OPENAI, Conventions
 from lmi_server.apis.messages import parse_messages
 from lmi_server.apis.openai_chat_reply import ChatReply
 from lmi_server.apis.openai_envelope import make_envelope
@@ -24,7 +25,7 @@ from lmi_server.apis.prompts import (
 )
 from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
-from lmi_server.errors import ErrorForm, InvalidField
+from lmi_server.errors import InvalidField
 from lmi_server.text.chat_template import RenderedTooLong
 
 
@@ -38,12 +39,12 @@ def api(context: ApiContext) -> Blueprint:
     return blueprint
 
 
-def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = ErrorForm.OPENAI) -> Call:
-    """A chat body. `error_form`: whose words a failing stream ends with.
+def parse(context: ApiContext, body: Mapping[str, Any], conventions: Conventions = OPENAI) -> Call:
+    """Parse a chat body.
 
     Raises `engines.errors.InvalidRequest`.
     """
-    fields = parse_fields(body, Names.CHAT, "messages")
+    fields = parse_fields(body, Names.CHAT, "messages", context.openai_defaults)
     parsed = fields.parameters
     many = choices(parsed, num_prompts=1, streamed=fields.stream, n_follows=False, streams_n=True)
     report = _report(parsed, many)
@@ -51,15 +52,16 @@ def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = 
     check_prompt_report(context, parsed, "prompt_logprobs", streamed=fields.stream)
     requests = generation_requests(
         context,
-        [_prompt(context, body.get("messages"), parsed["truncate"])],
+        [_prompt(context, body.get("messages"), parsed)],
         parsed,
         report=report,
         many=many,
         default_max_new_tokens=None,
+        cut_to_context=conventions.cut_to_context,
         continues_prompt=False,
     )
     envelope = make_envelope(
-        "chatcmpl", "chat.completion", "chat.completion.chunk", fields, requests, error_form
+        "chatcmpl", "chat.completion", "chat.completion.chunk", fields, requests, conventions.error_form
     )
     reply = ChatReply(envelope, fields.stream, many.n, parsed["logprobs"])
     return Call(requests, reply, service(context, parsed))
@@ -74,7 +76,7 @@ def _report(parsed: Parsed, many: Choices) -> Report:
     return Report(logprobs, parsed["top_logprobs"], parsed["prompt_logprobs"])
 
 
-def _prompt(context: ApiContext, value: Any, truncate: int | None) -> Prompt:
+def _prompt(context: ApiContext, value: Any, parsed: Parsed) -> Prompt:
     messages = parse_messages(value)
     if context.text.chat_template is None:
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
@@ -84,5 +86,5 @@ def _prompt(context: ApiContext, value: Any, truncate: int | None) -> Prompt:
     except RenderedTooLong as error:
         raise too_many_chars(context, "messages", f"more than {max_chars}") from error
     # The template itself writes the special tokens.
-    (prompt,) = encode_prompts(context, {"messages": text}, add_special_tokens=False, truncate=truncate)
+    (prompt,) = encode_prompts(context, {"messages": text}, parsed, add_special_tokens=False)
     return prompt

@@ -10,6 +10,7 @@ from flask import Blueprint, Response
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import refuse
 from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
+from lmi_server.apis.conventions import OPENAI, Conventions
 from lmi_server.apis.openai_completions_reply import ChoiceShape, CompletionsReply
 from lmi_server.apis.openai_envelope import make_envelope
 from lmi_server.apis.openai_fields import parse_fields
@@ -26,7 +27,6 @@ from lmi_server.apis.prompts import (
 from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
 from lmi_server.continuation import GenerationRequest
-from lmi_server.errors import ErrorForm
 
 _ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"
 
@@ -41,15 +41,16 @@ def api(context: ApiContext) -> Blueprint:
     return blueprint
 
 
-def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = ErrorForm.OPENAI) -> Call:
-    """A completions body: one choice for each prompt. `error_form`: whose words a failing stream ends with.
+def parse(context: ApiContext, body: Mapping[str, Any], conventions: Conventions = OPENAI) -> Call:
+    """Parse a completions body: one choice for each prompt.
 
     Raises `engines.errors.InvalidRequest`.
     """
-    fields = parse_fields(body, Names.COMPLETIONS, "prompt")
+    defaults = context.openai_defaults if conventions.completions_sample else {}
+    fields = parse_fields(body, Names.COMPLETIONS, "prompt", defaults)
     parsed = fields.parameters
     echo: bool = parsed["echo"]
-    prompts = _prompts(context, body.get("prompt"), parsed["truncate"])
+    prompts = _prompts(context, body.get("prompt"), parsed)
     many = choices(parsed, num_prompts=len(prompts), streamed=fields.stream, n_follows=False, streams_n=True)
     report = _report(parsed, many)
     check_beams(context, parsed, many, report, streamed=fields.stream)
@@ -63,9 +64,12 @@ def parse(context: ApiContext, body: Mapping[str, Any], error_form: ErrorForm = 
         report=report,
         many=many,
         default_max_new_tokens=DEFAULT_MAX_TOKENS,
+        cut_to_context=conventions.cut_to_context,
         continues_prompt=True,
     )
-    envelope = make_envelope("cmpl", "text_completion", "text_completion", fields, requests, error_form)
+    envelope = make_envelope(
+        "cmpl", "text_completion", "text_completion", fields, requests, conventions.error_form
+    )
     echoed = tuple(
         _echoed(context, request, parsed["truncate"]) if echo else ""
         for request in requests
@@ -91,21 +95,21 @@ def _echoed(context: ApiContext, request: GenerationRequest, truncate: int | Non
     return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
 
 
-def _prompts(context: ApiContext, value: Any, truncate: int | None) -> tuple[Prompt, ...]:
+def _prompts(context: ApiContext, value: Any, parsed: Parsed) -> tuple[Prompt, ...]:
     if isinstance(value, str) and value:
-        return encode_prompts(context, {"prompt": value}, add_special_tokens=True, truncate=truncate)
+        return encode_prompts(context, {"prompt": value}, parsed, add_special_tokens=True)
     if not isinstance(value, list) or not value:
         raise refuse("prompt", value, _ACCEPTED)
     if _is_id(value[0]):
-        return (_of_ids(context, "prompt", value, truncate),)
+        return (_of_ids(context, "prompt", value, parsed["truncate"]),)
     check_number_of_prompts("prompt", value)
     items = {f"prompt[{index}]": item for index, item in enumerate(value)}
     if isinstance(value[0], list):
-        return tuple(_of_ids(context, field, item, truncate) for field, item in items.items())
+        return tuple(_of_ids(context, field, item, parsed["truncate"]) for field, item in items.items())
     for field, item in items.items():
         if not isinstance(item, str) or not item:
             raise refuse(field, item, "a string that is not empty, as 'prompt' is a list of strings")
-    return encode_prompts(context, items, add_special_tokens=True, truncate=truncate)
+    return encode_prompts(context, items, parsed, add_special_tokens=True)
 
 
 def _of_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:

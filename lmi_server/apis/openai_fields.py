@@ -27,15 +27,24 @@ class OpenAiFields:
     parameters: Parsed
 
 
-def parse_fields(body: Mapping[str, Any], names: Names, prompt_field: str) -> OpenAiFields:
+_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
+"""A field that the other one, where it is `none`, takes out of use."""
+
+
+def parse_fields(
+    body: Mapping[str, Any], names: Names, prompt_field: str, own_defaults: Mapping[str, Any]
+) -> OpenAiFields:
     """Check all fields but `prompt_field`. Names that nobody knows are logged and ignored, as OpenAI's clients expect.
+
+    `own_defaults`: parameters, by key, that stand in for the table's own.
 
     Raises `InvalidField`.
     """
     stream = parse_flag("stream", body.get("stream"))
     own = (prompt_field, "model", "stream", "stream_options")
-    rest = {name: value for name, value in body.items() if name not in own}
-    parsed = parse_parameters(rest, names, refuse_unknown=False)
+    unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
+    rest = {name: value for name, value in body.items() if name not in own and name not in unused}
+    parsed = parse_parameters(rest, names, own_defaults=own_defaults, refuse_unknown=False)
     if parsed.unknown:
         _logger.info("unknown fields are ignored: %s", ", ".join(map(ascii, parsed.unknown))[:400])
     return OpenAiFields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +17,9 @@ class Kind(Enum):
     FLAG = "true or false"
     TEXT = "a string"
     TEXTS = "a string or a list of strings"
-    IDS = "a list of token ids"
+    IDS = "a token id or a list of token ids"
+    ID_LISTS = "a list of lists of token ids"
+    SEQUENCE_BIAS = "a list of pairs of a list of token ids and a number"
     BIAS = "an object of token ids, as strings, with numbers"
     OBJECT = "an object"
     ANY = "anything"
@@ -52,9 +55,13 @@ class Parameter:
     max_bytes: int | None = None
     """Length of a text, or of each of the texts, in UTF-8."""
     neutral: tuple[Any, ...] | None = None
-    """Not None: the parameter is not done here, and these values are all that is accepted."""
+    """Not None: the parameter is not supported, and only these values, which change nothing, are accepted."""
+    reason: str = "this is not supported"
+    """Why any other value is refused; the end of a sentence that starts with 'but'."""
     nothing: tuple[Any, ...] = ()
     """Values besides null that mean 'not given', of whichever type."""
+    engine: str | None = None
+    """The only engine that supports the parameter; with the other one its default is the only accepted value."""
 
     def names(self, names: Names) -> tuple[str, ...]:
         if names is Names.LMI:
@@ -62,7 +69,10 @@ class Parameter:
         return self.openai + (self.chat if names is Names.CHAT else self.completions)
 
     def accepted(self) -> str:
-        """What is accepted, for an error text."""
+        """Describe the accepted values, for an error text."""
+        return " or ".join([self._range(), *map(json.dumps, self.nothing)])
+
+    def _range(self) -> str:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         text = self.kind.value
@@ -73,9 +83,9 @@ class Parameter:
         bounds = " and ".join(part for part in (low, high) if part)
         if self.kind is Kind.TEXTS:
             bounds = f"at most {self.max_items} strings of 1 to {self.max_bytes} bytes each"
-        elif self.kind is Kind.IDS:
+        elif self.kind in (Kind.IDS, Kind.ID_LISTS):
             bounds = f"at most {self.max_items} of them"
-        elif self.kind is Kind.BIAS:
+        elif self.kind in (Kind.BIAS, Kind.SEQUENCE_BIAS):
             bounds = f"at most {self.max_items} of them, each from {self.minimum:g} to {self.maximum:g}"
         elif self.max_bytes is not None:
             bounds = f"at most {self.max_bytes} bytes"
@@ -86,9 +96,9 @@ def _figure(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def both(name: str) -> dict[str, Any]:
-    """The arguments of a row with one name for all dialects."""
-    return {"name": name, "lmi": (name,), "openai": (name,)}
+def both(*names: str) -> dict[str, Any]:
+    """Arguments of a row that all dialects know by the same names, the first of which is its key."""
+    return {"name": names[0], "lmi": names, "openai": names}
 
 
 @dataclass(frozen=True, slots=True)

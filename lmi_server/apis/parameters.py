@@ -1,14 +1,21 @@
 """THE table of request parameters. Validation, defaults, error texts and suggestions all come from it.
 
 A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
-of chats only, or of completions only). Those that this server acts on stand here; those that it only knows in
-`parameters_known.py`. What cannot go together is in `combinations.py`.
+of chats only, or of completions only). Parameters that this server acts on stand here, those of transformers'
+`generate` in `parameters_generate.py`, and those that are only known in `parameters_known.py`. Combinations that
+contradict each other are refused in `combinations.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
 from lmi_server.apis.parameter import Kind, Names, Parameter, both
-from lmi_server.apis.parameters_known import LABELS, NOT_DONE
+from lmi_server.apis.parameters_generate import GENERATE
+from lmi_server.apis.parameters_known import LABELS, NOT_SUPPORTED
 
 MAX_TEXTS = 16
 """Stop strings, bad words, stop token ids."""
@@ -18,6 +25,9 @@ MAX_CHOICES = 8
 MAX_BEAMS = 8
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
+"""Biases, and single ids that must not come."""
+MAX_BAD_IDS = 64
+"""Lists of ids that must not come: each is looked for at every step."""
 DEFAULT_MAX_NEW_TOKENS = 30
 """LMI's."""
 DEFAULT_MAX_TOKENS = 16
@@ -27,10 +37,12 @@ _LENGTH: tuple[Parameter, ...] = (
     Parameter(
         "max_new_tokens",
         Kind.INTEGER,
-        lmi=("max_new_tokens",),
-        openai=("max_completion_tokens", "max_tokens"),
+        lmi=("max_new_tokens", "max_tokens", "max_completion_tokens"),
+        openai=("max_completion_tokens", "max_tokens", "max_new_tokens"),
         minimum=1,
     ),
+    # transformers': prompt and output together. `max_new_tokens` wins where both are given, as it does there.
+    Parameter(**both("max_length"), kind=Kind.INTEGER, minimum=1),
     Parameter(
         "min_new_tokens",
         Kind.INTEGER,
@@ -42,27 +54,19 @@ _LENGTH: tuple[Parameter, ...] = (
     Parameter(
         "stop",
         Kind.TEXTS,
-        lmi=("stop_sequences", "stop"),
-        openai=("stop",),
+        lmi=("stop_sequences", "stop", "stop_strings"),
+        openai=("stop", "stop_sequences", "stop_strings"),
         default=(),
         max_items=MAX_TEXTS,
         max_bytes=MAX_TEXT_BYTES,
     ),
     Parameter(**both("stop_token_ids"), kind=Kind.IDS, default=(), max_items=MAX_TEXTS),
-    Parameter(
-        "ignore_eos",
-        Kind.FLAG,
-        lmi=("ignore_eos_token", "ignore_eos"),
-        openai=("ignore_eos",),
-        default=False,
-    ),
-    Parameter(
-        "truncate",
-        Kind.INTEGER,
-        lmi=("truncate",),
-        openai=("truncate_prompt_tokens", "truncate"),
-        minimum=1,
-    ),
+    # In place of the model's own.
+    Parameter(**both("eos_token_id"), kind=Kind.IDS, max_items=MAX_TEXTS),
+    Parameter(**both("ignore_eos", "ignore_eos_token"), kind=Kind.FLAG, default=False),
+    Parameter(**both("truncate", "truncate_prompt_tokens"), kind=Kind.INTEGER, minimum=1),
+    # Without it: true, but in chats, whose template writes the special tokens.
+    Parameter(**both("add_special_tokens"), kind=Kind.FLAG),
 )
 
 _SAMPLING: tuple[Parameter, ...] = (
@@ -71,7 +75,8 @@ _SAMPLING: tuple[Parameter, ...] = (
     Parameter("temperature", Kind.NUMBER, openai=("temperature",), minimum=0, maximum=2),
     # -1 is what vLLM calls 'all'.
     Parameter(**both("top_k"), kind=Kind.INTEGER, default=0, minimum=-1, maximum=2**31 - 1),
-    Parameter(**both("top_p"), kind=Kind.NUMBER, default=1.0, above=0, maximum=1),
+    # 0 is greedy.
+    Parameter(**both("top_p"), kind=Kind.NUMBER, default=1.0, minimum=0, maximum=1),
     Parameter(**both("min_p"), kind=Kind.NUMBER, default=0.0, minimum=0, maximum=1),
     Parameter(**both("typical_p"), kind=Kind.NUMBER, default=1.0, above=0, maximum=1),
     Parameter(**both("repetition_penalty"), kind=Kind.NUMBER, default=1.0, minimum=0.01, maximum=10),
@@ -84,13 +89,16 @@ _SAMPLING: tuple[Parameter, ...] = (
         "bad_words",
         Kind.TEXTS,
         lmi=("bad_sequences", "bad_words"),
-        openai=("bad_words",),
+        openai=("bad_words", "bad_sequences"),
         default=(),
         max_items=MAX_TEXTS,
         max_bytes=MAX_TEXT_BYTES,
     ),
-    Parameter(**both("seed"), kind=Kind.INTEGER, minimum=0, maximum=2**64 - 1),
-    Parameter(**both("n"), kind=Kind.INTEGER, minimum=1, maximum=MAX_CHOICES),
+    Parameter(**both("bad_words_ids"), kind=Kind.ID_LISTS, default=(), max_items=MAX_BAD_IDS),
+    Parameter(**both("suppress_tokens"), kind=Kind.IDS, default=(), max_items=MAX_BIASES),
+    # -1 is a random seed, as without one.
+    Parameter(**both("seed", "random_seed"), kind=Kind.INTEGER, minimum=0, maximum=2**64 - 1, nothing=(-1,)),
+    Parameter(**both("n", "num_return_sequences"), kind=Kind.INTEGER, minimum=1, maximum=MAX_CHOICES),
     Parameter(**both("best_of"), kind=Kind.INTEGER, minimum=1, maximum=MAX_CHOICES),
     Parameter(**both("num_beams"), kind=Kind.INTEGER, default=1, minimum=1, maximum=MAX_BEAMS),
     Parameter(**both("length_penalty"), kind=Kind.NUMBER, default=1.0, minimum=-10, maximum=10),
@@ -134,9 +142,18 @@ _SERVICE: tuple[Parameter, ...] = (
     Parameter(**both("timeout"), kind=Kind.NUMBER, above=0),
 )
 
-PARAMETERS: tuple[Parameter, ...] = _LENGTH + _SAMPLING + _ANSWER + _SERVICE + NOT_DONE + LABELS
+PARAMETERS: tuple[Parameter, ...] = (
+    _LENGTH + _SAMPLING + _ANSWER + _SERVICE + GENERATE + NOT_SUPPORTED + LABELS
+)
 
 
-def rows(names: Names) -> dict[str, Parameter]:
-    """Every name of a column with its row."""
-    return {name: row for row in PARAMETERS for name in row.names(names)}
+@cache
+def rows(names: Names) -> Mapping[str, Parameter]:
+    """Map every name of a column to its row."""
+    return MappingProxyType({name: row for row in PARAMETERS for name in row.names(names)})
+
+
+@cache
+def defaults(names: Names) -> Mapping[str, Any]:
+    """Map every key of a column to its default."""
+    return MappingProxyType({row.name: row.default for row in PARAMETERS if row.names(names)})

@@ -1,45 +1,146 @@
 """Request parameters that other servers know and this one does not act on.
 
-`NOT_DONE`: values that change nothing are accepted, others refused by name. `LABELS`: accepted, and without effect.
+`NOT_SUPPORTED`: values that change nothing are accepted, others are refused by name, in every dialect: a constraint
+that is dropped in silence gives a wrong answer. `LABELS`: accepted, because no answer depends on them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from lmi_server.apis.parameter import Kind, Parameter, both
 
-NOT_DONE: tuple[Parameter, ...] = (
-    Parameter("watermark", Kind.FLAG, lmi=("watermark",), neutral=(False,)),
-    Parameter("grammar", Kind.OBJECT, lmi=("grammar",), neutral=()),
-    Parameter("adapter_id", Kind.TEXT, lmi=("adapter_id",), neutral=("",)),
-    Parameter(**both("spaces_between_special_tokens"), kind=Kind.FLAG, neutral=(True,)),
-    Parameter("top_logprobs", Kind.INTEGER, completions=("top_logprobs",), neutral=(0,)),
-    Parameter("suffix", Kind.TEXT, completions=("suffix",), neutral=("",)),
-    Parameter("tools", Kind.ANY, openai=("tools",), neutral=([],)),
-    Parameter("tool_choice", Kind.ANY, openai=("tool_choice",), neutral=("none", "auto")),
-    Parameter("functions", Kind.ANY, openai=("functions",), neutral=([],)),
-    Parameter("function_call", Kind.ANY, openai=("function_call",), neutral=("none", "auto")),
-    Parameter("parallel_tool_calls", Kind.FLAG, openai=("parallel_tool_calls",), neutral=(True, False)),
-    Parameter("response_format", Kind.OBJECT, openai=("response_format",), neutral=({"type": "text"},)),
-    Parameter("modalities", Kind.ANY, openai=("modalities",), neutral=(["text"],)),
-    Parameter("audio", Kind.OBJECT, openai=("audio",), neutral=()),
-    Parameter("prediction", Kind.OBJECT, openai=("prediction",), neutral=()),
-    Parameter("reasoning_effort", Kind.TEXT, openai=("reasoning_effort",), neutral=("none",)),
-    Parameter("verbosity", Kind.TEXT, openai=("verbosity",), neutral=("medium",)),
-    Parameter("service_tier", Kind.TEXT, openai=("service_tier",), neutral=("auto", "default")),
-    Parameter("store", Kind.FLAG, openai=("store",), neutral=(False,)),
-    Parameter("moderation", Kind.OBJECT, chat=("moderation",), neutral=()),
-    Parameter("web_search_options", Kind.OBJECT, openai=("web_search_options",), neutral=()),
-    Parameter("chat_template", Kind.TEXT, openai=("chat_template",), neutral=()),
-    Parameter("chat_template_kwargs", Kind.OBJECT, openai=("chat_template_kwargs",), neutral=({},)),
-    Parameter("add_generation_prompt", Kind.FLAG, openai=("add_generation_prompt",), neutral=(True,)),
-    Parameter("continue_final_message", Kind.FLAG, openai=("continue_final_message",), neutral=(False,)),
-    Parameter("documents", Kind.ANY, openai=("documents",), neutral=([],)),
-    Parameter("guided_json", Kind.ANY, openai=("guided_json",), neutral=()),
-    Parameter("guided_regex", Kind.ANY, openai=("guided_regex",), neutral=()),
-    Parameter("structured_outputs", Kind.ANY, openai=("structured_outputs",), neutral=()),
+
+def _refused(reason: str, **neutral: tuple[Any, ...]) -> Iterator[Parameter]:
+    """Rows of all dialects, by name with the values that change nothing."""
+    for name, values in neutral.items():
+        yield Parameter(**both(name), kind=Kind.ANY, neutral=values, reason=reason)
+
+
+_OFF = (False,)
+_EMPTY: tuple[Any, ...] = ("", [], {})
+
+NOT_SUPPORTED: tuple[Parameter, ...] = (
+    *_refused(
+        "constrained (guided) decoding is not supported",
+        grammar=_EMPTY,
+        guided_json=(),
+        guided_regex=(),
+        guided_choice=(),
+        guided_grammar=(),
+        guided_decoding_backend=(),
+        guided_whitespace_pattern=(),
+        structured_outputs=(),
+        structural_tag=(),
+        response_format=({"type": "text"},),
+        regex=(),
+        ebnf=(),
+        json_schema=(),
+        allowed_token_ids=(),
+        constraints=([],),
+        force_words_ids=([],),
+        logits_processors=([],),
+        logits_processor=([],),
+        prefix_allowed_tokens_fn=(),
+    ),
+    *_refused(
+        "tool calls are not supported",
+        tools=([],),
+        tool_choice=("none", "auto"),
+        functions=([],),
+        function_call=("none", "auto"),
+        parallel_tool_calls=(True, False),
+        tool_prompt=("",),
+        web_search_options=(),
+    ),
+    *_refused(
+        "num_beams is how beam search is asked for here",
+        use_beam_search=_OFF,
+        beam_width=(1,),
+        num_beam_groups=(1,),
+        diversity_penalty=(0.0,),
+    ),
+    *_refused(
+        "LoRA adapters are not supported",
+        adapter_id=("",),
+        lora_path=("",),
+        lora_request=(),
+    ),
+    *_refused(
+        "only the model's own chat template is used, as it is",
+        chat_template=(),
+        chat_template_kwargs=({},),
+        add_generation_prompt=(True,),
+        continue_final_message=_OFF,
+        documents=([],),
+        guideline=("",),
+    ),
+    *_refused(
+        "only text comes in and goes out",
+        modalities=(["text"],),
+        audio=(),
+        prompt_embeds=(),
+        mm_processor_kwargs=({},),
+        media_io_kwargs=({},),
+    ),
+    *_refused(
+        "reasoning is not told from the rest of an answer",
+        reasoning_effort=("none",),
+        include_reasoning=(True, False),
+        thinking_token_budget=(),
+    ),
+    *_refused("timeout, in seconds, is how a request's time is limited here", max_time=()),
+    *_refused("the header X-Tenant-Id keeps tenants' cached prompts apart", cache_salt=("",)),
+    *_refused(
+        "answers have this in one form only",
+        return_tokens_as_token_ids=_OFF,
+        return_token_ids=_OFF,
+        detokenize=(True,),
+        spaces_between_special_tokens=(True,),
+        clean_up_tokenization_spaces=_OFF,
+        no_stop_trim=_OFF,
+        output_scores=_OFF,
+        output_logits=_OFF,
+        output_attentions=_OFF,
+        output_hidden_states=_OFF,
+    ),
+    *_refused(
+        "this way of choosing tokens is not supported",
+        watermark=_OFF,
+        watermarking_config=(),
+        penalty_alpha=(0.0,),
+        dola_layers=(),
+        guidance_scale=(1.0,),
+        epsilon_cutoff=(0.0,),
+        eta_cutoff=(0.0,),
+        top_h=(),
+        exponential_decay_length_penalty=(),
+        token_healing=_OFF,
+        remove_invalid_values=_OFF,
+        decoder_start_token_id=(),
+    ),
+    *_refused(
+        "this is not supported",
+        suffix=("",),
+        prediction=(),
+        verbosity=("medium",),
+        service_tier=("auto", "default"),
+        store=_OFF,
+        moderation=(),
+        kv_transfer_params=({},),
+        vllm_xargs=({},),
+    ),
+    Parameter("echo", Kind.FLAG, chat=("echo",), neutral=_OFF, reason="echo belongs to completions"),
+    Parameter(
+        "top_logprobs",
+        Kind.INTEGER,
+        completions=("top_logprobs",),
+        neutral=(0,),
+        reason="in completions the number stands in logprobs",
+    ),
 )
 
-# Labels for a service's own bookkeeping: no answer depends on them.
 LABELS: tuple[Parameter, ...] = (
     Parameter("user", Kind.TEXT, openai=("user",)),
     Parameter("safety_identifier", Kind.TEXT, openai=("safety_identifier",)),
@@ -47,4 +148,11 @@ LABELS: tuple[Parameter, ...] = (
     Parameter("prompt_cache_retention", Kind.TEXT, openai=("prompt_cache_retention",)),
     Parameter("prompt_cache_options", Kind.OBJECT, openai=("prompt_cache_options",)),
     Parameter("metadata", Kind.OBJECT, openai=("metadata",)),
+    Parameter("request_id", Kind.TEXT, openai=("request_id",)),
+    # transformers': padding and the way of computing are the server's own affair.
+    Parameter(**both("pad_token_id"), kind=Kind.INTEGER, minimum=-1, maximum=2**31 - 1),
+    Parameter(**both("bos_token_id"), kind=Kind.INTEGER, minimum=-1, maximum=2**31 - 1),
+    Parameter(**both("use_cache"), kind=Kind.FLAG),
+    Parameter(**both("renormalize_logits"), kind=Kind.FLAG),
+    Parameter(**both("return_dict_in_generate"), kind=Kind.FLAG),
 )

@@ -11,7 +11,7 @@ from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import refuse, shown
-from lmi_server.apis.combinations import Choices
+from lmi_server.apis.combinations import Choices, check_engine
 from lmi_server.apis.parameter import Parsed
 from lmi_server.apis.sampling import Report, make_seed, sampling_params, text_rules
 from lmi_server.continuation import GenerationRequest
@@ -49,16 +49,20 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
 
 
 def encode_prompts(
-    context: ApiContext, texts: Mapping[str, str], *, add_special_tokens: bool, truncate: int | None = None
+    context: ApiContext, texts: Mapping[str, str], parsed: Parsed, *, add_special_tokens: bool
 ) -> tuple[Prompt, ...]:
-    """Prompts with their token ids, at least one, leaving room for at least one more. `texts`: by field. `truncate`:
-    keep the last so many tokens of each.
+    """Make token ids of prompts: at least one each, leaving room for at least one more, cut to `truncate` of the body.
+
+    `texts`: by field. `add_special_tokens`: whether the tokenizer adds its own where the body does not say.
 
     Raises `InvalidRequest`: a text is absurdly long (found before it is tokenised), too long or too short.
     """
     for field, text in texts.items():
         if len(text) > max_prompt_chars(context):
             raise too_many_chars(context, field, str(len(text)))
+
+    if parsed["add_special_tokens"] is not None:
+        add_special_tokens = parsed["add_special_tokens"]
 
     def encode() -> list[tuple[int, ...]]:
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
@@ -69,7 +73,8 @@ def encode_prompts(
     else:
         ids = encode()
     prompts = tuple(
-        Prompt(*each, truncated(one, truncate)) for each, one in zip(texts.items(), ids, strict=True)
+        Prompt(*each, truncated(one, parsed["truncate"]))
+        for each, one in zip(texts.items(), ids, strict=True)
     )
     for prompt in prompts:
         check_length(context, prompt.field, len(prompt.token_ids))
@@ -108,17 +113,22 @@ def generation_requests(
     report: Report,
     many: Choices,
     default_max_new_tokens: int | None,
+    cut_to_context: bool,
     continues_prompt: bool,
 ) -> tuple[GenerationRequest, ...]:
-    """Put the parts together. `default_max_new_tokens`: None for the rest of the context.
+    """Put the parts together.
+
+    `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: an output that is too long for the
+    context is cut instead of refused.
 
     Raises `ContextTooLong` when a prompt and the asked-for output do not fit, `InvalidField`.
     """
+    check_engine(context, parsed)
     sampling = sampling_params(context, parsed, report)
     rules = text_rules(context, parsed, continues_prompt=continues_prompt)
     requests = []
     for prompt in prompts:
-        max_new_tokens = _max_new_tokens(context, prompt, parsed, default_max_new_tokens)
+        max_new_tokens = _max_new_tokens(context, prompt, parsed, default_max_new_tokens, cut_to_context)
         own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parsed))
         requests.append(
             GenerationRequest(prompt.text, prompt.token_ids, own, rules, prompt.field, many.n, many.best_of)
@@ -126,11 +136,16 @@ def generation_requests(
     return tuple(requests)
 
 
-def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None) -> int:
+def _max_new_tokens(
+    context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None, cut_to_context: bool
+) -> int:
     limit = context.config.max_model_len
     num_prompt = len(prompt.token_ids)
     rest = limit - num_prompt
-    asked: int | None = parsed["max_new_tokens"]
+    name = "max_length" if parsed["max_new_tokens"] is None else "max_new_tokens"
+    asked = _requested_length(context, prompt, parsed)
+    if asked is not None and cut_to_context:
+        asked = min(asked, rest)
     most = asked or (rest if default is None else min(default, rest))
     if parsed["min_new_tokens"] > most:
         raise refuse(
@@ -143,8 +158,25 @@ def _max_new_tokens(context: ApiContext, prompt: Prompt, parsed: Parsed, default
         return most
     if asked > rest:
         raise ContextTooLong(
-            parsed.given["max_new_tokens"],
-            f"given {shown(asked)}; accepted: at most {rest}, as the prompt ({prompt.field}) has {num_prompt} tokens "
-            f"and prompt and output together may have {limit} (option.max_model_len)",
+            parsed.given[name],
+            f"given {shown(parsed[name])}; accepted: at most {rest + parsed[name] - asked}, as the prompt "
+            f"({prompt.field}) has {num_prompt} tokens and prompt and output together may have {limit} "
+            "(option.max_model_len)",
         )
     return asked
+
+
+def _requested_length(context: ApiContext, prompt: Prompt, parsed: Parsed) -> int | None:
+    """The number of new tokens by `max_new_tokens`, else by `max_length`, which counts a decoder's prompt too."""
+    asked: int | None = parsed["max_new_tokens"]
+    total: int | None = parsed["max_length"]
+    if asked is not None or total is None:
+        return asked
+    num_before = 0 if context.text.is_encoder_decoder else len(prompt.token_ids)
+    if total <= num_before:
+        raise refuse(
+            parsed.given["max_length"],
+            total,
+            f"at least {num_before + 1}, as the prompt ({prompt.field}) has {num_before} tokens, which count",
+        )
+    return total - num_before

@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from engines.core import SamplingParams
+from engines.core import GenerateParams, SamplingParams
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import refuse
 from lmi_server.apis.parameter import Parsed
+from lmi_server.apis.parameters_generate import GENERATE
 from lmi_server.continuation import TextRules
 from lmi_server.errors import InvalidField
 
@@ -33,13 +34,12 @@ def sampling_params(context: ApiContext, parsed: Parsed, report: Report) -> Samp
 
     Raises `InvalidField`: an id that the vocabulary lacks, a word of no token.
     """
-    eos = () if parsed["ignore_eos"] else context.text.eos_token_ids
-    named = _stop_token_ids(context, parsed)
+    named = _ids(context, parsed, "stop_token_ids")
     return SamplingParams(
         max_new_tokens=1,
         temperature=temperature(parsed),
         top_k=max(parsed["top_k"], 0),
-        top_p=parsed["top_p"],
+        top_p=parsed["top_p"] or 1.0,  # 0 is greedy
         min_p=parsed["min_p"],
         typical_p=parsed["typical_p"],
         repetition_penalty=parsed["repetition_penalty"],
@@ -48,37 +48,45 @@ def sampling_params(context: ApiContext, parsed: Parsed, report: Report) -> Samp
         logit_bias=_logit_bias(context, parsed),
         bad_words=_bad_words(context, parsed),
         min_new_tokens=parsed["min_new_tokens"],
-        stop_token_ids=tuple(dict.fromkeys(eos + named)),
+        stop_token_ids=_without(_eos_token_ids(context, parsed) + named, parsed["suppress_tokens"]),
         logprobs=report.logprobs or report.top > 0,
         top_logprobs=report.top,
         prompt_logprobs=report.prompt,
         num_beams=parsed["num_beams"],
         length_penalty=parsed["length_penalty"],
         early_stopping=parsed["early_stopping"],
+        generate=_generate_params(context, parsed),
     )
 
 
 def text_rules(context: ApiContext, parsed: Parsed, *, continues_prompt: bool) -> TextRules:
     """Raises `InvalidField`: a stop token id that the vocabulary lacks."""
-    eos = () if parsed["ignore_eos"] else context.text.eos_token_ids
     return TextRules(
         continues_prompt,
         stop_strings=parsed["stop"],
-        stop_token_ids=frozenset(_stop_token_ids(context, parsed)) - frozenset(eos),
+        stop_token_ids=frozenset(_ids(context, parsed, "stop_token_ids"))
+        - frozenset(_eos_token_ids(context, parsed)),
         include_stop=parsed["include_stop_str_in_output"],
         skip_special_tokens=parsed["skip_special_tokens"],
     )
 
 
 def temperature(parsed: Parsed) -> float:
-    """Greedy (0) unless `do_sample` is true or a temperature above 0 is given; `do_sample: false` is greedy."""
+    """Return the temperature, 0 for greedy.
+
+    Greedy are `do_sample: false`, `top_p: 0`, a temperature of 0, and where neither the body nor the dialect's defaults
+    have a temperature all but `do_sample: true`. Beam search samples only when the body itself asks for it, so that it
+    can be refused.
+    """
     do_sample: bool | None = parsed["do_sample"]
-    asked: float | None = parsed["temperature"]
-    if do_sample is False or (asked is None and not do_sample):
+    value: float | None = parsed["temperature"]
+    if parsed["num_beams"] > 1 and "temperature" not in parsed.given:
+        value = None
+    if do_sample is False or parsed["top_p"] == 0 or (value is None and not do_sample):
         return 0.0
-    if asked is None:
+    if value is None:
         return 1.0
-    return max(asked, _MIN_TEMPERATURE) if asked > 0 else 0.0
+    return max(value, _MIN_TEMPERATURE) if value > 0 else 0.0
 
 
 def make_seed(parsed: Parsed) -> int:
@@ -89,11 +97,38 @@ def make_seed(parsed: Parsed) -> int:
     return secrets.randbits(64) if temperature(parsed) > 0 else 0
 
 
-def _stop_token_ids(context: ApiContext, parsed: Parsed) -> tuple[int, ...]:
-    ids: tuple[int, ...] = parsed["stop_token_ids"]
+def _eos_token_ids(context: ApiContext, parsed: Parsed) -> tuple[int, ...]:
+    if parsed["ignore_eos"]:
+        return ()
+    return (
+        context.text.eos_token_ids
+        if parsed["eos_token_id"] is None
+        else _ids(context, parsed, "eos_token_id")
+    )
+
+
+def _without(ids: tuple[int, ...], suppressed: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out what never comes: a stop token that is banned by itself would be exempt from the ban."""
+    return tuple(one for one in dict.fromkeys(ids) if one not in suppressed)
+
+
+def _ids(context: ApiContext, parsed: Parsed, name: str) -> tuple[int, ...]:
+    """The ids of a parameter, all of them in the vocabulary."""
+    ids: tuple[int, ...] = parsed[name]
     for index, one in enumerate(ids):
-        _check_id(context, f"{parsed.given['stop_token_ids']}[{index}]", one)
+        _check_id(context, f"{parsed.given[name]}[{index}]", one)
     return ids
+
+
+def _generate_params(context: ApiContext, parsed: Parsed) -> GenerateParams | None:
+    """Raises `InvalidField`: an id that the vocabulary lacks."""
+    for name in ("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"):
+        _ids(context, parsed, name)
+    for ids, _ in parsed["sequence_bias"]:
+        for one in ids:
+            _check_id(context, parsed.given["sequence_bias"], one)
+    params = GenerateParams(**{row.name: parsed[row.name] for row in GENERATE})
+    return None if params == GenerateParams() else params
 
 
 def _logit_bias(context: ApiContext, parsed: Parsed) -> tuple[tuple[int, float], ...]:
@@ -110,8 +145,14 @@ def _check_id(context: ApiContext, field: str, token_id: int) -> None:
 
 
 def _bad_words(context: ApiContext, parsed: Parsed) -> tuple[tuple[int, ...], ...]:
-    """Each word as it stands at the start of a text, and as it stands after a space: these are other tokens."""
-    found: dict[tuple[int, ...], None] = {}
+    """Each word as it stands at the start of a text, and as it stands after a space: these are other tokens. Ids as
+    they are given.
+    """
+    found: dict[tuple[int, ...], None] = {(one,): None for one in _ids(context, parsed, "suppress_tokens")}
+    for ids in parsed["bad_words_ids"]:
+        for one in ids:
+            _check_id(context, parsed.given["bad_words_ids"], one)
+        found[ids] = None
     for word in parsed["bad_words"]:
         plain = context.text.encode(word.lstrip() or word, add_special_tokens=False)
         spaced = context.text.encode(" " + word.lstrip(), add_special_tokens=False)

@@ -33,6 +33,8 @@ class TextModel:
     """Characters of the longest entry of the vocabulary."""
     vocabulary_size: int
     """Token ids go from 0 to one below this."""
+    is_encoder_decoder: bool = False
+    """The output is a text of its own, whose length does not count the prompt."""
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
@@ -43,11 +45,11 @@ class TextModel:
             ValueError: a file is not what it should be; the text names the file.
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        named = _named_tokens(config, read_json(folder / "special_tokens_map.json"))
         return cls(
             tokenizer=tokenizer,
             eos_token_ids=_eos_token_ids(folder, tokenizer, named),
@@ -56,6 +58,7 @@ class TextModel:
             chat_template=_chat_template(folder, config, named),
             longest_token=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
+            is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -86,8 +89,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; empty when there is no such file. Raises `ValueError`, which names the file."""
     if not path.is_file():
         return {}
     try:
@@ -115,7 +118,7 @@ def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
     """From the first that names any: generation_config.json, config.json, the tokenizer's `eos_token`."""
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = read_json(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         if ids and all(isinstance(one, int) for one in ids):
             return tuple(ids)
@@ -126,7 +129,7 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
 def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
     """What both know: the tokenizer, which may lack entries of the model's table, and the model, by config.json."""
     size = max(vocabulary.values(), default=-1) + 1
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     for part in (config, text_config if isinstance(text_config, dict) else {}):
         if isinstance(part.get("vocab_size"), int):

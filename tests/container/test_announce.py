@@ -18,11 +18,14 @@ def test_the_curl_line_is_one_that_a_shell_understands() -> None:
     assert "http://127.0.0.1:8081/invocations" in words
     body = json.loads(words[words.index("-d") + 1])
     assert body["messages"] == [{"role": "user", "content": "What is the capital of France?"}]
+    assert body["temperature"] == 0, "the same answer every time"
 
 
 def test_a_model_without_chat_template_is_asked_with_inputs() -> None:
     words = shlex.split(announce.curl_line(8080, chat=False))
-    assert json.loads(words[words.index("-d") + 1])["inputs"] == "What is the capital of France?"
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["inputs"] == "What is the capital of France?"
+    assert body["parameters"]["temperature"] == 0
 
 
 def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_openai_whole_and_streamed(paged_server: Server) -> None:
             lambda choice: choice.get("message", choice.get("delta", {})).get("content", ""),
         ),
     ):
-        body = {**prompt, "max_tokens": 8}
+        body = {**prompt, "temperature": 0, "max_tokens": 8}
         whole = json.loads(post(paged_server, path, body))
         assert "Paris" in piece(whole["choices"][0])
         *records, done = events(post(paged_server, path, {**body, "stream": True}))

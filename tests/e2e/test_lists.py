@@ -49,8 +49,10 @@ def test_a_stream_has_one_prompt(dynamic_server: Server) -> None:
 
 def test_the_openai_client_whole_and_streamed(dynamic_server: Server) -> None:
     with openai.OpenAI(base_url=f"{dynamic_server.base_url}/v1", api_key="none", max_retries=0) as api:
-        whole = api.completions.create(model="lmi", prompt=PROMPTS, max_tokens=8)
+        whole = api.completions.create(model="lmi", prompt=PROMPTS, temperature=0, max_tokens=8)
         texts = dict.fromkeys(range(3), "")
-        for chunk in api.completions.create(model="lmi", prompt=PROMPTS, max_tokens=8, stream=True):
+        for chunk in api.completions.create(
+            model="lmi", prompt=PROMPTS, temperature=0, max_tokens=8, stream=True
+        ):
             texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {choice.index: choice.text for choice in whole.choices}

@@ -73,9 +73,9 @@ def test_the_asynchronous_client(paged_server: Server) -> None:
         async with openai.AsyncOpenAI(
             base_url=f"{paged_server.base_url}/v1", api_key="none", max_retries=0
         ) as api:
-            whole = api.chat.completions.create(model="lmi", messages=CAPITAL, max_tokens=8)
+            whole = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, max_tokens=8)
             stream = await api.chat.completions.create(
-                model="lmi", messages=CAPITAL, max_tokens=8, stream=True
+                model="lmi", messages=CAPITAL, temperature=0, max_tokens=8, stream=True
             )
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             return (await whole).choices[0].message.content or "", text

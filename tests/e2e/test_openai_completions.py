@@ -31,7 +31,12 @@ def api(paged_server: Server) -> Iterator[openai.OpenAI]:
 def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model: Path) -> None:
     (expected,) = oracle(bundled_model, by_name("recipe"))
     reply = api.completions.create(
-        model="any-name", prompt=expected.text, max_tokens=64, extra_body={"ignore_eos": True}, logprobs=1
+        model="any-name",
+        prompt=expected.text,
+        temperature=0,
+        max_tokens=64,
+        extra_body={"ignore_eos": True},
+        logprobs=1,
     )
     assert reply.model == "any-name"
     assert reply.object == "text_completion"
@@ -54,13 +59,18 @@ def test_sixteen_tokens_when_nothing_is_asked(api: openai.OpenAI) -> None:
 
 def test_several_prompts_whole_and_streamed(api: openai.OpenAI) -> None:
     alone = [
-        api.completions.create(model="lmi", prompt=prompt, max_tokens=12).choices[0].text
+        api.completions.create(model="lmi", prompt=prompt, temperature=0, max_tokens=12).choices[0].text
         for prompt in PROMPTS
     ]
-    whole = api.completions.create(model="lmi", prompt=PROMPTS, max_tokens=12)
+    whole = api.completions.create(model="lmi", prompt=PROMPTS, temperature=0, max_tokens=12)
     assert [(choice.index, choice.text) for choice in whole.choices] == list(enumerate(alone))
     stream = api.completions.create(
-        model="lmi", prompt=PROMPTS, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        model="lmi",
+        prompt=PROMPTS,
+        temperature=0,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     texts = dict.fromkeys(range(3), "")
     order = []
@@ -81,10 +91,10 @@ def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> N
     expected = oracle(bundled_model, by_name("recipe", "once"))
     prompts = [list(answer.prompt_ids) for answer in expected]
     reply = api.completions.create(
-        model="lmi", prompt=prompts, max_tokens=64, extra_body={"ignore_eos": True}
+        model="lmi", prompt=prompts, temperature=0, max_tokens=64, extra_body={"ignore_eos": True}
     )
     assert [choice.text for choice in reply.choices] == [answer.unending_output for answer in expected]
-    one = api.completions.create(model="lmi", prompt=prompts[0], max_tokens=64)
+    one = api.completions.create(model="lmi", prompt=prompts[0], temperature=0, max_tokens=64)
     assert expected[0].unending_output.startswith(one.choices[0].text)
     with pytest.raises(openai.BadRequestError, match="from 0 to 49151") as caught:
         api.completions.create(model="lmi", prompt=[[1], [5, 49152]])
@@ -93,8 +103,10 @@ def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo(api: openai.OpenAI, stream: bool) -> None:
-    plain = api.completions.create(model="lmi", prompt=STORY, max_tokens=4).choices[0].text
-    reply = api.completions.create(model="lmi", prompt=STORY, max_tokens=4, echo=True, stream=stream)
+    plain = api.completions.create(model="lmi", prompt=STORY, temperature=0, max_tokens=4).choices[0].text
+    reply = api.completions.create(
+        model="lmi", prompt=STORY, temperature=0, max_tokens=4, echo=True, stream=stream
+    )
     if isinstance(reply, openai.Stream):
         assert "".join(chunk.choices[0].text for chunk in reply) == STORY + plain
     else:
@@ -102,9 +114,11 @@ def test_echo(api: openai.OpenAI, stream: bool) -> None:
 
 
 def test_stop_and_seed(api: openai.OpenAI) -> None:
-    whole = api.completions.create(model="lmi", prompt=STORY, max_tokens=40).choices[0].text
+    whole = api.completions.create(model="lmi", prompt=STORY, temperature=0, max_tokens=40).choices[0].text
     stop = whole.split()[12]
-    choice = api.completions.create(model="lmi", prompt=STORY, max_tokens=40, stop=[stop]).choices[0]
+    choice = api.completions.create(
+        model="lmi", prompt=STORY, temperature=0, max_tokens=40, stop=[stop]
+    ).choices[0]
     assert choice.text == whole[: whole.index(stop)]
     assert choice.finish_reason == "stop"
 

@@ -42,7 +42,9 @@ def text(bundled_model: Any) -> TextModel:
 
 
 def complete(api: openai.OpenAI, **fields: Any) -> openai.types.Completion:
-    return api.completions.create(**{"model": "lmi", "prompt": STORY, "max_tokens": 16, **fields})
+    return api.completions.create(
+        **{"model": "lmi", "prompt": STORY, "temperature": 0, "max_tokens": 16, **fields}
+    )
 
 
 def only(reply: openai.types.Completion) -> str:

@@ -11,6 +11,7 @@ from engines.core import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    GenerateParams,
     HistogramData,
     PromptLogprob,
     Request,
@@ -47,6 +48,13 @@ _SAMPLING = st.builds(
     seed=st.integers(0, 2**64 - 1),
     stop_token_ids=_TOKENS,
     logprobs=st.booleans(),
+    generate=st.none()
+    | st.builds(
+        GenerateParams,
+        no_repeat_ngram_size=st.integers(0, 9),
+        forced_bos_token_id=_TOKENS,
+        sequence_bias=st.lists(st.tuples(_TOKENS, _FLOATS), max_size=3).map(tuple),
+    ),
 )
 _REQUESTS = st.builds(Request, id=_NAMES, prompt_token_ids=_TOKENS, sampling=_SAMPLING, arrival_time=_FLOATS)
 _TOP = st.lists(st.tuples(st.integers(0, 2**31), _FLOATS), max_size=3).map(tuple)

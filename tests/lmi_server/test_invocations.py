@@ -122,6 +122,9 @@ def test_stream_whose_end_comes_without_a_token(
         (None, "text/event-stream", None, True, "text/event-stream"),
         (None, None, "sse", None, "text/event-stream"),
         (None, "*/*", None, False, "application/json"),
+        (None, "text/event-stream", None, False, "application/json"),
+        (None, "application/jsonlines", None, False, "application/json"),
+        (None, "text/event-stream", "jsonlines", False, "application/jsonlines"),
         ("json", None, None, True, "application/jsonlines"),
         ("jsonlines", None, None, None, "application/jsonlines"),
         ("jsonlines", "application/json", None, None, "application/jsonlines"),
@@ -144,6 +147,30 @@ def test_form_of_the_answer(
     )
     assert reply.mimetype == content_type
     assert ANSWER in reply.text
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("accept", ["application/jsonlines", "text/event-stream"])
+def test_no_character_of_an_answer_ends_a_line_of_its_stream(
+    path: str, accept: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    answer = "".join(f"one{chr(code)}two " for code in (0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029))
+    engine.script = says(text_model, answer)
+    prompts = {"/invocations": {"inputs": "Hi"}, "/v1/completions": {"prompt": "Hi"}}
+    body = prompts.get(path, {"messages": [{"role": "user", "content": "Hi"}]})
+    reply = client.post(path, json={**body, "stream": True}, headers={"Accept": accept})
+    data = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert data == [line.removeprefix("data: ") for line in reply.text.split("\n") if line]
+    found = [json.loads(line) for line in data if line != "[DONE]"]
+    if path == "/invocations":
+        assert "".join(record["token"]["text"] for record in found) == answer
+        assert json.loads(client.post(path, json=body).text.splitlines()[0]) == {"generated_text": answer}
+    else:
+        choices = [record["choices"][0] for record in found]
+        texts = [
+            choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
+        ]
+        assert "".join(texts) == answer
 
 
 def test_sse_records(client: FlaskClient) -> None:
@@ -205,6 +232,8 @@ def test_answer_that_ends_on_a_possible_stop_string_is_whole(client: FlaskClient
         ({"do_sample": False}, 0.0),
         ({"do_sample": False, "temperature": 0.7}, 0.0),
         ({"temperature": 1e-9}, 0.01),
+        ({"temperature": 0.7, "top_p": 0}, 0.0),
+        ({"do_sample": True, "top_p": 0.0}, 0.0),
     ],
 )
 def test_sampling_rule(
@@ -234,9 +263,9 @@ def test_parameters_reach_the_engine(client: FlaskClient, engine: FakeEngine) ->
 
 
 def test_seeds_differ_when_none_is_given(client: FlaskClient, engine: FakeEngine) -> None:
-    for _ in range(3):
-        post(client, {"do_sample": True})
-    assert len({request.sampling.seed for request in engine.requests}) == 3
+    for seed in (None, None, -1, -1):
+        assert post(client, {"do_sample": True, "seed": seed}).status_code == 200
+    assert len({request.sampling.seed for request in engine.requests}) == 4
 
 
 def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) -> None:
@@ -266,8 +295,15 @@ def test_prompt_and_output_fill_the_context_exactly(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
     rest = MAX_MODEL_LEN - len(text_model.encode(PROMPT))
-    assert post(client, {"max_new_tokens": rest}).status_code == 200
-    refused = post(client, {"max_new_tokens": rest + 1})
+    for asked in (rest, rest + 1, 10**9):
+        assert post(client, {"max_new_tokens": asked}).status_code == 200
+        assert engine.requests[-1].sampling.max_new_tokens == rest
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 10**9}
+    for body in (chat, {"prompt": PROMPT, "max_tokens": 10**9}):
+        assert client.post("/invocations", json=body).status_code == 200
+        last = engine.requests[-1]
+        assert last.sampling.max_new_tokens == MAX_MODEL_LEN - len(last.prompt_token_ids)
+    refused = post(client, {"max_new_tokens": rest + 9, "min_new_tokens": rest + 1})
     assert refused.status_code == 424
     assert f"given {rest + 1}; accepted: at most {rest}" in refused.get_json()["error"]
 

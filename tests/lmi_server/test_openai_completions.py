@@ -67,7 +67,7 @@ def test_whole_answer(path: str, client: FlaskClient, engine: FakeEngine, text_m
     request = engine.requests[0]
     assert request.prompt_token_ids == text_model.encode(PROMPT)
     assert request.sampling.max_new_tokens == 16
-    assert request.sampling.greedy
+    assert request.sampling.temperature == (1.0 if path == PATHS[0] else 0.0)
     assert not request.sampling.logprobs
 
 

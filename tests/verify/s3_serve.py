@@ -42,7 +42,7 @@ def _serve(lab: Lab, proxy: FaultyProxy, cache: Path, name: str, report: Report)
     environment = {**credentials(proxy.url), "LMI_CACHE_DIR": str(cache)}
     with Server(folder, _PROPERTIES, environment=environment) as server:
         seconds = server.wait_ready()
-        body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 16}
+        body = {"messages": [{"role": "user", "content": _QUESTION}], "temperature": 0, "max_tokens": 16}
         reply = server.client.post("/v1/chat/completions", body)
         report.figure(f"{name}: ready after {seconds:.1f} s")
         text = reply.body

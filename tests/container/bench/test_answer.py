@@ -113,7 +113,13 @@ def test_requests_are_streamed_greedy_and_of_fixed_length() -> None:
     request = BenchRequest(0, "a prompt", 2, 17)
     assert json.loads(DIALECTS["lmi"].body(request)) == {
         "inputs": "a prompt",
-        "parameters": {"max_new_tokens": 17, "do_sample": False, "ignore_eos_token": True, "details": True},
+        "parameters": {
+            "max_new_tokens": 17,
+            "do_sample": False,
+            "temperature": 0,
+            "ignore_eos_token": True,
+            "details": True,
+        },
         "stream": True,
     }
     assert json.loads(DIALECTS["openai"].body(request)) == {

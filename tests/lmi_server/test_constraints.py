@@ -1,0 +1,130 @@
+"""Constraints that other servers know and this one does not are refused by name, never dropped in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from lmi_server.config import ServerConfig
+from tests.lmi_server.conftest import MakeClient
+from tests.lmi_server.fakes import FakeEngine
+
+REFUSED: dict[str, Any] = {
+    "guided_json": {"type": "object"},
+    "guided_regex": "[0-9]+",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": "root ::= x",
+    "guided_decoding_backend": "xgrammar",
+    "guided_whitespace_pattern": " ",
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "structural_tag": "x",
+    "response_format": {"type": "json_object"},
+    "grammar": {"type": "regex", "value": "[0-9]+"},
+    "regex": "[0-9]+",
+    "ebnf": "root ::= x",
+    "json_schema": "{}",
+    "allowed_token_ids": [5, 6],
+    "logits_processors": ["x"],
+    "use_beam_search": True,
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "force_words_ids": [[5]],
+    "constraints": ["x"],
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "suffix": "the end",
+    "adapter_id": "my-lora",
+    "chat_template": "{{ 1 }}",
+    "documents": [{"text": "x"}],
+    "prompt_embeds": "AAAA",
+    "cache_salt": "secret",
+    "thinking_token_budget": 10,
+    "return_token_ids": True,
+    "watermark": True,
+    "penalty_alpha": 0.6,
+    "guidance_scale": 1.5,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "max_time": 5.0,
+    "exponential_decay_length_penalty": [5, 1.1],
+    "no_repeat_ngram_size": 3,
+    "forced_eos_token_id": 2,
+}
+NEUTRAL: dict[str, Any] = {
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "auto",
+    "use_beam_search": False,
+    "suffix": "",
+    "guidance_scale": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "logits_processors": [],
+    "watermark": False,
+    "penalty_alpha": 0,
+    "pad_token_id": 0,
+    "use_cache": True,
+    "no_repeat_ngram_size": 0,
+    "forced_eos_token_id": None,
+    "guided_json": None,
+}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    "completions": ("/v1/completions", {"prompt": "Hi"}),
+    "chat on /invocations": ("/invocations", {"messages": [{"role": "user", "content": "Hi"}]}),
+    "parameters": ("/invocations", {"inputs": "Hi"}),
+}
+
+
+def send(client: FlaskClient, body: str, fields: dict[str, Any]) -> Any:
+    path, prompt = BODIES[body]
+    return client.post(path, json={**prompt, **({"parameters": fields} if body == "parameters" else fields)})
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("unknown", ["error", "warn"])
+def test_a_constraint_that_does_not_work_is_refused_by_name(
+    body: str, unknown: str, make_client: MakeClient, engine: FakeEngine
+) -> None:
+    client = make_client(ServerConfig(unknown_parameters=unknown))
+    for name, value in REFUSED.items():
+        reply = send(client, body, {name: value})
+        assert reply.status_code in (400, 424), name
+        error = reply.get_json()["error"]
+        text = error["message"] if isinstance(error, dict) else error
+        prefix = "parameters." if body == "parameters" else ""
+        assert text.startswith(f"{prefix}{name}: given ")
+        assert ", but " in text
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_values_that_change_nothing_are_accepted(body: str, client: FlaskClient, engine: FakeEngine) -> None:
+    for name, value in NEUTRAL.items():
+        reply = send(client, body, {name: value})
+        assert reply.status_code == 200, reply.text
+    assert {request.sampling.plain for request in engine.requests} == {body == "parameters"}
+
+
+def test_beside_parameters_too(make_client: MakeClient) -> None:
+    client = make_client(ServerConfig(unknown_parameters="warn"))
+    for name, value in REFUSED.items():
+        if name in ("no_repeat_ngram_size", "forced_eos_token_id"):
+            continue  # known parameters in a wrong place, which are logged as unknown fields are
+        reply = client.post("/invocations", json={"inputs": "Hi", name: value})
+        assert reply.status_code == 424
+        assert reply.get_json()["error"].startswith(f"{name}: given ")
+    assert client.post("/invocations", json={"inputs": "Hi", "colour": "red"}).status_code == 200
+
+
+def test_tools_that_are_not_to_be_called_are_accepted(client: FlaskClient) -> None:
+    switched_off = {
+        "tools": [{"type": "function"}],
+        "tool_choice": "none",
+        "functions": [{}],
+        "function_call": "none",
+    }
+    assert send(client, "chat", switched_off).status_code == 200

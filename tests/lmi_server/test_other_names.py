@@ -1,0 +1,164 @@
+"""Names that LMI, vLLM and transformers' `generate` have for what this server does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from tokenizers import processors
+from werkzeug.test import TestResponse
+
+from engines.core import FinishReason, GenerateParams
+from lmi_server.app import create_app
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER, MakeClient
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, build_model_folder, says, tokens, web_config
+
+PROMPT = "What is the capital of France?"
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}]},
+    "/v1/completions": {"prompt": PROMPT},
+    "/invocations": {"inputs": PROMPT},
+}
+
+
+def post(client: FlaskClient, path: str, **parameters: Any) -> TestResponse:
+    own = {"parameters": parameters} if path == "/invocations" else parameters
+    return client.post(path, json={**BODIES[path], **own})
+
+
+def error(reply: TestResponse) -> str:
+    assert reply.status_code in (400, 424)
+    text = reply.get_json()["error"]
+    return str(text["message"] if isinstance(text, dict) else text)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_lengths(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+    for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+        assert post(client, path, **{name: 7}).status_code == 200
+        assert engine.requests[-1].sampling.max_new_tokens == 7
+    num_prompt = len(engine.requests[-1].prompt_token_ids)
+    assert post(client, path, max_length=num_prompt + 5).status_code == 200
+    assert engine.requests[-1].sampling.max_new_tokens == 5
+    assert post(client, path, max_length=num_prompt + 5, max_new_tokens=9).status_code == 200
+    assert engine.requests[-1].sampling.max_new_tokens == 9, "as in transformers"
+    refused = error(post(client, path, max_length=num_prompt))
+    assert f"max_length: given {num_prompt}; accepted: at least {num_prompt + 1}" in refused
+    beyond = post(client, path, max_length=MAX_MODEL_LEN + 1)
+    if path == "/invocations":
+        assert beyond.status_code == 200
+        assert engine.requests[-1].sampling.max_new_tokens == MAX_MODEL_LEN - num_prompt
+    else:
+        limits = f"given {MAX_MODEL_LEN + 1}; accepted: at most {MAX_MODEL_LEN},"
+        assert limits in error(beyond)
+
+
+def test_the_length_of_an_encoder_decoders_output_leaves_the_prompt_out(
+    tmp_path: Path,
+) -> None:
+    folder = build_model_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+    text = TextModel.from_folder(folder)
+    engine = FakeEngine(says(text, ANSWER))
+    client = create_app(web_config(folder, engine="Python"), engine, text).test_client()
+    assert post(client, "/invocations", max_length=3).status_code == 200
+    assert engine.requests[-1].sampling.max_new_tokens == 3
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_ends(path: str, client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
+    def ends() -> tuple[int, ...]:
+        return engine.requests[-1].sampling.stop_token_ids
+
+    for given, expected in ((5, (5,)), ([7, 8, 7], (7, 8)), ([], ()), (None, (2, 0))):
+        assert post(client, path, eos_token_id=given).status_code == 200
+        assert ends() == expected
+    assert post(client, path, eos_token_id=5, stop_token_ids=6).status_code == 200
+    assert ends() == (5, 6)
+    for name in ("ignore_eos", "ignore_eos_token"):
+        assert post(client, path, eos_token_id=5, **{name: True}).status_code == 200
+        assert ends() == ()
+    for name in ("stop", "stop_sequences", "stop_strings"):
+        reply = post(client, path, **{name: [" France"]})
+        assert reply.status_code == 200
+        assert "The capital of" in reply.text
+        assert "France is" not in reply.text
+
+
+def test_a_given_eos_ends_as_the_models_own(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    (dot,) = text_model.encode(".")
+    engine.script = lambda request: tokens(request, text_model.encode("one two."), FinishReason.EOS_TOKEN)
+    body = post(client, "/invocations", eos_token_id=dot, details=True).get_json()
+    assert body["generated_text"] == "one two"
+    assert body["details"]["finish_reason"] == "eos_token"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_choices_and_seeds(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+    assert post(client, path, num_return_sequences=3).status_code == 200
+    assert engine.submissions == [3]
+    assert post(client, path, random_seed=5, temperature=1).status_code == 200
+    assert engine.requests[-1].sampling.seed == 5
+    seeds = set()
+    for _ in range(3):
+        assert post(client, path, seed=-1, temperature=1).status_code == 200
+        seeds.add(engine.requests[-1].sampling.seed)
+    assert len(seeds) == 3
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_tokens_that_must_not_come(path: str, client: FlaskClient, engine: FakeEngine) -> None:
+    assert post(client, path, bad_words_ids=[[5], [6, 7]], suppress_tokens=[9, 8]).status_code == 200
+    assert engine.requests[-1].sampling.bad_words == ((9,), (8,), (5,), (6, 7))
+    assert engine.requests[-1].sampling.stop_token_ids == (2, 0)
+    assert post(client, path, suppress_tokens=[2]).status_code == 200
+    assert engine.requests[-1].sampling.stop_token_ids == (0,), "what never comes ends nothing"
+    assert post(client, path, bad_sequences=["."], suppress_tokens=3).status_code == 200
+    assert (3,) in engine.requests[-1].sampling.bad_words
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_parameters_of_generate_reach_engine_python(
+    path: str, make_client: MakeClient, engine: FakeEngine
+) -> None:
+    client = make_client(engine_kind="Python")
+    asked = {
+        "no_repeat_ngram_size": 3,
+        "encoder_no_repeat_ngram_size": 2,
+        "encoder_repetition_penalty": 1.5,
+        "begin_suppress_tokens": [5, 6],
+        "forced_bos_token_id": 7,
+        "forced_eos_token_id": [2, 3],
+        "sequence_bias": [[[5, 6], 1.5], [[7], -2]],
+    }
+    assert post(client, path, **asked).status_code == 200
+    assert engine.requests[-1].sampling.generate == GenerateParams(
+        3, 2, 1.5, (5, 6), (7,), (2, 3), (((5, 6), 1.5), ((7,), -2.0))
+    )
+    assert not engine.requests[-1].sampling.plain
+    assert post(client, path, no_repeat_ngram_size=0, temperature=0).status_code == 200
+    assert engine.requests[-1].sampling.plain
+    for name, value in (("begin_suppress_tokens", [400]), ("sequence_bias", [[[5, 400], 1]])):
+        assert "from 0 to 399" in error(post(client, path, **{name: value}))
+
+
+@pytest.mark.parametrize(("path", "default"), list(zip(BODIES, (False, True, True), strict=True)))
+def test_special_tokens_of_the_tokenizer(path: str, default: bool, tmp_path: Path) -> None:
+    folder = build_model_folder(tmp_path)
+    text = TextModel.from_folder(folder)
+    text.tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    engine = FakeEngine(says(text, ANSWER))
+    client = create_app(web_config(folder), engine, text).test_client()
+    for given, added in ((None, default), (True, True), (False, False)):
+        assert post(client, path, add_special_tokens=given).status_code == 200
+        assert (engine.requests[-1].prompt_token_ids[0] == 0) == added
+    assert post(client, path, truncate_prompt_tokens=3).status_code == 200
+    assert len(engine.requests[-1].prompt_token_ids) == 3

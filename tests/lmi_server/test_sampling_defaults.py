@@ -1,0 +1,131 @@
+"""Sampling where a body does not say: OpenAI's bodies by OpenAI's and the model's defaults, others greedily."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.core import SamplingParams
+from lmi_server.app import create_app
+from lmi_server.config import ServerConfig
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.conftest import ANSWER
+from tests.lmi_server.fakes import FakeEngine, says, web_config
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+OPENAI = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/completions", {"prompt": "Hi"}),
+    ("/invocations", CHAT),
+    ("/predictions/m", CHAT),
+]
+GREEDY = [("/invocations", {"inputs": "Hi"}), ("/invocations", {"prompt": "Hi"})]
+
+
+class Server:
+    """A model folder with a generation_config.json of its own, served."""
+
+    def __init__(self, folder: Path, source: Path, generation_config: Any, option: str = "auto") -> None:
+        shutil.copytree(source, folder)
+        (folder / "generation_config.json").write_text(json.dumps(generation_config))
+        text = TextModel.from_folder(folder)
+        self.engine = FakeEngine(says(text, ANSWER))
+        config = web_config(folder, ServerConfig(generation_config=option))
+        self.client = create_app(config, self.engine, text).test_client()
+
+    def sampling(self, path: str, body: dict[str, Any], **fields: Any) -> SamplingParams:
+        """What the engine is asked for."""
+        own = {"parameters": fields} if "inputs" in body else fields
+        reply = self.client.post(path, json={**body, **own})
+        assert reply.status_code == 200, reply.text
+        return self.engine.requests[-1].sampling
+
+
+MODEL = {
+    "eos_token_id": 2,
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 5,
+    "typical_p": 0.5,
+}
+
+
+def summary(params: SamplingParams) -> tuple[float, float, int, float, float, float]:
+    return (
+        params.temperature,
+        params.top_p,
+        params.top_k,
+        params.min_p,
+        params.repetition_penalty,
+        params.typical_p,
+    )
+
+
+def test_without_a_temperature_openais_bodies_sample_and_others_are_greedy(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    server = Server(tmp_path / "model", model_folder, {"eos_token_id": 2})
+    for path, body in OPENAI:
+        assert summary(server.sampling(path, body)) == (1.0, 1.0, 0, 0.0, 1.0, 1.0), path
+        assert summary(server.sampling(path, body, top_k=3))[:3] == (1.0, 1.0, 3)
+        assert server.sampling(path, body, temperature=None).temperature == 1.0
+        assert server.sampling(path, body, temperature=0).plain
+        assert server.sampling(path, body, do_sample=False).plain
+        assert server.sampling(path, body, top_p=0).plain
+    for path, body in GREEDY:
+        assert server.sampling(path, body).plain
+        assert server.sampling(path, body, top_k=3).greedy
+        assert server.sampling(path, body, do_sample=True).temperature == 1.0
+
+
+def test_the_models_file_gives_the_defaults_of_openais_bodies_alone(
+    tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        server = Server(tmp_path / "model", model_folder, MODEL)
+    assert "option.generation_config=vllm" in caplog.text
+    for path, body in OPENAI:
+        assert summary(server.sampling(path, body)) == (0.6, 0.9, 20, 0.05, 1.1, 1.0), path
+        asked = {"temperature": 0.3, "top_p": 1.0, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        assert summary(server.sampling(path, body, **asked)) == (0.3, 1.0, 0, 0.0, 1.0, 1.0)
+        greedy = server.sampling(path, body, temperature=0)
+        assert (greedy.temperature, greedy.repetition_penalty) == (0.0, 1.1)
+        assert server.sampling(path, body).max_new_tokens != 5
+    for path, body in GREEDY:
+        assert server.sampling(path, body).plain
+        assert server.sampling(path, body, do_sample=True).temperature == 1.0
+
+
+def test_the_models_file_can_be_left_out(tmp_path: Path, model_folder: Path) -> None:
+    server = Server(tmp_path / "model", model_folder, MODEL, option="vllm")
+    for path, body in OPENAI:
+        assert summary(server.sampling(path, body)) == (1.0, 1.0, 0, 0.0, 1.0, 1.0)
+
+
+def test_what_no_request_could_ask_for_is_left_out_with_a_warning(
+    tmp_path: Path, model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(
+        tmp_path / "model", model_folder, {**MODEL, "temperature": -1, "top_p": "high", "top_k": None}
+    )
+    assert summary(server.sampling(*OPENAI[0])) == (1.0, 1.0, 0, 0.05, 1.1, 1.0)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.split(": ")[2] for message in warned] == ["temperature", "top_p"]
+
+
+def test_beam_search_needs_no_temperature(tmp_path: Path, model_folder: Path) -> None:
+    server = Server(tmp_path / "model", model_folder, MODEL)
+    for path, body in OPENAI:
+        params = server.sampling(path, body, num_beams=3)
+        assert (params.num_beams, params.temperature) == (3, 0.0)
+        refused = server.client.post(path, json={**body, "num_beams": 3, "temperature": 0.5})
+        assert refused.status_code in (400, 424)
