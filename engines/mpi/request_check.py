@@ -6,12 +6,19 @@ from engines.core import SchedulerSettings
 from engines.errors import InvalidRequest
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.sequence import Sequence
+from engines.vocabulary import check_token_ids
 
 
 def check_request(
-    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int
+    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int, vocab_size: int
 ) -> None:
-    """Raises InvalidRequest: not even alone does it fit."""
+    """Check that a request can run, if only alone.
+
+    Biases, bad words and stop tokens are not looked at: sampling passes over ids that have no logit.
+
+    Raises:
+        InvalidRequest: it does not fit, or the model lacks one of its prompt's tokens.
+    """
     sampling = sequence.request.sampling
     if not sequence.token_ids or sampling.max_new_tokens < 1:
         raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
@@ -29,3 +36,4 @@ def check_request(
             f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
             f" come to {worst}{each}, more than the limit of {limit} tokens"
         )
+    check_token_ids(sequence.request.prompt_token_ids, vocab_size)

@@ -37,10 +37,13 @@ _new = tuple.__new__
 class Scheduler:
     """Waiting and running sequences."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int, vocab_size: int
+    ) -> None:
         self._settings = config.settings
         self._blocks = blocks
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._waiting = WaitingLine(POLICIES[config.settings.scheduling_policy]())
         self._running = RunningSet(
             ADMISSION_MODES[config.batch_scheduler_policy],
@@ -104,13 +107,13 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            InvalidRequest: it can never fit, or its id is in use.
+            InvalidRequest: it can never run, or its id is in use.
             Overloaded: the queue is full.
         """
         sequence = Sequence(request, self._num_added)
         if sequence.id in self._by_id:
             raise InvalidRequest(f"request id {sequence.id!r} is in use")
-        check_request(sequence, self._settings, self._blocks, self._max_model_len)
+        check_request(sequence, self._settings, self._blocks, self._max_model_len, self._vocab_size)
         self._check_queue(sequence)
         self._num_added += 1
         sibling = self._by_id.get(request.same_prompt_as)

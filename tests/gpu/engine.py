@@ -116,9 +116,10 @@ class Engine:
             num_blocks or self.runner.cache.num_blocks, limits.block_size, self.paged, prefix_caching=False
         )
         settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
-        scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len)
+        vocab_size = self.config.vocab_size
+        scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len, vocab_size)
         executor = StepExecutor(self.runner, SingleProcess(), self._board, self.stopwatch)
-        sampler = Sampler(self.config.vocab_size, self.device)
+        sampler = Sampler(vocab_size, self.device)
         core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
         self._starts += 1
         return Running(core, scheduler, blocks)

@@ -23,7 +23,7 @@ from engines.mpi.scheduler import Scheduler
 from engines.mpi.step import Step
 from tests.engines.mpi.property_cache import Broken, CheckedCache, Violation
 from tests.engines.mpi.property_checks import Checks, Combination, combinations
-from tests.engines.mpi.property_requests import Subject, Workload
+from tests.engines.mpi.property_requests import VOCAB, Subject, Workload
 
 _POLICIES = ("fcfs", "priority", "fair")
 
@@ -70,7 +70,7 @@ class Episode:
             num_blocks, block_size, combination.paged, combination.prefix_caching
         )
         self._scheduler = Scheduler(
-            SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len
+            SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len, VOCAB
         )
         self._cache = CheckedCache(num_blocks, block_size)
         siblings = rng.random() < 0.7

@@ -25,7 +25,15 @@ from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
-from tests.engines.mpi.fakes import CLIENT, VOCAB, FakeModel, ScriptedFront, continue_alone, make_request
+from tests.engines.mpi.fakes import (
+    CLIENT,
+    NUM_IDS,
+    VOCAB,
+    FakeModel,
+    ScriptedFront,
+    continue_alone,
+    make_request,
+)
 
 _POISON = VOCAB
 """A prompt token that the model does not survive, and never makes."""
@@ -79,7 +87,7 @@ class _Lab:
     ) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
         settings = SchedulerSettings(max_num_seqs, 16, 1000, max_waiting)
-        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64)
+        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64, NUM_IDS)
         self.executor = _Executor()
         self.sampler = _Sampler()
         self.board = StatusBoard.create(tmp_path / "status", 1)

@@ -52,7 +52,7 @@ def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFron
     stopwatch = Stopwatch(time.perf_counter)
     runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
     blocks = make_block_manager(runner.cache.num_blocks, runner.cache.block_size, paged)
-    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
+    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, runner.config.vocab_size)
     status = StatusBoard.create(board, 1)
     executor = StepExecutor(runner, SingleProcess(), status, stopwatch)
     sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
