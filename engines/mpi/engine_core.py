@@ -106,7 +106,7 @@ class EngineCore:
         if step is None and self._flying is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
-            self._check_books()
+            self._audit_when_idle()
             self._stopwatch.reset()
             self._stopwatch.start()
             return outputs
@@ -116,9 +116,9 @@ class EngineCore:
         return outputs + computed if outputs else computed
 
     def stop(self) -> None:
-        """End all ranks' loops. Nothing may be waiting or running; a step that still flies is nobody's."""
+        """End all ranks' loops. Nothing may be waiting or running; the results of a step in flight are dropped."""
         self._land()
-        self._blocks.check()
+        self._audit("at the end")
         self._executor.lead(StepPlan(PlanKind.STOP))
         self._trace.close()
 
@@ -133,18 +133,21 @@ class EngineCore:
         }
         return dataclasses.replace(stats, counters={**stats.counters, **counters})
 
-    def _check_books(self) -> None:
-        """Nobody runs, so nobody may hold a block. The whole audit waits for the second beat: it takes a while where
-        there are many blocks, and a request may come right after the last one's end."""
+    def _audit_when_idle(self) -> None:
+        """Audit the KV cache at the second beat: an audit takes a while where there are many blocks, and a request may
+        come right after the last one's end."""
         self._num_beats += 1
-        if self._num_beats != _AUDIT_BEAT or self._scheduler.has_work:
-            return
+        if self._num_beats == _AUDIT_BEAT and not self._scheduler.has_work:
+            self._audit("requests go on, but memory is lost")
+
+    def _audit(self, outlook: str) -> None:
+        """Log a fault in the accounting of KV blocks. Nothing runs, so no block may be held."""
         try:
             self._blocks.check()
             if self._blocks.num_used:
-                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nobody runs")
-        except RuntimeError:
-            logger.exception("the books of the KV cache are wrong; requests go on, but memory is lost")
+                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
+        except Exception:  # what is wrong with the accounting may trip the audit itself
+            logger.exception("the audit of the KV cache failed; %s", outlook)
 
     def _run(self, step: Step, started: float) -> list[RequestOutput]:
         """Have a step computed. One whose tokens the device chooses is left to itself until the next one runs; what

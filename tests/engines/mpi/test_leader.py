@@ -155,8 +155,8 @@ def test_an_idle_engine_audits_its_blocks_once(lab: _Lab, caplog: pytest.LogCapt
     lab.core.add(make_request("b", [1], 1))
     for _ in range(6):
         lab.core.step()
-    told = [record for record in caplog.records if "books of the KV cache" in record.message]
-    assert len(told) == 1
+    failed = [record for record in caplog.records if "the audit of the KV cache failed" in record.message]
+    assert len(failed) == 1
     lab.blocks.release(holder)
 
 
@@ -366,6 +366,20 @@ def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
     front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1
     assert lab.executor.kinds[-1] is PlanKind.STOP
+
+
+def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
+    lab: _Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drain has done its work: its exit code is not to say that the engine failed."""
+    holder = Sequence(make_request("holder", [1, 2], 3))
+    assert lab.blocks.admit(holder, reserve=False)
+    holder.block_table.append(99)
+    front = ScriptedFront([_submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
+    lab.leader.serve(front, _INFO)  # type: ignore[arg-type]
+    _check_alone(front, make_request("a", [1], 3))
+    assert lab.executor.kinds[-1] is PlanKind.STOP
+    assert "the audit of the KV cache failed" in caplog.text
 
 
 def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: _Lab) -> None:
