@@ -20,10 +20,11 @@ from engines.errors import RequestFailed
 from engines.metrics import EngineMetrics
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.executor import StepExecutor, StepFailed
+from engines.mpi.largest_step import LargestStep
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
-from engines.mpi.settings import Ceilings, Value, change
+from engines.mpi.settings import Value, change
 from engines.mpi.step import Step
 from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.mpi.step_runner import Choices, StepResult
@@ -48,8 +49,9 @@ class EngineCore:
         sampler: Sampler,
         stopwatch: Stopwatch,
         trace: StepTrace,
-        ceilings: Ceilings | None = None,
+        measured: LargestStep | None = None,
     ) -> None:
+        """measured: the step that memory was measured for; settings that allow a larger one are refused."""
         self.metrics = EngineMetrics()
         self._scheduler = scheduler
         self._blocks = blocks
@@ -57,7 +59,7 @@ class EngineCore:
         self._sampler = sampler
         self._stopwatch = stopwatch
         self._trace = trace
-        self._ceilings = ceilings or Ceilings()
+        self._measured = measured
         self._num_beats = 0
         """Since the last step."""
         self._flying: _Flying | None = None
@@ -85,7 +87,7 @@ class EngineCore:
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
         """Change settings from the next step on; returns those in force. Raises `BadSettings`: nothing was changed."""
-        settings = change(self._scheduler.settings, changes, self._ceilings)
+        settings = change(self._scheduler.settings, changes, self._measured)
         if changes:
             self._scheduler.reconfigure(settings)
             logger.info("scheduler settings changed: %s", dict(changes))

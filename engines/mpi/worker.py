@@ -28,7 +28,6 @@ from engines.mpi.leader import Leader
 from engines.mpi.memory import describe
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.scheduler import Scheduler
-from engines.mpi.settings import Ceilings
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
@@ -117,8 +116,8 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, vocab_size)
     sampler = Sampler(vocab_size, rank.device)
     trace = StepTrace(config.scheduler.step_trace)
-    ceilings = Ceilings(rank.runner.max_step_seqs, rank.runner.max_step_tokens)
-    core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, ceilings)
+    largest = rank.runner.largest_step
+    core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, largest)
     leader = Leader(core, board, rank.stopwatch)
     before = process_age()
     prompt = tuple(range(min(8, config.model.max_model_len - 2, vocab_size)))
