@@ -217,9 +217,9 @@ class SchedulerSettings:
     max_num_batched_tokens: int
     """All tokens in one step."""
     max_waiting: int
-    """Requests waiting for a place; more are refused."""
+    """Requests waiting for a place that is not free; more are refused. Preempted ones are not counted."""
     max_queued_tokens: int | None = None
-    """Prompt tokens of all waiting requests together; a request that goes beyond is refused. None: no bound."""
+    """Prompt tokens of these requests together; a request that goes beyond is refused. None: no bound."""
     scheduling_policy: str = "fcfs"
     """Who is next: `fcfs`, `priority` or `fair`."""
     chunked_prefill: bool = True

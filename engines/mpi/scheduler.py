@@ -244,15 +244,21 @@ class Scheduler:
         return outputs
 
     def _check_queue(self, sequence: Sequence) -> None:
-        settings = self._settings
-        # Those that the next step admits do not wait: a burst on an idle server is no full queue.
-        places = max(0, settings.max_num_seqs - len(self._running))
-        if self.num_waiting - places >= settings.max_waiting:
+        """Neither limit counts what has a free place, so that a burst on an idle server is no full queue, nor preempted
+        sequences, which were accepted before and get their places back. Places go by arrival here, whatever the
+        policy.
+
+        Raises:
+            Overloaded: one of the limits is reached.
+        """
+        settings, waiting = self._settings, self._waiting
+        places = max(0, settings.max_num_seqs - len(self._running) - waiting.num_preempted)
+        if waiting.num_newcomers - places >= settings.max_waiting:
             raise Overloaded(
                 f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
             )
         limit = settings.max_queued_tokens
-        queued = self._waiting.num_tokens
+        queued = 0 if limit is None else waiting.num_queued_tokens(places)
         if limit is not None and queued and queued + sequence.num_tokens > limit:
             raise Overloaded(
                 f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"

@@ -143,11 +143,11 @@ class Episode:
         request = subject.request
         if self._rng.random() < 0.01:
             self._submit_what_cannot_be(subject)
-        waiting = [s.num_tokens for s in self._live.values() if not s.runs]
+        newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
         settings = self._settings
-        places = max(0, settings.max_num_seqs - (len(self._live) - len(waiting)))
-        limit, queued = settings.max_queued_tokens, sum(waiting)
-        full = len(waiting) - places >= settings.max_waiting or (
+        places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
+        limit, queued = settings.max_queued_tokens, sum(newcomers[places:])
+        full = len(newcomers) - places >= settings.max_waiting or (
             limit is not None and queued > 0 and queued + subject.num_tokens > limit
         )
         try:
