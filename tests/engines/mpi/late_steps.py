@@ -87,7 +87,7 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
     settings = SchedulerSettings(
         max_num_seqs=rng.randint(1, 6),
         max_prefill_tokens=rng.randint(4, 30),
-        max_num_batched_tokens=rng.randint(6, 40),
+        max_num_batched_tokens=rng.randint(3, 40),
         max_waiting=1000,
         scheduling_policy=rng.choice(("fcfs", "priority", "fair")),
         chunked_prefill=chunked,

@@ -41,6 +41,8 @@ class Report:
     num_hit_tokens: int = 0
     num_refused: int = 0
     num_failed: int = 0
+    num_left_out: int = 0
+    """How often a step did not hold a sequence that could have had its next token."""
     violation: str = ""
 
     def __str__(self) -> str:
@@ -105,7 +107,7 @@ class Episode:
         return SchedulerSettings(
             max_num_seqs=rng.randint(1, 8),
             max_prefill_tokens=rng.randint(1, 40),
-            max_num_batched_tokens=rng.randint(1, 50),
+            max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
             max_waiting=rng.randint(1, 12),
             max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
             scheduling_policy=self._combination.scheduling_policy,
@@ -261,6 +263,7 @@ class Episode:
         report.num_preemptions += scheduler.num_preemptions
         report.num_recomputed_tokens += scheduler.num_recomputed_tokens
         report.num_hit_tokens += scheduler.num_prefix_hit_tokens
+        report.num_left_out += self._checks.num_left_out
 
 
 def run(combination: Combination, num_steps: int, seed: int) -> Report:
