@@ -18,6 +18,18 @@ class FinishReason(StrEnum):
     STOP_SEQUENCE = "stop_sequence"
 
 
+class AbortReason(StrEnum):
+    """Why a client wants no more of a request."""
+
+    STOP_SEQUENCE = "stop_sequence"
+    """Its text has reached a stop string, so its answer is complete: it counts as finished."""
+    CLIENT_LEFT = "client_left"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    """The HTTP request that it belongs to has failed."""
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends.

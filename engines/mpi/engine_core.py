@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engines.core import (
+    AbortReason,
     EngineInfo,
     EngineStats,
     Request,
@@ -78,11 +79,14 @@ class EngineCore:
         self._scheduler.add(request)
         self._trace.arrived(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason) -> None:
         """Forget a request. Idempotent."""
-        if self._scheduler.abort(request_id):
-            self.metrics.aborted += 1
-            self._trace.ended(request_id, "aborted")
+        sequence = self._scheduler.abort(request_id)
+        if sequence is not None:
+            self.metrics.observe_abort(reason)
+            if reason is AbortReason.STOP_SEQUENCE:
+                self._observe_tokens(sequence, time.monotonic())
+            self._trace.ended(request_id, str(reason))
         self._sampler.forget(request_id)
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
@@ -245,14 +249,14 @@ class EngineCore:
         by_id = {s.request.id: s for s in step.sequences if s.done} if ended else {}
         for output in ended:
             self._ended(output)
-            sequence = by_id[output.id]
-            later = sequence.num_output_tokens - 1
-            if later > 0 and sequence.first_token_time is not None:
-                metrics.time_per_output_token.observe((now - sequence.first_token_time) / later)
+            self._observe_tokens(by_id[output.id], now)
         seconds = self._stopwatch.reset()
         metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
         self._trace.step(step, started, seconds, self._state())
         self._stopwatch.start()
+
+    def _observe_tokens(self, sequence: Sequence, now: float) -> None:
+        self.metrics.observe_tokens(sequence.num_output_tokens, sequence.first_token_time, now)
 
     def _ended(self, output: RequestOutput) -> None:
         self._sampler.forget(output.id)

@@ -126,13 +126,12 @@ class Scheduler:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free its blocks; False when it is not known (any more)."""
+    def abort(self, request_id: str) -> Sequence | None:
+        """Forget a request and free its blocks. Returns what it was; None when it is not known (any more)."""
         sequence = self._by_id.get(request_id)
-        if sequence is None:
-            return False
-        self._remove(sequence)
-        return True
+        if sequence is not None:
+            self._remove(sequence)
+        return sequence
 
     def expire(self, now: float) -> list[RequestOutput]:
         """End the requests whose deadline has passed."""

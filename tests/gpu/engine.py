@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import Request, SamplingParams, SchedulerSettings
+from engines.core import AbortReason, Request, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
 from engines.models.config import ModelConfig
 from engines.mpi.block_manager import BlockManager, make_block_manager
@@ -209,7 +209,7 @@ def run_requests(
         if deadline is not None and deadline.passed:
             outcome.done = False
             for request_id in core.request_ids():
-                core.abort(request_id)
+                core.abort(request_id, AbortReason.TIMEOUT)
             waiting.clear()
     synchronize(device)
     outcome.seconds = time.perf_counter() - started

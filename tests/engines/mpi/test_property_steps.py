@@ -55,7 +55,7 @@ def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
             sequence.block_table.pop()
         release(self, sequence)
 
-    def abort_and_forget(self: Scheduler, request_id: str) -> bool:
+    def abort_and_forget(self: Scheduler, request_id: str) -> Sequence | None:
         nonlocal aborting
         aborting = True
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engines.client import ClientStream
-from engines.core import FinishReason, RequestOutput
+from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
 from tests.engines.mpi.conftest import NUM_TOKENS, Answer, StartEngine
 from tests.support import processes
@@ -115,7 +115,7 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
     next_output(leaving["leaving 0"])
     staying = engine.submit("staying", answer.prompt, len(answer.tokens))
     for name in leaving:
-        engine.client.abort(name)
+        engine.client.abort(name, AbortReason.CLIENT_LEFT)
     assert tuple(tokens_of(collect(staying))) == answer.tokens
     _all_free(engine)
     assert engine.stats().counters["lmi_requests_aborted_total"] == aborted_before + 10
