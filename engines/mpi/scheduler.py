@@ -19,12 +19,12 @@ from engines.core import (
     SampledToken,
     SchedulerSettings,
 )
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, RequestFailed
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed
 from engines.mpi.beam_group import BeamGroup
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.policies import POLICIES
 from engines.mpi.prefill import make_prefill_mode
-from engines.mpi.request_check import check_request
+from engines.mpi.request_check import check_queue, check_request
 from engines.mpi.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.sequence import Sequence
 from engines.mpi.step import Step, StepDraft
@@ -114,7 +114,7 @@ class Scheduler:
         if sequence.id in self._by_id:
             raise InvalidRequest(f"request id {sequence.id!r} is in use")
         check_request(sequence, self._settings, self._blocks, self._max_model_len, self._vocab_size)
-        self._check_queue(sequence)
+        check_queue(sequence, self._settings, self._waiting, len(self._running))
         self._num_added += 1
         sibling = self._by_id.get(request.same_prompt_as)
         if sibling is not None and _shares_prompt(sequence, sibling):
@@ -241,28 +241,6 @@ class Scheduler:
                 outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
                 self._remove(sequence, failed=True)
         return outputs
-
-    def _check_queue(self, sequence: Sequence) -> None:
-        """Neither limit counts what has a free place, so that a burst on an idle server is no full queue, nor preempted
-        sequences, which were accepted before and get their places back. Places go by arrival here, whatever the
-        policy.
-
-        Raises:
-            Overloaded: one of the limits is reached.
-        """
-        settings, waiting = self._settings, self._waiting
-        places = max(0, settings.max_num_seqs - len(self._running) - waiting.num_preempted)
-        if waiting.num_newcomers - places >= settings.max_waiting:
-            raise Overloaded(
-                f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
-            )
-        limit = settings.max_queued_tokens
-        queued = 0 if limit is None else waiting.num_queued_tokens(places)
-        if limit is not None and queued and queued + sequence.num_tokens > limit:
-            raise Overloaded(
-                f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
-                f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
-            )
 
     def _count_recomputed(self, draft: StepDraft) -> None:
         for sequence, count in draft.prefills.items():
