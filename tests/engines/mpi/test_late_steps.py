@@ -12,11 +12,12 @@ from engines.mpi.block_manager import make_block_manager
 from engines.mpi.scheduler import Scheduler
 from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
 from tests.engines.mpi.late_steps import MODES, LateEngine, Mode, run_episodes
+from tests.support.randomness import random_seed
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_tokens_are_those_of_a_lone_request(mode: Mode) -> None:
-    seed = random.randrange(2**31)
+    seed = random_seed()
     print(f"seed {seed}")
     outcome = run_episodes(mode, 12, random.Random(seed))
     assert outcome.num_wrong == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -21,13 +20,14 @@ from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
 from tests.engines.mpi.property_checks import Combination, combinations
 from tests.engines.mpi.property_steps import main, run
+from tests.support.randomness import random_seed
 
 _NUM_STEPS = 250
 
 
 @pytest.mark.parametrize("combination", combinations(), ids=str)
 def test_random_steps(combination: Combination) -> None:
-    report = run(combination, _NUM_STEPS, secrets.randbelow(2**31))
+    report = run(combination, _NUM_STEPS, random_seed())
     assert not report.violation, report
 
 
