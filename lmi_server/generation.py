@@ -120,10 +120,12 @@ class Generation:
                 if output.error_kind:
                     raise self._failure(continuation, output)
                 yield self._take(continuation, output)
+        except ClientGone:
+            raise
         except DeadlineExceeded:
             self._abort_reason = AbortReason.TIMEOUT
             raise
-        except EngineError:
+        except Exception:  # also what nobody expects: the answer cannot be made
             self._abort_reason = AbortReason.FAILED
             raise
 
