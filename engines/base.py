@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from engines.core import EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.health import Health
 
 SettingValue = int | float | bool | str | None
@@ -38,8 +38,8 @@ class Engine(Protocol):
     def submit(self, *requests: Request) -> RequestStream:
         """Hand requests over. A refusal (queue full, draining) is a request's first and only output."""
 
-    def abort(self, request_id: str) -> None:
-        """The client is gone or has enough: free what the request holds. No further output. Idempotent."""
+    def abort(self, request_id: str, reason: AbortReason) -> None:
+        """Free what the request holds: nobody wants more of it. No further output. Idempotent."""
 
     def health(self) -> Health:
         """Read from shared memory; never blocks."""

@@ -15,7 +15,7 @@ import gevent.queue
 import zmq.green as zmq
 
 from engines.base import SchedulerAnswer, SettingValue
-from engines.core import EngineStats, Request, RequestOutput
+from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import EngineDied
 from engines.health import EngineState, Health, StatusBoard
 from engines.wire import (
@@ -78,9 +78,9 @@ class EngineClient:
                 self._send(Submit(request))
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason) -> None:
         if self._streams.pop(request_id, None) is not None:
-            self._send(Abort(request_id))
+            self._send(Abort(request_id, reason))
 
     def health(self) -> Health:
         return self._board.read()

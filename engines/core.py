@@ -18,6 +18,18 @@ class FinishReason(StrEnum):
     STOP_SEQUENCE = "stop_sequence"
 
 
+class AbortReason(StrEnum):
+    """Why a client wants no more of a request."""
+
+    STOP_SEQUENCE = "stop_sequence"
+    """Its text has reached a stop string, so its answer is complete: it counts as finished."""
+    CLIENT_LEFT = "client_left"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    """The HTTP request that it belongs to has failed."""
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
     """Parameters of transformers' `generate` that engine=Python applies by that library's own logits processors.
@@ -238,9 +250,9 @@ class SchedulerSettings:
     max_num_batched_tokens: int
     """All tokens in one step."""
     max_waiting: int
-    """Requests waiting for a place; more are refused."""
+    """Requests waiting for a place that is not free; more are refused. Preempted ones are not counted."""
     max_queued_tokens: int | None = None
-    """Prompt tokens of all waiting requests together; a request that goes beyond is refused. None: no bound."""
+    """Prompt tokens of these requests together; a request that goes beyond is refused. None: no bound."""
     scheduling_policy: str = "fcfs"
     """Who is next: `fcfs`, `priority` or `fair`."""
     chunked_prefill: bool = True

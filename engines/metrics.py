@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from engines.core import EngineInfo, EngineStats, HistogramData
+from engines.core import AbortReason, EngineInfo, EngineStats, HistogramData
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -53,6 +53,18 @@ class EngineMetrics:
         self.step_tokens = Histogram("lmi_step_tokens", _TOKENS)
         self.step_overhead = Histogram("lmi_step_overhead_seconds", _SHORT)
         self._step_parts: dict[str, Histogram] = {}
+
+    def observe_abort(self, reason: AbortReason) -> None:
+        """Count a request of which no more is wanted; one that ended by a stop string has finished."""
+        if reason is AbortReason.STOP_SEQUENCE:
+            self.finished += 1
+        else:
+            self.aborted += 1
+
+    def observe_tokens(self, num_tokens: int, first_token_time: float | None, now: float) -> None:
+        """Observe the time per token, but for the first, of a request that has so many tokens and ends now."""
+        if num_tokens > 1 and first_token_time is not None:
+            self.time_per_output_token.observe((now - first_token_time) / (num_tokens - 1))
 
     def observe_step(self, num_sequences: int, num_tokens: int, seconds_by_part: Mapping[str, float]) -> None:
         """One step: how many sequences and tokens it held, and where its time went."""

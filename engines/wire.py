@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engines.core import EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -17,6 +17,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """To the engine: forget this request; no further output is wanted."""
 
     request_id: str
+    reason: AbortReason
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engines.base import Engine, RequestStream
-from engines.core import RequestOutput
+from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
 from lmi_server.candidates import Terms, candidates, chosen
 from lmi_server.client_gone import ClientWatch
@@ -67,6 +67,8 @@ class Generation:
         self._engine = engine
         self._client = client
         self._clock = clock
+        self._abort_reason = AbortReason.CLIENT_LEFT
+        """Why what is open is aborted: without an error it is open because the client left."""
         self.first_token_time: float | None = None
 
     @property
@@ -107,16 +109,25 @@ class Generation:
         # All before the first is waited for, so that they can share a batch.
         stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
-        while not self.finished:
-            output = self._next(stream)
-            continuation = self._open.get(output.id)
-            if continuation is None:  # was on its way when a stop string ended the request
-                continue
-            if output.finished:
-                del self._open[output.id]
-            if output.error_kind:
-                raise self._failure(continuation, output)
-            yield self._take(continuation, output)
+        try:
+            while not self.finished:
+                output = self._next(stream)
+                continuation = self._open.get(output.id)
+                if continuation is None:  # was on its way when a stop string ended the request
+                    continue
+                if output.finished:
+                    del self._open[output.id]
+                if output.error_kind:
+                    raise self._failure(continuation, output)
+                yield self._take(continuation, output)
+        except ClientGone:
+            raise
+        except DeadlineExceeded:
+            self._abort_reason = AbortReason.TIMEOUT
+            raise
+        except Exception:  # also what nobody expects: the answer cannot be made
+            self._abort_reason = AbortReason.FAILED
+            raise
 
     def close(self) -> None:
         """Free what the engine still holds for the request. Idempotent."""
@@ -126,7 +137,7 @@ class Generation:
     def _abort(self) -> None:
         while self._open:
             request_id, _ = self._open.popitem()
-            self._engine.abort(request_id)
+            self._engine.abort(request_id, self._abort_reason)
 
     def _next(self, stream: RequestStream) -> RequestOutput:
         deadline = self._terms.deadline
@@ -153,7 +164,7 @@ class Generation:
             self._completions[step.index] = step.completion
             # Before the last text is written: what a stop string ended must not go on computing.
             if self._open.pop(output.id, None) is not None:
-                self._engine.abort(output.id)
+                self._engine.abort(output.id, AbortReason.STOP_SEQUENCE)
             if self.finished:
                 self.close()
         return step

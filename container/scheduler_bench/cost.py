@@ -114,6 +114,7 @@ def _loaded(bench: Bench, num_running: int, num_waiting: int) -> Scheduler:
         SchedulerConfig(settings, "max_utilization"),
         make_block_manager(num_blocks, _BLOCK_SIZE, paged=True, prefix_caching=True),
         max_model_len=1 << 20,
+        vocab_size=1 << 30,
     )
     sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + bench.num_steps + 2)
     for number in range(num_running):

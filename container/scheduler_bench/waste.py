@@ -111,7 +111,7 @@ def _scheduler(arm: Arm, load: WasteLoad, blocks: BlockManager) -> Scheduler:
         max_num_batched_tokens=load.max_prefill_tokens + load.num_requests,
         max_waiting=load.num_requests,
     )
-    return Scheduler(SchedulerConfig(settings, arm.admission), blocks, longest)
+    return Scheduler(SchedulerConfig(settings, arm.admission), blocks, longest, load.num_requests)
 
 
 def _sample(step: Step, lengths: list[int]) -> list[SampledToken]:

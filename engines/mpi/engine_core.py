@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engines.core import (
+    AbortReason,
     EngineInfo,
     EngineStats,
     Request,
@@ -20,10 +21,11 @@ from engines.errors import RequestFailed
 from engines.metrics import EngineMetrics
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.executor import StepExecutor, StepFailed
+from engines.mpi.largest_step import LargestStep
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
-from engines.mpi.settings import Ceilings, Value, change
+from engines.mpi.settings import Value, change
 from engines.mpi.step import Step
 from engines.mpi.step_plan import PlanKind, StepPlan
 from engines.mpi.step_runner import Choices, StepResult
@@ -48,8 +50,9 @@ class EngineCore:
         sampler: Sampler,
         stopwatch: Stopwatch,
         trace: StepTrace,
-        ceilings: Ceilings | None = None,
+        measured: LargestStep | None = None,
     ) -> None:
+        """measured: the step that memory was measured for; settings that allow a larger one are refused."""
         self.metrics = EngineMetrics()
         self._scheduler = scheduler
         self._blocks = blocks
@@ -57,7 +60,7 @@ class EngineCore:
         self._sampler = sampler
         self._stopwatch = stopwatch
         self._trace = trace
-        self._ceilings = ceilings or Ceilings()
+        self._measured = measured
         self._num_beats = 0
         """Since the last step."""
         self._flying: _Flying | None = None
@@ -76,16 +79,19 @@ class EngineCore:
         self._scheduler.add(request)
         self._trace.arrived(request)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason) -> None:
         """Forget a request. Idempotent."""
-        if self._scheduler.abort(request_id):
-            self.metrics.aborted += 1
-            self._trace.ended(request_id, "aborted")
+        sequence = self._scheduler.abort(request_id)
+        if sequence is not None:
+            self.metrics.observe_abort(reason)
+            if reason is AbortReason.STOP_SEQUENCE:
+                self._observe_tokens(sequence, time.monotonic())
+            self._trace.ended(request_id, str(reason))
         self._sampler.forget(request_id)
 
     def configure(self, changes: Mapping[str, Value]) -> SchedulerSettings:
         """Change settings from the next step on; returns those in force. Raises `BadSettings`: nothing was changed."""
-        settings = change(self._scheduler.settings, changes, self._ceilings)
+        settings = change(self._scheduler.settings, changes, self._measured)
         if changes:
             self._scheduler.reconfigure(settings)
             logger.info("scheduler settings changed: %s", dict(changes))
@@ -106,7 +112,7 @@ class EngineCore:
         if step is None and self._flying is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
-            self._check_books()
+            self._audit_when_idle()
             self._stopwatch.reset()
             self._stopwatch.start()
             return outputs
@@ -116,9 +122,9 @@ class EngineCore:
         return outputs + computed if outputs else computed
 
     def stop(self) -> None:
-        """End all ranks' loops. Nothing may be waiting or running; a step that still flies is nobody's."""
+        """End all ranks' loops. Nothing may be waiting or running; the results of a step in flight are dropped."""
         self._land()
-        self._blocks.check()
+        self._audit("at the end")
         self._executor.lead(StepPlan(PlanKind.STOP))
         self._trace.close()
 
@@ -133,18 +139,21 @@ class EngineCore:
         }
         return dataclasses.replace(stats, counters={**stats.counters, **counters})
 
-    def _check_books(self) -> None:
-        """Nobody runs, so nobody may hold a block. The whole audit waits for the second beat: it takes a while where
-        there are many blocks, and a request may come right after the last one's end."""
+    def _audit_when_idle(self) -> None:
+        """Audit the KV cache at the second beat: an audit takes a while where there are many blocks, and a request may
+        come right after the last one's end."""
         self._num_beats += 1
-        if self._num_beats != _AUDIT_BEAT or self._scheduler.has_work:
-            return
+        if self._num_beats == _AUDIT_BEAT and not self._scheduler.has_work:
+            self._audit("requests go on, but memory is lost")
+
+    def _audit(self, outlook: str) -> None:
+        """Log a fault in the accounting of KV blocks. Nothing runs, so no block may be held."""
         try:
             self._blocks.check()
             if self._blocks.num_used:
-                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nobody runs")
-        except RuntimeError:
-            logger.exception("the books of the KV cache are wrong; requests go on, but memory is lost")
+                raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
+        except Exception:  # what is wrong with the accounting may trip the audit itself
+            logger.exception("the audit of the KV cache failed; %s", outlook)
 
     def _run(self, step: Step, started: float) -> list[RequestOutput]:
         """Have a step computed. One whose tokens the device chooses is left to itself until the next one runs; what
@@ -240,14 +249,14 @@ class EngineCore:
         by_id = {s.request.id: s for s in step.sequences if s.done} if ended else {}
         for output in ended:
             self._ended(output)
-            sequence = by_id[output.id]
-            later = sequence.num_output_tokens - 1
-            if later > 0 and sequence.first_token_time is not None:
-                metrics.time_per_output_token.observe((now - sequence.first_token_time) / later)
+            self._observe_tokens(by_id[output.id], now)
         seconds = self._stopwatch.reset()
         metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
         self._trace.step(step, started, seconds, self._state())
         self._stopwatch.start()
+
+    def _observe_tokens(self, sequence: Sequence, now: float) -> None:
+        self.metrics.observe_tokens(sequence.num_output_tokens, sequence.first_token_time, now)
 
     def _ended(self, output: RequestOutput) -> None:
         self._sampler.forget(output.id)

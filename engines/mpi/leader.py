@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 
-from engines.core import EngineInfo, Request, RequestOutput
+from engines.core import AbortReason, EngineInfo, Request, RequestOutput
 from engines.errors import EngineError, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
@@ -67,9 +67,9 @@ class Leader:
         match message:
             case Submit(request):
                 self._submit(front, client, request)
-            case Abort(request_id):
+            case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
-                    self._abort(request_id)
+                    self._abort(request_id, reason)
             case GetStats(token):
                 front.send(client, Stats(token, core.stats(info)))
             case ConfigureScheduler(token, changes):
@@ -94,8 +94,8 @@ class Leader:
             return
         self._clients[request.id] = client
 
-    def _abort(self, request_id: str) -> None:
-        self._core.abort(request_id)
+    def _abort(self, request_id: str, reason: AbortReason) -> None:
+        self._core.abort(request_id, reason)
         self._clients.pop(request_id, None)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
@@ -110,7 +110,7 @@ class Leader:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
             for request_id in orphans:
-                self._abort(request_id)
+                self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
         """Tell those that could not be finished, then stop the other ranks."""
@@ -118,7 +118,7 @@ class Leader:
         rest = self._core.request_ids()
         self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
         for request_id in rest:
-            self._core.abort(request_id)
+            self._core.abort(request_id, AbortReason.SHUTDOWN)
         logger.info("drained: %d requests were told that they could not be finished", len(rest))
         self._core.stop()
         front.close()

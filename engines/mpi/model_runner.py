@@ -84,11 +84,8 @@ class ModelRunner:
         self._batch_invariant = config.parallel.batch_invariant
         self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
-        on_gpu = device.type == "cuda"
-        self.max_step_tokens = step.num_tokens if on_gpu else None
-        """What memory was made sure of: no later setting may go beyond. None: it may."""
-        self.max_step_seqs = step.num_seqs if on_gpu else None
-        """Likewise, of sequences."""
+        self.largest_step = step
+        """The step that memory is measured for: no later setting may allow a larger one."""
         predicted = self._predict(config, step)
         activations = self._profile(config, step)
         profiled = time.perf_counter()
@@ -96,7 +93,7 @@ class ModelRunner:
         self.cache = self._make_cache(config, step, weight_bytes, int(activations * _SPARE))
         cached = time.perf_counter()
         self._steps = self._make_steps(config, step, self.cache)
-        if isinstance(self._steps, GpuSteps) and on_gpu:
+        if isinstance(self._steps, GpuSteps) and device.type == "cuda":
             rehearse(step, self._steps, config.cache.block_size)
         rehearsed = time.perf_counter()
         if isinstance(self._steps, GpuSteps) and not config.parallel.enforce_eager:

@@ -50,6 +50,9 @@ class PagedBlocks(SequenceBlocks):
             if needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
                 return False  # Though all that may be found were found, and others held it.
             found = self.prefix_cache.find(sequence)
+            if needed - len(found) > room:
+                return False  # In any case, without a look at all of them.
+            found = list(found)
         num_idle = sum(not self._ref_counts[block] for block in found)
         if needed - len(found) + num_idle > room:
             return False

@@ -20,13 +20,15 @@ from engines.mpi.sequence import Sequence
 class _Page:
     """One page in the cache. Never changed until it is `gone`, and it does not come back then."""
 
-    __slots__ = ("block", "content", "gone", "key", "parent")
+    __slots__ = ("block", "content", "gone", "index", "key", "parent")
 
     def __init__(self, block: int, key: bytes, parent: _Page | None, content: bytes) -> None:
         self.block = block
         self.key = key
         self.parent = parent
         """The page before; None before the first."""
+        self.index: int = 0 if parent is None else parent.index + 1
+        """Its place in every prompt that it is found for."""
         self.content = content
         """Its tokens; the tenant's name, then its tokens, for the first page."""
         self.gone = False
@@ -54,6 +56,10 @@ class PrefixCache:
         self._last_kept: dict[Sequence, _Page] = {}
         """For sequences that hold blocks: the page in the cache that equals the last of their kept ones, their own
         or another's. A sequence with kept pages that has none here, or one that has gone, adds no more."""
+        self._looked_up: Sequence | None = None
+        """The sequence of the last look-up. While one waits for room it is looked up in every step."""
+        self._found: list[int] = []
+        """Blocks of its first pages. What goes is taken out at once, so only what may have come is looked for again."""
         self.num_evictions = 0
 
     @property
@@ -67,16 +73,22 @@ class PrefixCache:
         return len(self._idle)
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Blocks of the sequence's first pages, as many as there are; its last token is never in one of them."""
-        blocks: list[int] = []
-        page: _Page | None = None
-        for index in range((sequence.num_tokens - 1) // self._block_size):
+        """Find the blocks of the sequence's first pages, as many as there are; its last token is never in one of them.
+
+        Looked up again, a sequence costs as much as has changed, not as it is long. The list is the cache's own, and
+        holds until the next call.
+        """
+        if sequence is not self._looked_up:
+            self._looked_up, self._found = sequence, []
+        blocks = self._found
+        last = self._by_block[blocks[-1]] if blocks else None
+        for index in range(len(blocks), (sequence.num_tokens - 1) // self._block_size):
             content = self._content(sequence, index)
-            found = self._by_key.get(self._key(sequence, index, content))
-            if found is None or found.parent is not page or found.content != content:
+            page = self._by_key.get(self._key(sequence, index, content))
+            if page is None or page.parent is not last or page.content != content:
                 break
-            page = found
-            blocks.append(found.block)
+            blocks.append(page.block)
+            last = page
         return blocks
 
     def hold(self, sequence: Sequence, blocks: list[int]) -> None:
@@ -190,6 +202,14 @@ class PrefixCache:
         for key, page in self._by_key.items():
             if page.key != key or self._by_block.get(page.block) is not page:
                 raise RuntimeError(f"a key leads to a page that is not in block {page.block} any more")
+        last = None
+        for index, block in enumerate(self._found):
+            found = self._by_block.get(block)
+            if found is None or found.index != index or found.parent is not last:
+                raise RuntimeError(
+                    f"the last look-up still has block {block}, whose page or predecessor has gone"
+                )
+            last = found
 
     def _content(self, sequence: Sequence, index: int) -> bytes:
         start = index * self._block_size
@@ -212,5 +232,7 @@ class PrefixCache:
     def _retire(self, page: _Page) -> None:
         if self._by_key.get(page.key) is page:
             del self._by_key[page.key]
+        if page.index < len(self._found) and self._found[page.index] == page.block:
+            del self._found[page.index :]
         page.gone = True
         page.parent = None  # So that no chain of pages that have gone is kept in memory.

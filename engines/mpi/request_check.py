@@ -1,17 +1,25 @@
-"""Whether a request can ever run."""
+"""The checks of a new request: whether it can ever run, and whether the queue has room for it."""
 
 from __future__ import annotations
 
 from engines.core import SchedulerSettings
-from engines.errors import InvalidRequest
+from engines.errors import InvalidRequest, Overloaded
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.sequence import Sequence
+from engines.mpi.waiting_line import WaitingLine
+from engines.vocabulary import check_token_ids
 
 
 def check_request(
-    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int
+    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int, vocab_size: int
 ) -> None:
-    """Raises InvalidRequest: not even alone does it fit."""
+    """Check that a request can run, if only alone.
+
+    Biases, bad words and stop tokens are not looked at: sampling passes over ids that have no logit.
+
+    Raises:
+        InvalidRequest: it does not fit, or the model lacks one of its prompt's tokens.
+    """
     sampling = sequence.request.sampling
     if not sequence.token_ids or sampling.max_new_tokens < 1:
         raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
@@ -28,4 +36,30 @@ def check_request(
         raise InvalidRequest(
             f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
             f" come to {worst}{each}, more than the limit of {limit} tokens"
+        )
+    check_token_ids(sequence.request.prompt_token_ids, vocab_size)
+
+
+def check_queue(
+    sequence: Sequence, settings: SchedulerSettings, waiting: WaitingLine, num_running: int
+) -> None:
+    """Check that the queue has room for a request.
+
+    Neither limit counts what has a free place, so that a burst on an idle server is no full queue, nor preempted
+    sequences, which were accepted before and get their places back. Places go by arrival here, whatever the policy.
+
+    Raises:
+        Overloaded: one of the limits is reached.
+    """
+    places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
+    if waiting.num_newcomers - places >= settings.max_waiting:
+        raise Overloaded(
+            f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
+        )
+    limit = settings.max_queued_tokens
+    queued = 0 if limit is None else waiting.num_queued_tokens(places)
+    if limit is not None and queued and queued + sequence.num_tokens > limit:
+        raise Overloaded(
+            f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
+            f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.sequence import Sequence
@@ -53,6 +53,7 @@ class RunningSet:
         self._scrub: list[int] = []
         self._copies: list[int] = []
         self._started: list[Sequence] = []
+        self._num_turns = 0
 
     def __len__(self) -> int:
         return len(self._running)
@@ -61,21 +62,18 @@ class RunningSet:
         """In the order of admission."""
         return list(self._running.values())
 
-    def plan_decodes(self, max_num_tokens: int, draft: StepDraft) -> list[Sequence]:
-        """Give generating sequences their newest token's place, as many as the step holds. Returns the others, which
-        have to catch up; who gives way in between shows by `waits`."""
+    def plan_decodes(self, draft: StepDraft) -> list[Sequence]:
+        """Plan the newest token of every generating sequence; the step holds at least as many tokens as sequences run.
+        Returns the others, which have to catch up; those that are preempted in between show by `waits`."""
         block_size = self._blocks.block_size
-        left = iter(list(self._generating))
-        decodes: list[Sequence] = []
-        while more := list(islice(left, max_num_tokens - len(decodes))):
-            for sequence in [s for s in more if not s.num_computed_tokens % block_size]:
-                # Its token is the first of a page.
-                if not sequence.waits:
-                    self.make_room(sequence, len(sequence.token_ids), draft)
-                draft.grown.append(sequence)
-            decodes += more
-            if draft.preempted:
-                decodes = [sequence for sequence in decodes if not sequence.waits]
+        decodes = list(self._generating)
+        for sequence in [s for s in decodes if not s.num_computed_tokens % block_size]:
+            # Its token is the first of a page.
+            if not sequence.waits:
+                self.make_room(sequence, len(sequence.token_ids), draft)
+            draft.grown.append(sequence)
+        if draft.preempted:
+            decodes = [sequence for sequence in decodes if not sequence.waits]
         draft.decodes = dict.fromkeys(decodes, 1)
         if len(self._generating) == len(self._running):
             return []
@@ -83,16 +81,33 @@ class RunningSet:
         for sequence in self.sequences():
             if sequence in self._generating or sequence.waits or sequence.is_complete:
                 continue
-            if not is_decoding(sequence):
+            if is_decoding(sequence):
+                # A beam, or one that was preempted and found all but its newest token in the cache.
+                self._plan_decode(sequence, draft)
+            else:
                 behind.append(sequence)
-            elif len(draft.decodes) < max_num_tokens and self.make_room(
-                sequence, len(sequence.token_ids), draft
-            ):  # a beam, or one that was preempted and found all but its newest token in the cache
-                draft.decodes[sequence] = 1
-                draft.grown.append(sequence)
-                if sequence.may_give_way:
-                    self.generates(sequence)
         return behind
+
+    def plan_turns(
+        self, max_num_tokens: int, draft: StepDraft, catch_up: Callable[[Sequence], None] | None = None
+    ) -> None:
+        """As `plan_decodes`, for a step that holds fewer tokens than sequences run: the policy's precedence decides who
+        is served, and among equals those that were not served for the longest time, so that none stands still.
+
+        catch_up: plans a chunk of a sequence that has to catch up, as far as there is room; None: none of them take
+            part.
+        """
+        precedence = self.waiting.policy.precedence
+        for sequence in sorted(self.sequences(), key=lambda s: (precedence(s), s.last_turn, s.number)):
+            if sequence.waits or sequence.is_complete or draft.num_tokens >= max_num_tokens:
+                continue
+            if is_decoding(sequence):
+                self._plan_decode(sequence, draft)
+            elif catch_up is not None:
+                catch_up(sequence)
+        for sequence in (*draft.decodes, *draft.prefills):
+            self._num_turns += 1
+            sequence.last_turn = self._num_turns
 
     def generates(self, sequence: Sequence) -> None:
         """All of its tokens but the newest are computed, and from now on it gains one in each step."""
@@ -200,6 +215,13 @@ class RunningSet:
             if failed:
                 one.num_computed_tokens = len(one.block_table) * self._blocks.block_size
             self._release(one)
+
+    def _plan_decode(self, sequence: Sequence, draft: StepDraft) -> None:
+        if self.make_room(sequence, len(sequence.token_ids), draft):
+            draft.decodes[sequence] = 1
+            draft.grown.append(sequence)
+            if sequence.may_give_way:
+                self.generates(sequence)
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """For a newcomer and its companions, all or none."""

@@ -19,12 +19,12 @@ from engines.core import (
     SampledToken,
     SchedulerSettings,
 )
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, RequestFailed
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed
 from engines.mpi.beam_group import BeamGroup
 from engines.mpi.block_manager import BlockManager
 from engines.mpi.policies import POLICIES
 from engines.mpi.prefill import make_prefill_mode
-from engines.mpi.request_check import check_request
+from engines.mpi.request_check import check_queue, check_request
 from engines.mpi.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.sequence import Sequence
 from engines.mpi.step import Step, StepDraft
@@ -37,10 +37,13 @@ _new = tuple.__new__
 class Scheduler:
     """Waiting and running sequences."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int, vocab_size: int
+    ) -> None:
         self._settings = config.settings
         self._blocks = blocks
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
         self._waiting = WaitingLine(POLICIES[config.settings.scheduling_policy]())
         self._running = RunningSet(
             ADMISSION_MODES[config.batch_scheduler_policy],
@@ -104,14 +107,14 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            InvalidRequest: it can never fit, or its id is in use.
+            InvalidRequest: it can never run, or its id is in use.
             Overloaded: the queue is full.
         """
         sequence = Sequence(request, self._num_added)
         if sequence.id in self._by_id:
             raise InvalidRequest(f"request id {sequence.id!r} is in use")
-        check_request(sequence, self._settings, self._blocks, self._max_model_len)
-        self._check_queue(sequence)
+        check_request(sequence, self._settings, self._blocks, self._max_model_len, self._vocab_size)
+        check_queue(sequence, self._settings, self._waiting, len(self._running))
         self._num_added += 1
         sibling = self._by_id.get(request.same_prompt_as)
         if sibling is not None and _shares_prompt(sequence, sibling):
@@ -123,13 +126,12 @@ class Scheduler:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free its blocks; False when it is not known (any more)."""
+    def abort(self, request_id: str) -> Sequence | None:
+        """Forget a request and free its blocks. Returns what it was; None when it is not known (any more)."""
         sequence = self._by_id.get(request_id)
-        if sequence is None:
-            return False
-        self._remove(sequence)
-        return True
+        if sequence is not None:
+            self._remove(sequence)
+        return sequence
 
     def expire(self, now: float) -> list[RequestOutput]:
         """End the requests whose deadline has passed."""
@@ -239,22 +241,6 @@ class Scheduler:
                 outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
                 self._remove(sequence, failed=True)
         return outputs
-
-    def _check_queue(self, sequence: Sequence) -> None:
-        settings = self._settings
-        # Those that the next step admits do not wait: a burst on an idle server is no full queue.
-        places = max(0, settings.max_num_seqs - len(self._running))
-        if self.num_waiting - places >= settings.max_waiting:
-            raise Overloaded(
-                f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
-            )
-        limit = settings.max_queued_tokens
-        queued = self._waiting.num_tokens
-        if limit is not None and queued and queued + sequence.num_tokens > limit:
-            raise Overloaded(
-                f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
-                f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
-            )
 
     def _count_recomputed(self, draft: StepDraft) -> None:
         for sequence, count in draft.prefills.items():

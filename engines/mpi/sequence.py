@@ -63,6 +63,8 @@ class Sequence:
     num_ever_computed: int = 0
     """The largest `num_computed_tokens` that it ever had: what lies below is computed again after a preemption."""
     num_preemptions: int = 0
+    last_turn: int = 0
+    """Number of its last turn, where the running sequences take turns."""
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_plain_start: int = -1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from engines.core import SchedulerSettings
+from engines.mpi.largest_step import LargestStep
 from engines.mpi.policies import POLICIES
 
 Value = int | float | bool | str | None
@@ -30,30 +30,50 @@ class BadSettings(Exception):
         self.refused = refused
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What memory was sized for at the start, where that was done: no limit may be raised beyond it later."""
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-
-
 def change(
-    settings: SchedulerSettings, changes: Mapping[str, Value], ceilings: Ceilings
+    settings: SchedulerSettings, changes: Mapping[str, Value], measured: LargestStep | None
 ) -> SchedulerSettings:
-    """The settings with these changes.
+    """Return the settings with these changes.
+
+    measured: the step that memory was measured for at the start; no step may become larger. None: no bound.
 
     Raises:
         BadSettings: one of the values is not accepted, or no such setting exists.
     """
-    refused = {name: why for name, value in changes.items() if (why := _problem(name, value, ceilings))}
+    refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
+    if measured is not None:
+        refused = {**_too_large(changes, measured), **refused}
     if refused:
         raise BadSettings(refused)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def _problem(name: str, value: Value, ceilings: Ceilings) -> str:
-    """Why a value is not accepted; empty when it is."""
+def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str, str]:
+    """Changes that would allow steps which the measurement does not cover.
+
+    `max_prefill_tokens` is none of them: prompts are bounded by `max_num_batched_tokens` too.
+    """
+    refused: dict[str, str] = {}
+    for name, limit in (
+        ("max_num_seqs", measured.num_seqs),
+        ("max_num_batched_tokens", measured.num_tokens),
+    ):
+        value = changes.get(name)
+        if isinstance(value, int) and value > limit:
+            refused[name] = (
+                f"given {value}; accepted: at most {limit}, for which memory was measured at the start"
+            )
+    if changes.get("chunked_prefill") is False and measured.max_model_len > measured.num_tokens:
+        refused["chunked_prefill"] = (
+            f"given false; accepted: true, as memory was measured at the start for steps of at most"
+            f" {measured.num_tokens} tokens (option.max_num_batched_tokens), and without chunks a whole prompt runs in"
+            f" one step, up to {measured.max_model_len} tokens (option.max_model_len)"
+        )
+    return refused
+
+
+def _problem(name: str, value: Value) -> str:
+    """Say why a value is not accepted; empty when it is."""
     if name == "scheduling_policy":
         return "" if value in POLICIES else f"given {value!r}; accepted: {', '.join(POLICIES)}"
     if name == "chunked_prefill":
@@ -67,7 +87,4 @@ def _problem(name: str, value: Value, ceilings: Ceilings) -> str:
         return ""
     if not isinstance(value, int) or isinstance(value, bool) or value < _LEAST[name]:
         return f"given {value!r}; accepted: a whole number of at least {_LEAST[name]}"
-    ceiling: int | None = getattr(ceilings, name, None)
-    if ceiling is not None and value > ceiling:
-        return f"given {value}; accepted: at most {ceiling}, for which memory was sized at the start"
     return ""

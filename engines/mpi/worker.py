@@ -28,7 +28,6 @@ from engines.mpi.leader import Leader
 from engines.mpi.memory import describe
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.scheduler import Scheduler
-from engines.mpi.settings import Ceilings
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
@@ -113,14 +112,15 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     blocks = make_block_manager(
         cache.num_blocks, cache.block_size, config.cache.paged, config.cache.prefix_caching
     )
-    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
-    sampler = Sampler(rank.runner.config.vocab_size, rank.device)
+    vocab_size = rank.runner.config.vocab_size
+    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, vocab_size)
+    sampler = Sampler(vocab_size, rank.device)
     trace = StepTrace(config.scheduler.step_trace)
-    ceilings = Ceilings(rank.runner.max_step_seqs, rank.runner.max_step_tokens)
-    core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, ceilings)
+    largest = rank.runner.largest_step
+    core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, largest)
     leader = Leader(core, board, rank.stopwatch)
     before = process_age()
-    prompt = tuple(range(min(8, config.model.max_model_len - 2)))
+    prompt = tuple(range(min(8, config.model.max_model_len - 2, vocab_size)))
     leader.warm_up(Request("warm-up", prompt, SamplingParams(max_new_tokens=2), time.monotonic()))
     seconds = {**rank.seconds, "warm-up": process_age() - before}
     # What is loaded stays: the garbage collector need not look at it again and again while steps wait.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from engines.config import PythonEngineConfig
-from engines.core import EngineInfo, Request, RequestOutput
+from engines.core import AbortReason, EngineInfo, Request, RequestOutput
 from engines.errors import DeadlineExceeded, EngineDied, EngineError, InvalidRequest, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
@@ -130,9 +130,9 @@ class Dispatch:
         match message:
             case Submit(request):
                 self._submit(front, client, request)
-            case Abort(request_id):
+            case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
-                    self._abort(request_id)
+                    self._abort(request_id, reason)
             case GetStats(token):
                 front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
@@ -169,12 +169,17 @@ class Dispatch:
                 f"of {limit} tokens"
             )
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_id: str, reason: AbortReason) -> None:
         """Forget a request, wherever it is."""
         del self._clients[request_id]
-        if not self._batcher.abort(request_id) and self._running.pop(request_id, None) is not None:
+        self._metrics.observe_abort(reason)
+        if self._batcher.abort(request_id):
+            return
+        running = self._running.pop(request_id, None)
+        if running is not None:
             self._generator.forget(request_id)
-        self._metrics.aborted += 1
+            if reason is AbortReason.STOP_SEQUENCE:
+                self._metrics.observe_tokens(running.num_tokens, running.first_token_time, self._clock())
 
     # What the generating process says and does
 
@@ -281,7 +286,7 @@ class Dispatch:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
             for request_id in orphans:
-                self._abort(request_id)
+                self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
         """Tell those that could not be finished."""

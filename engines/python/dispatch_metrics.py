@@ -36,9 +36,7 @@ class DispatchMetrics(EngineMetrics):
         if output.finished:
             self.finished += not output.error_kind
             self.failed += bool(output.error_kind)
-            later = running.num_tokens + len(output.token_ids) - 1
-            if later > 0 and running.first_token_time is not None:
-                self.time_per_output_token.observe((now - running.first_token_time) / later)
+            self.observe_tokens(running.num_tokens + len(output.token_ids), running.first_token_time, now)
 
     def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
         stats = super().snapshot(info, gauges)

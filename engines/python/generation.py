@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.core import Request
+from engines.core import Request, RequestOutput
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed
 from engines.python.batch import Batch, Listener, Waste
 from engines.python.model import Model
@@ -21,6 +21,7 @@ from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import Pulse, TimeIsOver
 from engines.python.rows import Row
 from engines.python.steps import Advance, Choose, Steps
+from engines.vocabulary import check_token_ids
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,9 @@ class Generation:
         deadline: by the pulse's clock; what is not done then ends with an error.
         """
         batch = Batch([Row(request) for request in requests], listener)
-        largest = self._model.num_embeddings
-        outside = [row for row in batch.rows if max(row.request.prompt_token_ids) >= largest]
-        if outside:
-            # Caught here: an index beyond a table ends more than this batch on a GPU.
-            batch.tell([row.fail(_outside(row, largest)) for row in outside])
+        refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
+        if refusals:
+            batch.tell(refusals)
         self._pulse.deadline = deadline
         try:
             for group in self._groups(batch.rows):
@@ -60,6 +59,14 @@ class Generation:
         finally:
             self._pulse.deadline = None
         return batch.waste
+
+    def _check(self, row: Row) -> RequestOutput | None:
+        """The refusal of a prompt with a token that the model lacks."""
+        try:
+            check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
+        except InvalidRequest as error:
+            return row.fail(error)
+        return None
 
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Rows that can share a call: all of them, but for a model that cannot leave padding out."""
@@ -118,10 +125,3 @@ class Generation:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
             torch.cuda.empty_cache()
-
-
-def _outside(row: Row, num_embeddings: int) -> InvalidRequest:
-    worst = max(row.request.prompt_token_ids)
-    return InvalidRequest(
-        f"the prompt holds token id {worst}; the model has embeddings for ids 0 to {num_embeddings - 1}"
-    )

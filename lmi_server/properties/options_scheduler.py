@@ -81,7 +81,8 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     _option(
         "option.max_queued_tokens",
         Int(1, 2**31 - 1),
-        "Tokens of all waiting requests together; a request that goes beyond is refused at once. Without it no bound.",
+        "Prompt tokens of the requests that wait for a place, together; a request that goes beyond is refused at once."
+        " Without it no bound.",
         target="options.max_queued_tokens",
         example="100000",
     ),

@@ -21,6 +21,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.process": 0,
     "engines.registry": 0,
     "engines.stopwatch": 0,
+    "engines.vocabulary": 0,
     "engines.base": 1,
     "engines.front": 2,
     "engines.metrics": 1,

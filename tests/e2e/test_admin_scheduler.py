@@ -41,6 +41,8 @@ def test_one_bad_value_changes_nothing(client: Client, limits: ChangeLimits) -> 
         {"max_rolling_batch_size": 4, "scheduling_policy": "lifo"},
         {"max_rolling_batch_size": 4, "max_waiting_tokens": 5000000},
         {"max_rolling_batch_size": 4, "block_size": 32},
+        {"max_rolling_batch_size": 4, "enable_chunked_prefill": False},
+        {"max_rolling_batch_size": 33},
     ):
         refused = limits(**changes)
         assert refused.status == 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.client import Client
-from tests.support.metrics import Metrics
+from tests.support.metrics import Metrics, wait_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -48,6 +48,22 @@ def test_a_request_moves_the_counters(client: Client) -> None:
     assert after["lmi_steps_total"] - before["lmi_steps_total"] >= 7
     for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
         assert after[f"{name}_count"] > before[f"{name}_count"]
+
+
+def test_an_answer_that_a_stop_string_ended_counts_as_finished(client: Client) -> None:
+    parameters = {"max_new_tokens": 40, "ignore_eos_token": True}
+    body = {"inputs": "Once upon a time,", "parameters": parameters}
+    text = client.post("/invocations", body).json()["generated_text"]
+    before = wait_metrics(client, lambda seen: seen.idle, 20)
+    stopped = client.post("/invocations", {**body, "parameters": {**parameters, "stop": [text[20:26]]}})
+    assert len(stopped.json()["generated_text"]) <= 20
+    after = wait_metrics(client, lambda seen: seen.idle, 20)
+    for name, difference in (
+        ("lmi_requests_finished_total", 1),
+        ("lmi_requests_aborted_total", 0),
+        ("lmi_time_per_output_token_seconds_count", 1),
+    ):
+        assert after[name] - before[name] == difference, name
 
 
 def test_step_time_is_told_by_part(client: Client) -> None:

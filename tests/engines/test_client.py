@@ -11,7 +11,7 @@ import gevent
 import pytest
 
 from engines.client import ClientStream, EngineClient
-from engines.core import EngineInfo, EngineStats, FinishReason, RequestOutput, SchedulerSettings
+from engines.core import AbortReason, EngineInfo, EngineStats, FinishReason, RequestOutput, SchedulerSettings
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.wire import Abort, ConfigureScheduler, GetStats, SchedulerState, Stats, Submit, ToEngine
@@ -143,7 +143,7 @@ def test_requests_submitted_together_share_a_stream(
     requests = [make_request("a"), make_request("b"), make_request("c")]
     stream = client.submit(*requests)
     _wait(lambda: engine.messages == [Submit(request) for request in requests])
-    client.abort("b")
+    client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
     engine.calls.append(lambda front, name: bool(front.send_outputs(name, done[:2])))
     assert stream.next(10) == done[0]
@@ -162,21 +162,21 @@ def test_next_gives_none_when_its_time_is_over(engine: _Engine, client: EngineCl
 def test_abort_is_told_once_and_nothing_is_delivered_after_it(engine: _Engine, client: EngineClient) -> None:
     aborted, other = client.submit(make_request("a")), client.submit(make_request("b"))
     _wait(lambda: len(engine.messages) == 2)
-    client.abort("a")
-    client.abort("a")
+    client.abort("a", AbortReason.CLIENT_LEFT)
+    client.abort("a", AbortReason.CLIENT_LEFT)
     engine.calls.append(lambda front, name: front.send_outputs(name, [RequestOutput("a", (1,))]) and None)
     done = RequestOutput("b", (1,), finish_reason=FinishReason.LENGTH)
     engine.calls.append(lambda front, name: front.send_outputs(name, [done]) and None)
     assert _collect(other) == [done]
     assert aborted.next(0.0) is None
-    assert engine.messages.count(Abort("a")) == 1
+    assert engine.messages.count(Abort("a", AbortReason.CLIENT_LEFT)) == 1
 
 
 def test_abort_after_the_end_says_nothing(engine: _Engine, client: EngineClient) -> None:
     engine.handle = _answer(RequestOutput("a", finish_reason=FinishReason.LENGTH))
     _collect(client.submit(make_request("a")))
-    client.abort("a")
-    client.abort("never was")
+    client.abort("a", AbortReason.CLIENT_LEFT)
+    client.abort("never was", AbortReason.CLIENT_LEFT)
     client.submit(make_request("last"))
     _wait(lambda: len(engine.messages) == 2)
     assert not any(isinstance(message, Abort) for message in engine.messages)

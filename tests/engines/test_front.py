@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engines.core import FinishReason, RequestOutput
+from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.front import Front
 from engines.wire import Abort, Drain, GetStats, Outputs, Submit, ToEngine, decode_to_client, encode
 from tests.engines.mpi.fakes import make_request
@@ -67,7 +67,7 @@ def _receive(front: Front, count: int) -> list[tuple[bytes, ToEngine]]:
 
 def _hello(front: Front, socket: zmq.Socket[bytes]) -> bytes:
     """Have the front know this client; its name there."""
-    socket.send(encode(Abort("hello")))
+    socket.send(encode(Abort("hello", AbortReason.CLIENT_LEFT)))
     ((client, _),) = _receive(front, 1)
     return client
 
@@ -81,15 +81,17 @@ def _next(socket: zmq.Socket[bytes]) -> Outputs:
 
 def test_messages_arrive_in_order_with_their_client(front: Front, connect: Connect) -> None:
     one, two = connect(), connect()
-    sent = [Submit(make_request("a")), Abort("a"), GetStats(3), Drain(1.0)]
+    sent = [Submit(make_request("a")), Abort("a", AbortReason.CLIENT_LEFT), GetStats(3), Drain(1.0)]
     name_one, name_two = _hello(front, one), _hello(front, two)
     assert name_one != name_two
     for message in sent:
         one.send(encode(message))
-    two.send(encode(Abort("b")))
+    two.send(encode(Abort("b", AbortReason.CLIENT_LEFT)))
     received = _receive(front, 5)
     assert [message for client, message in received if client == name_one] == sent
-    assert [message for client, message in received if client == name_two] == [Abort("b")]
+    assert [message for client, message in received if client == name_two] == [
+        Abort("b", AbortReason.CLIENT_LEFT)
+    ]
 
 
 def test_without_messages_receive_returns_when_its_time_is_over(front: Front) -> None:
@@ -104,8 +106,8 @@ def test_garbage_is_dropped_and_what_follows_is_not(front: Front, connect: Conne
     socket.send(b"")
     socket.send_multipart([b"too", b"many", b"frames"])
     socket.send(encode(Outputs([])))
-    socket.send(encode(Abort("good")))
-    assert _receive(front, 1) == [(client, Abort("good"))]
+    socket.send(encode(Abort("good", AbortReason.CLIENT_LEFT)))
+    assert _receive(front, 1) == [(client, Abort("good", AbortReason.CLIENT_LEFT))]
 
 
 def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None:
@@ -194,7 +196,14 @@ print(count)
 
 def test_what_is_left_is_sent_before_the_door_closes(front: Front, address: str) -> None:
     """To a web process that was stopped for a while: its socket's buffers are full, its connection stands."""
-    arguments = [sys.executable, "-c", _READER, address, encode(Abort("hello")).hex(), str(_MANY)]
+    arguments = [
+        sys.executable,
+        "-c",
+        _READER,
+        address,
+        encode(Abort("hello", AbortReason.CLIENT_LEFT)).hex(),
+        str(_MANY),
+    ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as reader:
         ((client, _),) = _receive(front, 1)
         reader.send_signal(signal.SIGSTOP)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.core import (
+    AbortReason,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -103,7 +104,7 @@ _STATS = st.builds(
 )
 _TO_ENGINE = st.one_of(
     st.builds(Submit, _REQUESTS),
-    st.builds(Abort, _NAMES),
+    st.builds(Abort, _NAMES, st.sampled_from(AbortReason)),
     st.builds(GetStats, st.integers(0, 2**62)),
     st.builds(Drain, _FLOATS),
     st.builds(
@@ -148,7 +149,7 @@ def test_messages_of_the_other_direction_are_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_to_engine(encode(Outputs([])))
     with pytest.raises(msgspec.ValidationError):
-        decode_to_client(encode(Abort("a")))
+        decode_to_client(encode(Abort("a", AbortReason.CLIENT_LEFT)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import Request, SamplingParams, SchedulerSettings
+from engines.core import AbortReason, Request, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
 from engines.models.config import ModelConfig
 from engines.mpi.block_manager import BlockManager, make_block_manager
@@ -116,9 +116,10 @@ class Engine:
             num_blocks or self.runner.cache.num_blocks, limits.block_size, self.paged, prefix_caching=False
         )
         settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
-        scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len)
+        vocab_size = self.config.vocab_size
+        scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len, vocab_size)
         executor = StepExecutor(self.runner, SingleProcess(), self._board, self.stopwatch)
-        sampler = Sampler(self.config.vocab_size, self.device)
+        sampler = Sampler(vocab_size, self.device)
         core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
         self._starts += 1
         return Running(core, scheduler, blocks)
@@ -208,7 +209,7 @@ def run_requests(
         if deadline is not None and deadline.passed:
             outcome.done = False
             for request_id in core.request_ids():
-                core.abort(request_id)
+                core.abort(request_id, AbortReason.TIMEOUT)
             waiting.clear()
     synchronize(device)
     outcome.seconds = time.perf_counter() - started

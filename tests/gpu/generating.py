@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from engines.core import AbortReason
 from tests.gpu.engine import Engine, Running, greedy, random_prompts
 
 
@@ -42,6 +43,6 @@ def generating(engine: Engine, batch: int, prompt_len: int) -> Iterator[Generati
     yield Generating(running, lengths)
     assert running.scheduler.num_preemptions == 0
     for request_id in running.core.request_ids():
-        running.core.abort(request_id)
+        running.core.abort(request_id, AbortReason.SHUTDOWN)
     while running.core.has_work:
         running.core.step()

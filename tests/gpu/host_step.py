@@ -269,7 +269,7 @@ def measure(load: Load, folder: Path) -> list[Step]:
     steps = HostSteps(load.running, num_blocks, phases)
     blocks = make_block_manager(num_blocks, _BLOCK_SIZE, paged=True, prefix_caching=True)
     settings = SchedulerSettings(load.running, 8192, 8192, max_waiting=100_000)
-    scheduler = Scheduler(SchedulerConfig(settings, "max_utilization"), blocks, _MAX_MODEL_LEN)
+    scheduler = Scheduler(SchedulerConfig(settings, "max_utilization"), blocks, _MAX_MODEL_LEN, _VOCAB_SIZE)
     stopwatch = Stopwatch(time.perf_counter)
     board = StatusBoard.create(folder / "board", 1)
     executor = StepExecutor(steps, SingleProcess(), board, stopwatch)

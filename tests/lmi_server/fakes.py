@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engines.base import SchedulerAnswer, SettingValue
 from engines.core import (
+    AbortReason,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -138,6 +139,8 @@ class FakeEngine:
         self.submissions: list[int] = []
         """How many requests came together, each time."""
         self.aborted: list[str] = []
+        self.abort_reasons: list[AbortReason] = []
+        """Of each of them."""
         self.submit_seen = threading.Event()
         self.abort_seen = threading.Event()
         self.state = Health(EngineState.READY, "", 0.0)
@@ -154,8 +157,9 @@ class FakeEngine:
         self.submit_seen.set()
         return FakeStream([iter(self.script(request)) for request in requests])
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborted.append(request_id)
+        self.abort_reasons.append(reason)
         self.abort_seen.set()
 
     def health(self) -> Health:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
+from engines.core import AbortReason
 from lmi_server.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens
@@ -65,5 +66,6 @@ def test_the_engine_is_told(
             buffered=True,
         )
     assert engine.aborted == [engine.requests[0].id]
+    assert engine.abort_reasons == [AbortReason.CLIENT_LEFT]
     assert b"generated_text" not in reply.data
     assert "finish=client_gone" in caplog.text

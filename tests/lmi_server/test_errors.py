@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from engines.core import Request, RequestOutput
+from engines.core import AbortReason, Request, RequestOutput
 from engines.errors import (
     DeadlineExceeded,
     EngineDied,
@@ -141,6 +141,7 @@ def test_deadline(stream: bool, make_client: MakeClient, engine: FakeEngine) -> 
     assert reply.status_code == 504
     assert "0.05 s (option.predict_timeout)" in message(reply, LMI)
     assert engine.aborted == [engine.requests[0].id]
+    assert engine.abort_reasons == [AbortReason.TIMEOUT]
 
 
 def test_deadline_in_mid_stream(make_client: MakeClient, engine: FakeEngine, text_model: TextModel) -> None:
@@ -164,6 +165,7 @@ def test_stream_that_is_not_read_to_its_end_is_aborted(
     next(iter(reply.iter_encoded()))
     reply.close()
     assert engine.aborted == [engine.requests[0].id]
+    assert engine.abort_reasons == [AbortReason.CLIENT_LEFT]
 
 
 def test_stream_that_is_never_read_is_aborted(

@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from engines.core import FinishReason, RequestOutput
+from engines.core import AbortReason, FinishReason, RequestOutput
 from lmi_server.config import ServerConfig
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER, MakeClient
@@ -201,6 +201,7 @@ def test_stop_string_ends_the_text_before_it(
     assert last["generated_text"] == "The capital of "
     assert last["details"]["finish_reason"] == "stop_sequence"
     assert engine.aborted == [engine.requests[0].id]
+    assert engine.abort_reasons == [AbortReason.STOP_SEQUENCE]
     if stream:
         assert "".join(line["token"]["text"] for line in records(reply)) == "The capital of "
 

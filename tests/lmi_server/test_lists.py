@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from engines.core import FinishReason, Request, RequestOutput
+from engines.core import AbortReason, FinishReason, Request, RequestOutput
 from engines.errors import DeadlineExceeded, Overloaded, RequestFailed
 from lmi_server.config import ServerConfig
 from lmi_server.text.tokenizer import TextModel
@@ -114,6 +114,7 @@ def test_one_that_fails_fails_the_request_and_stops_the_others(
     assert reply.get_json()["error"] == f"inputs[1]: {error}"
     first, _, third = engine.requests
     assert sorted(engine.aborted) == sorted([first.id, third.id])
+    assert engine.abort_reasons == [AbortReason.FAILED] * 2
 
 
 def test_a_client_that_leaves_frees_all_of_them(

@@ -103,9 +103,10 @@ class CoreLab:
             chunked_prefill=mode.chunked_prefill,
             **mode.more,
         )
-        scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len)
+        vocab_size = runner.config.vocab_size
+        scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len, vocab_size)
         executor = StepExecutor(runner, SingleProcess(), self._board, self._stopwatch)
-        sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+        sampler = Sampler(vocab_size, torch.device("cpu"))
         core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace or StepTrace(""))
         return Running(core, scheduler, blocks, self._stopwatch)
 

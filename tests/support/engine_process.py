@@ -148,9 +148,10 @@ class EngineProcess:
         return self._popen.wait(timeout)
 
     def submit(
-        self, name: str, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = ()
+        self, name: str, prompt: Sequence[int], max_new_tokens: int, stop: Sequence[int] = (), **more: Any
     ) -> ClientStream:
-        sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop))
+        """more: fields of `SamplingParams`."""
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop), **more)
         return self.client.submit(Request(name, tuple(prompt), sampling, time.monotonic()))
 
     def stats(self) -> EngineStats:

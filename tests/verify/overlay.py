@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 
+from engines.core import AbortReason
 from tests.support.core_lab import CoreLab, Mode, greedy
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -78,7 +79,7 @@ def _one(core: CoreLab, chunked: bool, seed: int) -> tuple[float, float]:
                 worst = max(worst, now - seen[output.id])
                 seen[output.id] = now
     for request_id in running.core.request_ids():
-        running.core.abort(request_id)
+        running.core.abort(request_id, AbortReason.SHUTDOWN)
     return worst, ttft
 
 

@@ -35,5 +35,8 @@ class SchedulingPolicy(Protocol):
     def computed(self, counts: Mapping[Sequence, int]) -> None:
         """A step was planned with so many tokens, prompt or output, of each of these running sequences."""
 
+    def precedence(self, sequence: Sequence) -> int:
+        """Rank a running sequence for a step that cannot hold all that run: smaller goes first, equals take turns."""
+
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         """Who of these running sequences, at least one, gives way: the last in the policy's own order."""

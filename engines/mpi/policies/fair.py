@@ -138,6 +138,10 @@ class Fair:
         for tenant, cost in costs.items():
             self._charge(tenant, cost)
 
+    def precedence(self, sequence: Sequence) -> int:
+        """Its tenant's counter, so that tenants are served alike, however many sequences each has."""
+        return self.served(sequence.request.tenant)
+
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         """The latest of the tenant with the largest counter."""
         return max(candidates, key=lambda one: (self.served(one.request.tenant), one.number))

@@ -12,7 +12,8 @@ def _rank(sequence: Sequence) -> Rank:
 
 
 class Priority(RankedPolicy):
-    """Strict: as long as somebody of a smaller value waits, nobody of a larger one is admitted."""
+    """Strict: as long as somebody of a smaller value waits, nobody of a larger one is admitted; likewise where a step
+    cannot hold all that run. Those of equal priority take turns."""
 
     def __init__(self) -> None:
         super().__init__(_rank)

@@ -20,5 +20,8 @@ class RankedPolicy(WaitingHeap):
     def computed(self, counts: Mapping[Sequence, int]) -> None:
         """Nothing, likewise."""
 
+    def precedence(self, sequence: Sequence) -> int:
+        return self._rank(sequence)[0]
+
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
         return max(candidates, key=self._rank)

@@ -12,10 +12,16 @@ class Overlay:
     """Generating sequences first, then those that catch up, then newcomers, as far as the budgets go."""
 
     def plan(self, running: RunningSet, settings: SchedulerSettings, draft: StepDraft, now: float) -> None:
-        behind = running.plan_decodes(settings.max_num_batched_tokens, draft)
-        for sequence in behind:
-            if not sequence.waits:
-                _add_chunk(sequence, running, settings, draft)
+
+        def catch_up(sequence: Sequence) -> None:
+            _add_chunk(sequence, running, settings, draft)
+
+        if len(running) > settings.max_num_batched_tokens:
+            running.plan_turns(settings.max_num_batched_tokens, draft, catch_up)
+        else:
+            for sequence in running.plan_decodes(draft):
+                if not sequence.waits:
+                    catch_up(sequence)
         while _room(settings, draft) > 0 and not draft.preempted:
             candidate = running.candidate()
             if candidate is None or not running.admit(candidate, now):

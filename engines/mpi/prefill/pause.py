@@ -29,7 +29,10 @@ class Pause:
                 self._decode_steps = 0
                 return
         self._decode_steps += 1
-        running.plan_decodes(settings.max_num_batched_tokens, draft)
+        if len(running) > settings.max_num_batched_tokens:
+            running.plan_turns(settings.max_num_batched_tokens, draft)
+        else:
+            running.plan_decodes(draft)
 
     def _is_time(self, num_running: int, num_waiting: int, settings: SchedulerSettings) -> bool:
         if num_running == 0:

@@ -17,6 +17,9 @@ from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.wire import Drain, ToClient, ToEngine
 
 VOCAB = 32
+"""Ids that the model makes."""
+NUM_IDS = 256
+"""Ids that a prompt may hold."""
 CLIENT = b"web process 1"
 
 

@@ -12,7 +12,7 @@ from engines.mpi.block_manager import BlockManager, make_block_manager
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.step import Step
 from engines.mpi.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
-from tests.engines.mpi.fakes import VOCAB, FakeModel, continue_alone, make_request
+from tests.engines.mpi.fakes import NUM_IDS, VOCAB, FakeModel, continue_alone, make_request
 
 Mode = tuple[str, bool, bool, bool]
 """Admission mode; paged; prefix cache; chunks."""
@@ -87,13 +87,13 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
     settings = SchedulerSettings(
         max_num_seqs=rng.randint(1, 6),
         max_prefill_tokens=rng.randint(4, 30),
-        max_num_batched_tokens=rng.randint(6, 40),
+        max_num_batched_tokens=rng.randint(3, 40),
         max_waiting=1000,
         scheduling_policy=rng.choice(("fcfs", "priority", "fair")),
         chunked_prefill=chunked,
     )
     blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached)
-    return LateEngine(Scheduler(SchedulerConfig(settings, policy), blocks, 60), blocks)
+    return LateEngine(Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS), blocks)
 
 
 @dataclass(slots=True)

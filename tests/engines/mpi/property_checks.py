@@ -62,6 +62,8 @@ class Checks:
     """There may be requests with the same prompt that share its pages."""
     served: list[int] = field(default_factory=lambda: [0] * len(TENANTS))
     num_recomputed: int = 0
+    num_left_out: int = 0
+    """How often one that could have had its next token was left out."""
     _ran: dict[str, Subject] = field(default_factory=dict)
     """Those that ran when the last step had been planned."""
     _batch: list[str] = field(default_factory=list)
@@ -71,6 +73,8 @@ class Checks:
     _most_seqs: int = 0
     _decode_steps: int = 0
     _steps_without_progress: int = 0
+    _overtakers: dict[str, set[str]] = field(default_factory=dict)
+    """For each that could have had its next token and was left out: who was served since."""
 
     def accepted(self, subject: Subject) -> None:
         self.live[subject.request.id] = subject
@@ -79,6 +83,7 @@ class Checks:
     def reconfigured(self, before: SchedulerSettings, after: SchedulerSettings) -> None:
         if before.chunked_prefill != after.chunked_prefill:
             self._decode_steps = 0
+        self._overtakers.clear()
         for subject in self.live.values():
             subject.waits_since = tuple(self.served)
 
@@ -111,6 +116,8 @@ class Checks:
             )
         else:
             idle = self._check_pause(step, subjects, settings, prefill)
+        if settings.chunked_prefill or not prefill:
+            self._check_turns(subjects, running, settings)
         joins = self.combination.admission != "static_batch" or not running
         if waiting and idle and joins and not preempted and len(running) < settings.max_num_seqs:
             self._check_joining(waiting, running, settings)
@@ -275,6 +282,39 @@ class Checks:
                 raise Violation(f"{name} could have its next token, and was left out")
             if prefill < settings.max_prefill_tokens and subject.sequence.sibling is None:
                 raise Violation(f"{name} could catch up, and was left out")
+
+    def _check_turns(
+        self, subjects: list[Subject], running: dict[str, Subject], settings: SchedulerSettings
+    ) -> None:
+        """Where the step does not hold all that run, nobody of the same standing is served twice before one that could
+        have been served, and nobody of a lower one at all."""
+        left_out = {
+            name: subject
+            for name, subject in running.items()
+            if subject not in subjects
+            and subject.sequence is not None
+            and _decodes(subject, subject.sequence.num_computed_tokens)
+        }
+        overtakers = {name: self._overtakers.get(name, set()) for name in left_out}
+        for name, subject in left_out.items():
+            for other in subjects:
+                if settings.scheduling_policy == "priority":
+                    difference = other.request.priority - subject.request.priority
+                    if difference > 0:
+                        raise Violation(
+                            f"{name} is left out, and {other.request.id} of a lower priority is not"
+                        )
+                    equals = difference == 0
+                else:
+                    equals = (
+                        settings.scheduling_policy == "fcfs" or other.request.tenant == subject.request.tenant
+                    )
+                if equals and other.request.id in overtakers[name]:
+                    raise Violation(f"{other.request.id} is served twice while {name} is left out")
+                if equals:
+                    overtakers[name].add(other.request.id)
+        self._overtakers = overtakers
+        self.num_left_out += len(left_out)
 
     def _check_pause(
         self, step: Step, subjects: list[Subject], settings: SchedulerSettings, prefill: int

@@ -23,7 +23,7 @@ from engines.mpi.scheduler import Scheduler
 from engines.mpi.step import Step
 from tests.engines.mpi.property_cache import Broken, CheckedCache, Violation
 from tests.engines.mpi.property_checks import Checks, Combination, combinations
-from tests.engines.mpi.property_requests import Subject, Workload
+from tests.engines.mpi.property_requests import VOCAB, Subject, Workload
 
 _POLICIES = ("fcfs", "priority", "fair")
 
@@ -41,6 +41,8 @@ class Report:
     num_hit_tokens: int = 0
     num_refused: int = 0
     num_failed: int = 0
+    num_left_out: int = 0
+    """How often a step did not hold a sequence that could have had its next token."""
     violation: str = ""
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ class Episode:
             num_blocks, block_size, combination.paged, combination.prefix_caching
         )
         self._scheduler = Scheduler(
-            SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len
+            SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len, VOCAB
         )
         self._cache = CheckedCache(num_blocks, block_size)
         siblings = rng.random() < 0.7
@@ -105,7 +107,7 @@ class Episode:
         return SchedulerSettings(
             max_num_seqs=rng.randint(1, 8),
             max_prefill_tokens=rng.randint(1, 40),
-            max_num_batched_tokens=rng.randint(1, 50),
+            max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
             max_waiting=rng.randint(1, 12),
             max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
             scheduling_policy=self._combination.scheduling_policy,
@@ -143,11 +145,11 @@ class Episode:
         request = subject.request
         if self._rng.random() < 0.01:
             self._submit_what_cannot_be(subject)
-        waiting = [s.num_tokens for s in self._live.values() if not s.runs]
+        newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
         settings = self._settings
-        places = max(0, settings.max_num_seqs - (len(self._live) - len(waiting)))
-        limit, queued = settings.max_queued_tokens, sum(waiting)
-        full = len(waiting) - places >= settings.max_waiting or (
+        places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
+        limit, queued = settings.max_queued_tokens, sum(newcomers[places:])
+        full = len(newcomers) - places >= settings.max_waiting or (
             limit is not None and queued > 0 and queued + subject.num_tokens > limit
         )
         try:
@@ -261,6 +263,7 @@ class Episode:
         report.num_preemptions += scheduler.num_preemptions
         report.num_recomputed_tokens += scheduler.num_recomputed_tokens
         report.num_hit_tokens += scheduler.num_prefix_hit_tokens
+        report.num_left_out += self._checks.num_left_out
 
 
 def run(combination: Combination, num_steps: int, seed: int) -> Report:

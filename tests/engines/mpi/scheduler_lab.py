@@ -9,7 +9,7 @@ from engines.core import RequestOutput, SchedulerSettings
 from engines.mpi.block_manager import BlockManager, make_block_manager
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.step import Step
-from tests.engines.mpi.fakes import FakeModel
+from tests.engines.mpi.fakes import NUM_IDS, FakeModel
 
 BLOCK_SIZE = 4
 
@@ -35,7 +35,7 @@ class Lab:
             max_num_seqs, max_prefill_tokens, max_num_batched_tokens, max_waiting, **settings
         )
         config = SchedulerConfig(limits, policy)
-        self.scheduler = Scheduler(config, self.blocks, max_model_len)
+        self.scheduler = Scheduler(config, self.blocks, max_model_len, NUM_IDS)
         self.model = FakeModel(BLOCK_SIZE)
 
     def step(self, now: float = 0.0) -> tuple[Step, list[RequestOutput]]:

@@ -10,13 +10,14 @@ from engines.config import SchedulerConfig
 from engines.core import FinishReason, SchedulerSettings
 from engines.mpi.block_manager import make_block_manager
 from engines.mpi.scheduler import Scheduler
-from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
 from tests.engines.mpi.late_steps import MODES, LateEngine, Mode, run_episodes
+from tests.support.randomness import random_seed
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_tokens_are_those_of_a_lone_request(mode: Mode) -> None:
-    seed = random.randrange(2**31)
+    seed = random_seed()
     print(f"seed {seed}")
     outcome = run_episodes(mode, 12, random.Random(seed))
     assert outcome.num_wrong == 0
@@ -28,7 +29,7 @@ def test_a_stop_token_is_seen_one_step_late() -> None:
     """The step that ran meanwhile is wasted, and no client hears of it."""
     blocks = make_block_manager(16, 4, paged=True)
     settings = SchedulerSettings(2, 16, 16, max_waiting=4)
-    engine = LateEngine(Scheduler(SchedulerConfig(settings), blocks, 40), blocks)
+    engine = LateEngine(Scheduler(SchedulerConfig(settings), blocks, 40, NUM_IDS), blocks)
     tokens, _ = continue_alone(make_request("a", [1, 2], max_new_tokens=9))
     stop = next(token for i, token in enumerate(tokens) if token not in tokens[:i] and i >= 2)
     count = tokens.index(stop) + 1

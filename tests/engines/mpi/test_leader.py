@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from engines.config import SchedulerConfig
-from engines.core import EngineInfo, EngineStats, Request, SampledToken, SchedulerSettings
+from engines.core import (
+    AbortReason,
+    EngineInfo,
+    EngineStats,
+    HistogramData,
+    Request,
+    SampledToken,
+    SchedulerSettings,
+)
 from engines.errors import RequestFailed
 from engines.health import EngineState, StatusBoard
 from engines.mpi.block_manager import BlockManager, make_block_manager
@@ -25,7 +33,15 @@ from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToEngine
-from tests.engines.mpi.fakes import CLIENT, VOCAB, FakeModel, ScriptedFront, continue_alone, make_request
+from tests.engines.mpi.fakes import (
+    CLIENT,
+    NUM_IDS,
+    VOCAB,
+    FakeModel,
+    ScriptedFront,
+    continue_alone,
+    make_request,
+)
 
 _POISON = VOCAB
 """A prompt token that the model does not survive, and never makes."""
@@ -79,7 +95,7 @@ class _Lab:
     ) -> None:
         self.blocks: BlockManager = make_block_manager(64, 4, paged)
         settings = SchedulerSettings(max_num_seqs, 16, 1000, max_waiting)
-        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64)
+        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64, NUM_IDS)
         self.executor = _Executor()
         self.sampler = _Sampler()
         self.board = StatusBoard.create(tmp_path / "status", 1)
@@ -147,8 +163,8 @@ def test_an_idle_engine_audits_its_blocks_once(lab: _Lab, caplog: pytest.LogCapt
     lab.core.add(make_request("b", [1], 1))
     for _ in range(6):
         lab.core.step()
-    told = [record for record in caplog.records if "books of the KV cache" in record.message]
-    assert len(told) == 1
+    failed = [record for record in caplog.records if "the audit of the KV cache failed" in record.message]
+    assert len(failed) == 1
     lab.blocks.release(holder)
 
 
@@ -223,7 +239,7 @@ def test_failures_are_counted_apart(lab: _Lab) -> None:
     front = lab.serve(
         _submit(poison, good, make_request("left", [5], 40)),
         [],
-        [(CLIENT, Abort("left"))],
+        [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))],
         [],
         [],
         [],
@@ -235,6 +251,26 @@ def test_failures_are_counted_apart(lab: _Lab) -> None:
     assert counters["lmi_requests_aborted_total"] == 1
 
 
+def _observed(front: ScriptedFront, name: str) -> HistogramData:
+    (found,) = [h for h in _stats(front).histograms if h.name == name]
+    return found
+
+
+@pytest.mark.parametrize("reason", AbortReason)
+def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: _Lab, reason: AbortReason) -> None:
+    front = lab.serve(
+        _submit(make_request("a", [5], 40)), [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))]
+    )
+    counters = _stats(front).counters
+    finished = reason is AbortReason.STOP_SEQUENCE
+    assert counters["lmi_requests_finished_total"] == finished
+    assert counters["lmi_requests_aborted_total"] == (not finished)
+    assert counters["lmi_tokens_generated_total"] == 3
+    times = _observed(front, "lmi_time_per_output_token_seconds")
+    assert sum(times.counts) == finished
+    assert (times.sum > 0) is finished
+
+
 # Clients that leave
 
 
@@ -244,7 +280,7 @@ def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: _Lab)
         _submit(make_request("a", range(30), 20), other),
         [],
         [],
-        [(CLIENT, Abort("a")), (CLIENT, GetStats(9))],
+        [(CLIENT, Abort("a", AbortReason.CLIENT_LEFT)), (CLIENT, GetStats(9))],
     )
     assert not any(output.finished for output in front.outputs.get("a", []))
     _check_alone(front, other)
@@ -257,7 +293,11 @@ def test_an_aborted_request_gets_nothing_more_and_its_blocks_are_free(lab: _Lab)
 
 def test_nobody_aborts_the_request_of_another(lab: _Lab) -> None:
     request = make_request("a", range(4), 6)
-    front = lab.serve(_submit(request), [(_TWO, Abort("a"))], [(_TWO, Abort("never was"))])
+    front = lab.serve(
+        _submit(request),
+        [(_TWO, Abort("a", AbortReason.CLIENT_LEFT))],
+        [(_TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
+    )
     _check_alone(front, request)
 
 
@@ -350,7 +390,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: _Lab
 def test_ended_requests_are_forgotten(lab: _Lab, caplog: pytest.LogCaptureFixture) -> None:
     requests = [make_request("a", [1], 2), make_request("bad", [_POISON]), make_request("left", [2], 40)]
     with caplog.at_level("INFO"):
-        lab.serve(_submit(*requests), [(CLIENT, Abort("left"))], [], [], [])
+        lab.serve(_submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
     assert "draining: at most 60 s for 0 requests" in caplog.messages
 
 
@@ -358,6 +398,20 @@ def test_drain_of_an_idle_engine_ends_at_once(lab: _Lab) -> None:
     front = lab.serve([(CLIENT, Drain(60.0))])
     assert len(front.timeouts) == 1
     assert lab.executor.kinds[-1] is PlanKind.STOP
+
+
+def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
+    lab: _Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drain has done its work: its exit code is not to say that the engine failed."""
+    holder = Sequence(make_request("holder", [1, 2], 3))
+    assert lab.blocks.admit(holder, reserve=False)
+    holder.block_table.append(99)
+    front = ScriptedFront([_submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
+    lab.leader.serve(front, _INFO)  # type: ignore[arg-type]
+    _check_alone(front, make_request("a", [1], 3))
+    assert lab.executor.kinds[-1] is PlanKind.STOP
+    assert "the audit of the KV cache failed" in caplog.text
 
 
 def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: _Lab) -> None:

@@ -142,7 +142,10 @@ def test_a_cache_that_is_larger_than_free_memory_is_refused(
     monkeypatch.setattr(memory, "free_bytes", lambda device: 5 * GIB)
     runners = run_ranks(degree, rank)
     assert sum(runner.cache.num_bytes for runner in runners) == pytest.approx(3 * GIB, rel=1e-3)
-    assert all(runner.max_step_tokens is runner.max_step_seqs is None for runner in runners)
+    settings = config.scheduler.settings
+    assert all(
+        runner.largest_step == LargestStep.of(settings, config.model.max_model_len) for runner in runners
+    )
 
 
 def test_the_report_has_what_the_configuration_says(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.core import EngineInfo
+from engines.core import AbortReason, EngineInfo
 from engines.health import StatusBoard
 from engines.mpi.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
@@ -52,7 +52,7 @@ def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFron
     stopwatch = Stopwatch(time.perf_counter)
     runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
     blocks = make_block_manager(runner.cache.num_blocks, runner.cache.block_size, paged)
-    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len)
+    scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, runner.config.vocab_size)
     status = StatusBoard.create(board, 1)
     executor = StepExecutor(runner, SingleProcess(), status, stopwatch)
     sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
@@ -104,7 +104,7 @@ def test_its_blocks_are_clean_for_the_next(
     model, poison = poisonous
     later = answers[:8]
     bad = _submit("bad", (poison,) * 100, 20)
-    leave: Turn = [(CLIENT, Abort("bad"))] if aborted else []
+    leave: Turn = [(CLIENT, Abort("bad", AbortReason.CLIENT_LEFT))] if aborted else []
     turns: list[Turn] = [[bad], [], [], leave, [], [], [], []]
     front = _serve(model, tmp_path / "status", paged, *turns, _good(later))
     assert [o.error_kind for o in front.outputs.get("bad", [])] == ([] if aborted else ["request_failed"])

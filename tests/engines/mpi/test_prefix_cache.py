@@ -10,6 +10,8 @@ from engines.mpi.paged_blocks import PagedBlocks
 from engines.mpi.prefix_cache import PrefixCache
 from engines.mpi.sequence import Sequence
 from tests.engines.mpi.allocator_operations import make_sequence
+from tests.engines.mpi.fakes import make_request
+from tests.engines.mpi.scheduler_lab import Lab
 
 BLOCK = 4
 
@@ -269,6 +271,61 @@ def test_a_fork_of_less_than_what_is_kept_goes_on_from_there() -> None:
     _finish(blocks, child)
     assert _num_found(blocks, "abcdefghijkl+") == 3
     assert _num_found(blocks, "abcdefghIJKL+") == 3
+
+
+def _letters(letters: str) -> list[int]:
+    return [ord(letter) for letter in letters]
+
+
+def test_while_the_head_of_the_queue_waits_only_news_of_the_cache_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look-up costs as much as the prompt is long, and is repeated in every step."""
+    lab = Lab(num_blocks=14, max_prefill_tokens=64, prefix_caching=True, policy="max_utilization")
+    lab.scheduler.add(make_request("first", range(30), 1))
+    lab.run()
+    looks: list[int] = []
+    content = PrefixCache._content
+
+    def count(self: PrefixCache, sequence: Sequence, index: int) -> bytes:
+        looks.extend([index] * (sequence.id == "head"))
+        return content(self, sequence, index)
+
+    monkeypatch.setattr(PrefixCache, "_content", count)
+    lab.scheduler.add(make_request("running", [99] * 20, 12))
+    lab.step()
+    lab.scheduler.add(make_request("head", range(40), 1))
+    lab.step()
+    assert looks == list(range(8)), "seven pages are there, and the next one is not"
+    for _ in range(5):
+        looks.clear()
+        lab.step()
+        lab.blocks.check()
+        assert lab.scheduler.num_waiting == 1
+        assert len(looks) <= 1
+    assert lab.run().keys() == {"running", "head"}
+
+
+def test_a_repeated_look_up_follows_the_pages_that_come_and_go() -> None:
+    blocks = _blocks(8)
+    _run(blocks, "AAAABBBB+")
+    waiting = make_sequence("w", _letters("AAAABBBBCCCC+"), 2)
+    find = _cache(blocks).find
+    assert len(find(waiting)) == 2
+    table = _run(blocks, "AAAABBBBCCCC+")
+    assert find(waiting) == table[:3]
+    blocks.forget(table[1:2])
+    blocks.check()
+    assert find(waiting) == table[:1]
+    again = _run(blocks, "AAAABBBBCCCC+")
+    assert find(waiting) == again[:3]
+    lone = _start(blocks, "x", new=99)
+    for length, found in ((24, 2), (28, 1), (32, 0)):
+        assert blocks.extend(lone, length)
+        blocks.check()
+        assert len(find(waiting)) == found
+    blocks.release(lone)
+    assert find(waiting) == []
 
 
 def test_keys_that_collide_find_no_wrong_page(monkeypatch: pytest.MonkeyPatch) -> None:

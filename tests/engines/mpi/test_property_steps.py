@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from engines.core import RequestOutput, SchedulerSettings
 from engines.mpi.paged_blocks import PagedBlocks
 from engines.mpi.policies.fair import Fair
 from engines.mpi.policies.fcfs import FirstComeFirstServed
+from engines.mpi.policies.priority import Priority
 from engines.mpi.prefill.overlay import Overlay
 from engines.mpi.prefill.pause import Pause
 from engines.mpi.prefix_cache import PrefixCache
@@ -20,13 +20,14 @@ from engines.mpi.scheduler import Scheduler
 from engines.mpi.sequence import Sequence
 from tests.engines.mpi.property_checks import Combination, combinations
 from tests.engines.mpi.property_steps import main, run
+from tests.support.randomness import random_seed
 
 _NUM_STEPS = 250
 
 
 @pytest.mark.parametrize("combination", combinations(), ids=str)
 def test_random_steps(combination: Combination) -> None:
-    report = run(combination, _NUM_STEPS, secrets.randbelow(2**31))
+    report = run(combination, _NUM_STEPS, random_seed())
     assert not report.violation, report
 
 
@@ -36,6 +37,7 @@ def test_the_steps_are_such_that_everything_happens() -> None:
     for count in (report.num_refused, report.num_failed, report.num_hit_tokens, report.num_recomputed_tokens):
         assert count > 20
     assert report.num_preemptions > 20
+    assert run(_PAUSE, 1000, 1).num_left_out > 20
 
 
 def test_the_same_seed_gives_the_same_steps() -> None:
@@ -53,7 +55,7 @@ def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
             sequence.block_table.pop()
         release(self, sequence)
 
-    def abort_and_forget(self: Scheduler, request_id: str) -> bool:
+    def abort_and_forget(self: Scheduler, request_id: str) -> Sequence | None:
         nonlocal aborting
         aborting = True
         try:
@@ -146,6 +148,14 @@ def _copy_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PagedBlocks, "fork", fork_without)
 
 
+def _the_oldest_are_served_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FirstComeFirstServed, "precedence", lambda self, sequence: sequence.number)
+
+
+def _everybody_of_one_priority(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Priority, "precedence", lambda self, sequence: 0)
+
+
 def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "expire", lambda self, now: [])
 
@@ -153,6 +163,7 @@ def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:
 _OPTIMISTIC = Combination("max_utilization", True, True, "fcfs", True)
 _FAIR = Combination("max_utilization", True, True, "fair", True)
 _PAUSE = Combination("guaranteed_no_evict", True, False, "fcfs", False)
+_PRIORITY = Combination("max_utilization", True, False, "priority", False)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,9 @@ _PAUSE = Combination("guaranteed_no_evict", True, False, "fcfs", False)
         (_preempted_is_sent_again, _OPTIMISTIC, ""),
         (_nothing_scrubbed, _OPTIMISTIC, "somebody sick"),
         (_copy_forgotten, _OPTIMISTIC, "its own tokens"),
+        (_the_oldest_are_served_alone, _OPTIMISTIC, "is served twice while"),
+        (_the_oldest_are_served_alone, _PAUSE, "is served twice while"),
+        (_everybody_of_one_priority, _PRIORITY, "of a lower priority is not"),
         (_deadline_overlooked, _OPTIMISTIC, "are due"),
     ],
 )

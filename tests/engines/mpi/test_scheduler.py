@@ -6,7 +6,7 @@ import pytest
 
 from engines.core import FinishReason, RequestOutput, SampledToken
 from engines.errors import InvalidRequest, Overloaded, RequestFailed
-from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
 from tests.engines.mpi.scheduler_lab import Lab, counts, ids
 
 
@@ -163,6 +163,19 @@ def test_a_request_that_can_never_fit_is_refused_with_its_numbers(num_blocks: in
         assert str(number) in str(refusal.value)
     assert "max_new_tokens" in str(refusal.value)
     assert len(lab.run()["fits"]) == limit - 10
+
+
+@pytest.mark.parametrize("token_id", [NUM_IDS, 2**40, -1])
+def test_a_token_that_the_model_lacks_is_refused_at_the_door(token_id: int) -> None:
+    """As added tokens of a tokenizer that is larger than the model's vocabulary are."""
+    lab = Lab(prefix_caching=True)
+    with pytest.raises(InvalidRequest) as refusal:
+        lab.scheduler.add(make_request("a", [5, 6, token_id, *range(9)], 3))
+    for words in (f"token id {token_id} at position 2", f"vocabulary of {NUM_IDS} tokens", "tokenizer"):
+        assert words in str(refusal.value)
+    assert not lab.scheduler.has_work
+    lab.scheduler.add(make_request("a", [0, NUM_IDS - 1], 3))
+    assert len(lab.run()["a"]) == 3
 
 
 @pytest.mark.parametrize(("prompt", "new"), [((), 3), ((1, 2), 0)])

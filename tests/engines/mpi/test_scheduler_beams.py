@@ -327,3 +327,18 @@ def test_log_probabilities_come_with_the_answer_where_asked_for() -> None:
     (output,) = _run(lab, [request])["a"]
     assert output.logprobs == _alone(request).logprobs
     assert output.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
+def test_beams_have_their_turn_where_a_step_does_not_hold_all_that_run(chunked: bool) -> None:
+    lab = _lab(max_num_seqs=8, num_blocks=256, chunked_prefill=chunked)
+    request = _beams("beams", [7, 8], 2, 5)
+    for name in "abc":
+        lab.scheduler.add(make_request(name, [1, 2], 40))
+    lab.scheduler.add(request)
+    lab.step()
+    lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=2))
+    outputs = [output for _ in range(16) for output in lab.step()[1]]
+    (found,) = [output.token_ids for output in outputs if output.id == "beams"]
+    assert found == _alone(request).token_ids
+    assert lab.scheduler.num_running == 3

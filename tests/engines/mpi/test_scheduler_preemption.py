@@ -119,6 +119,34 @@ def test_queued_tokens_are_bounded() -> None:
     assert lab.scheduler.num_queued_tokens == 3
 
 
+def test_a_burst_on_an_idle_server_is_no_full_queue() -> None:
+    """What has a free place does not wait, whatever it comes to; beyond the places both limits count."""
+    lab = Lab(max_num_seqs=4, max_waiting=2, max_queued_tokens=40)
+    for i in range(4):
+        lab.scheduler.add(make_request(f"placed {i}", range(30), 2))
+    lab.scheduler.add(make_request("queued", range(30), 2))
+    with pytest.raises(Overloaded, match="30 tokens are waiting") as refusal:
+        lab.scheduler.add(make_request("large", range(11), 2))
+    assert "option.max_queued_tokens" in str(refusal.value)
+    lab.scheduler.add(make_request("small", range(10), 2))
+    with pytest.raises(Overloaded, match="2 requests are waiting"):
+        lab.scheduler.add(make_request("one more", [1], 2))
+
+
+def test_preempted_requests_do_not_fill_the_queue() -> None:
+    """They were accepted before, and wait for the places that they had."""
+    lab = _optimist(num_blocks=5, max_num_seqs=2, max_waiting=1, max_queued_tokens=8)
+    for i, name in enumerate("ab"):
+        lab.scheduler.add(make_request(name, [i] * 7, 12))
+    while not lab.scheduler.num_preemptions:
+        lab.step()
+    assert lab.scheduler.num_queued_tokens > 8
+    lab.scheduler.add(make_request("c", [2] * 7, 2))
+    with pytest.raises(Overloaded, match="1 requests are waiting"):
+        lab.scheduler.add(make_request("d", [3], 2))
+    assert sorted(lab.run()) == ["a", "b", "c"]
+
+
 def test_deadlines_end_requests_waiting_and_running() -> None:
     lab = Lab(max_num_seqs=2)
     for name, deadline in (("a", 5.0), ("b", 9.0), ("c", 6.0)):

@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from engines.client import ClientStream
-from engines.core import FinishReason, RequestOutput
+from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
 from tests.engines.mpi.conftest import NUM_TOKENS, Answer, StartEngine
 from tests.support import processes
-from tests.support.engine_process import EngineProcess, collect, make_config, next_output, tokens_of
+from tests.support.engine_process import (
+    VOCAB_SIZE,
+    EngineProcess,
+    collect,
+    make_config,
+    next_output,
+    tokens_of,
+)
 
 _SHAPES = [(1, True), (2, False)]
 """Degree, and whether attention is paged. `make verify` has all combinations."""
@@ -108,7 +115,7 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
     next_output(leaving["leaving 0"])
     staying = engine.submit("staying", answer.prompt, len(answer.tokens))
     for name in leaving:
-        engine.client.abort(name)
+        engine.client.abort(name, AbortReason.CLIENT_LEFT)
     assert tuple(tokens_of(collect(staying))) == answer.tokens
     _all_free(engine)
     assert engine.stats().counters["lmi_requests_aborted_total"] == aborted_before + 10
@@ -122,6 +129,20 @@ def test_a_request_that_is_too_long_is_refused_and_the_next_one_works(
     assert "128" in refusal.error_message
     answer = answers[0]
     assert tuple(tokens_of(collect(engine.submit("next", answer.prompt, NUM_TOKENS)))) == answer.tokens
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
+def test_a_token_that_the_model_lacks_ends_its_request_alone(
+    engine: EngineProcess, answers: list[Answer], token_id: int, prompt_logprobs: int | None
+) -> None:
+    answer = answers[3]
+    staying = engine.submit("staying", answer.prompt, len(answer.tokens))
+    (refusal,) = collect(engine.submit("bad", [1, token_id, 2], 3, prompt_logprobs=prompt_logprobs))
+    assert refusal.error_kind == "invalid_request"
+    assert f"token id {token_id} at position 1" in refusal.error_message
+    assert tuple(tokens_of(collect(staying))) == answer.tokens
+    _all_free(engine)
 
 
 def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:

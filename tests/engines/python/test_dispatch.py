@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
-from engines.core import EngineInfo, EngineStats, Request
+from engines.core import AbortReason, EngineInfo, EngineStats, Request
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import MAX_DEATHS, REACTION_SECONDS, Dispatch, EngineFailed
@@ -152,7 +152,11 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_forgotten_in_its_batch(
     front = lab.serve(
         _submit(*running, waiting),
         [],
-        [(CLIENT, Abort("r1")), (CLIENT, Abort("waiting")), (CLIENT, GetStats(1))],
+        [
+            (CLIENT, Abort("r1", AbortReason.CLIENT_LEFT)),
+            (CLIENT, Abort("waiting", AbortReason.CLIENT_LEFT)),
+            (CLIENT, GetStats(1)),
+        ],
         *_turns(20),
     )
     assert lab.generator.forgotten == ["r1"]
@@ -166,9 +170,29 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_forgotten_in_its_batch(
     assert stats.counters["lmi_requests_aborted_total"] == 2
 
 
+def test_an_answer_that_a_stop_string_ended_counts_as_finished(lab: _Lab) -> None:
+    stop = Abort("r0", AbortReason.STOP_SEQUENCE)
+    front = lab.serve(
+        _submit(*_requests(4, tokens=20)), *_turns(4), [(CLIENT, stop)], [(CLIENT, GetStats(1))], *_turns(40)
+    )
+    assert lab.generator.forgotten == ["r0"]
+    num_tokens = len(front.tokens("r0"))
+    assert 1 < num_tokens < 20
+    stats = _stats(front)
+    assert stats.counters["lmi_requests_finished_total"] == 1
+    assert stats.counters["lmi_requests_aborted_total"] == 0
+    (times,) = [h for h in stats.histograms if h.name == "lmi_time_per_output_token_seconds"]
+    assert (sum(times.counts), times.sum) == (1, pytest.approx(lab.generator.step_seconds))
+
+
 def test_nobody_aborts_the_request_of_another(lab: _Lab) -> None:
     request = make_request("a", range(4), 6)
-    front = lab.serve(_submit(request), [(_TWO, Abort("a"))], [(_TWO, Abort("never was"))], *_turns(10))
+    front = lab.serve(
+        _submit(request),
+        [(_TWO, Abort("a", AbortReason.CLIENT_LEFT))],
+        [(_TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
+        *_turns(10),
+    )
     _check(front, request)
 
 

@@ -307,16 +307,16 @@ def test_tokens_that_a_model_rules_out_are_no_failure(runner: Runner) -> None:
     assert len(heard.tokens("hot")) == 8
 
 
-def test_a_token_that_the_model_does_not_know_is_refused_before_it_computes(
-    runner: Runner, llama: Any
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
+def test_a_token_that_the_model_lacks_is_refused_before_it_computes(
+    runner: Runner, llama: Any, token_id: int
 ) -> None:
     good = request("good", [10, 11], 6)
-    heard = runner.run([request("bad", [5, VOCAB_SIZE]), good])
+    heard = runner.run([request("bad", [5, token_id]), good])
     (end,) = heard.outputs["bad"]
     assert end.error_kind == "invalid_request"
-    assert (
-        f"token id {VOCAB_SIZE}; the model has embeddings for ids 0 to {VOCAB_SIZE - 1}" in end.error_message
-    )
+    assert f"token id {token_id} at position 1 is not in the model's vocabulary" in end.error_message
+    assert f"vocabulary of {VOCAB_SIZE} tokens; allowed: 0 to {VOCAB_SIZE - 1}" in end.error_message
     _check_greedy(heard, llama, good)
     assert heard.num_steps == 7
 

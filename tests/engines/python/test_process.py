@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.core import FinishReason, SamplingParams
+from engines.core import AbortReason, FinishReason, SamplingParams
 from engines.health import EngineState
 from tests.support import processes
 from tests.support.dynamic_engine import DynamicEngine, make_dynamic_config
@@ -162,7 +162,7 @@ def test_aborted_requests_do_not_disturb_those_that_stay(
     next_output(leaving["leaving 0"])
     waiting = engine.submit("waiting", [9], _LONG)
     for name in (*leaving, "waiting"):
-        engine.client.abort(name)
+        engine.client.abort(name, AbortReason.CLIENT_LEFT)
     assert tokens_of(collect(staying)) == expected
     _wait(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
     stats = engine.stats()

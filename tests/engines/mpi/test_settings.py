@@ -1,0 +1,92 @@
+"""Changes of a running scheduler's settings: what is refused, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engines.core import SchedulerSettings
+from engines.mpi.largest_step import LargestStep
+from engines.mpi.settings import BadSettings, Value, change
+
+_SETTINGS = SchedulerSettings(
+    max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=10
+)
+_MAX_MODEL_LEN = 256
+
+
+def _refused(changes: dict[str, Value], settings: SchedulerSettings = _SETTINGS) -> dict[str, str]:
+    """What is refused of changes to an engine that was started with these settings."""
+    with pytest.raises(BadSettings) as refusal:
+        change(settings, changes, LargestStep.of(settings, _MAX_MODEL_LEN))
+    return refusal.value.refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"chunked_prefill": False},
+            ["given false", "at most 64 tokens", "up to 256 tokens", "max_model_len"],
+        ),
+        ({"max_num_seqs": 9}, ["given 9", "at most 8", "measured at the start"]),
+        ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "measured at the start"]),
+    ],
+)
+def test_a_change_that_allows_a_larger_step_than_was_measured_is_refused(
+    changes: dict[str, Value], words: list[str]
+) -> None:
+    refused = _refused({**changes, "max_waiting": 3})
+    assert refused.keys() == changes.keys()
+    for word in words:
+        assert word in str(refused)
+
+
+def test_what_does_not_enlarge_a_step_may_be_raised() -> None:
+    changes: dict[str, Value] = {
+        "max_prefill_tokens": 1000,
+        "max_waiting": 1000,
+        "max_queued_tokens": 10**6,
+        "max_waiting_tokens": 1000,
+        "waiting_steps": 1000,
+        "waiting_served_ratio": 2.0,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "chunked_prefill": True,
+    }
+    assert change(_SETTINGS, changes, LargestStep.of(_SETTINGS, _MAX_MODEL_LEN)) == replace(
+        _SETTINGS,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{"chunked_prefill": False}, {"max_num_batched_tokens": 256}],
+    ids=["whole prompts", "large chunks"],
+)
+def test_whole_prompts_are_accepted_where_they_were_measured(start: dict[str, Value]) -> None:
+    settings = replace(_SETTINGS, **start)  # type: ignore[arg-type]
+    measured = LargestStep.of(settings, _MAX_MODEL_LEN)
+    for chunked in (True, False):
+        changes: dict[str, Value] = {"chunked_prefill": chunked, "max_num_batched_tokens": 256}
+        assert change(settings, changes, measured).chunked_prefill is chunked
+    assert "256" in _refused({"max_num_batched_tokens": 257}, settings)["max_num_batched_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", True),
+        ("max_waiting", "many"),
+        ("max_queued_tokens", 0),
+        ("waiting_served_ratio", -1),
+        ("chunked_prefill", 1),
+        ("scheduling_policy", "lifo"),
+        ("block_size", 16),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(name: str, value: Value) -> None:
+    assert _refused({name: value}).keys() == {name}
