@@ -1,4 +1,7 @@
-"""gunicorn's settings, but for address and number of workers, which `container/launch.py` gives as arguments."""
+"""gunicorn's settings, but for those that `container/launch.py` gives as arguments: address, workers, connections.
+
+The time limits of connections stand in `lmi_server/connection.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ import ctypes
 import signal
 from typing import Any
 
-worker_class = "gevent"
-worker_connections = 4000
-"""Open connections of one worker."""
+worker_class = "lmi_server.gevent_worker.Worker"
 keepalive = 75
 """Seconds that an idle connection is kept; longer than load balancers keep theirs."""
 timeout = 120

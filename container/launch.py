@@ -6,20 +6,27 @@ Pure functions but for `environment`, the one place of this package that reads t
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.config import EngineConfig
+from lmi_server.admin_token import token_digest
 
 DEFAULT_PORT = 8080
+ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
 SEGMENT_BYTES = 4 << 20
 """Shared memory that Open MPI may take for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
 _CORES_PER_WEB_WORKER = 16
 _MAX_WEB_WORKERS = 4
+_MAX_CONNECTIONS = 8192
+"""Of one web worker; idle ones take some 50 kB each."""
+_OTHER_OPEN_FILES = 256
+"""Files that a web worker has open besides its connections, at most."""
 
 
 def environment() -> Mapping[str, str]:
@@ -56,6 +63,24 @@ def default_port(environ: Mapping[str, str]) -> int:
 def remote_code_allowed(environ: Mapping[str, str]) -> bool:
     """`LMI_ALLOW_REMOTE_CODE=true`: who starts the server allows code that comes with a model."""
     return environ.get("LMI_ALLOW_REMOTE_CODE", "").strip().lower() == "true"
+
+
+def admin_token_digest(environ: Mapping[str, str]) -> str:
+    """Digest of `LMI_ADMIN_TOKEN`, all that the web processes need; empty without one.
+
+    Raises `ValueError` when no client could send it; the text does not quote it.
+    """
+    token = environ.get(ADMIN_TOKEN, "")
+    if not token:
+        return ""
+    if not re.fullmatch(r"[!-~]+", token):
+        raise ValueError(f"{ADMIN_TOKEN}: has spaces or other characters that are not visible ASCII")
+    return token_digest(token)
+
+
+def without_admin_token(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What child processes may see of the environment."""
+    return {name: value for name, value in environ.items() if name != ADMIN_TOKEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +195,17 @@ def web_workers(cores: int) -> int:
     return max(1, min(_MAX_WEB_WORKERS, cores // _CORES_PER_WEB_WORKER))
 
 
-def web_command(paths: RuntimePaths, listener: int, workers: int) -> list[str]:
-    """gunicorn on the listening socket with the file descriptor `listener`."""
+def web_connections(open_files: int) -> int:
+    """Connections that one web worker may have, each of them an open file. `open_files`: what a process may have."""
+    return max(1, min(_MAX_CONNECTIONS, open_files - _OTHER_OPEN_FILES))
+
+
+def web_command(paths: RuntimePaths, listener: int, workers: int, connections: int) -> list[str]:
+    """gunicorn on the listening socket with the file descriptor `listener`; `connections` at most for each worker."""
     return [
         *(sys.executable, "-m", "gunicorn", "--config", f"file:{GUNICORN_CONF}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
+        *("--worker-connections", str(connections)),
         f"lmi_server.wsgi:make_app({str(paths.web_config)!r})",
     ]
 

@@ -69,6 +69,8 @@ def _serve(
     options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals
 ) -> int:
     started = time.monotonic()
+    admin_token_digest = _admin_token_digest(environ)
+    environ = launch.without_admin_token(environ)
     loaded = loader.load(options.path, environ, options.lenient)
     for warning in loaded.warnings:
         view.say(f"warning: {warning}")
@@ -87,7 +89,7 @@ def _serve(
     prepared = time.monotonic()
     with _listen(options.host, options.port) as listener, runtime_folder() as folder:
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, resolved.config, tokenizer_path)
+        _write_configs(paths, loaded.config, resolved.config, tokenizer_path, admin_token_digest)
         run = _Run(resolved.config, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
@@ -104,8 +106,19 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _admin_token_digest(environ: Mapping[str, str]) -> str:
+    try:
+        return launch.admin_token_digest(environ)
+    except ValueError as error:
+        raise CannotServe(str(error)) from error
+
+
 def _write_configs(
-    paths: RuntimePaths, config: LmiConfig, engine: EngineConfig, tokenizer_path: Path
+    paths: RuntimePaths,
+    config: LmiConfig,
+    engine: EngineConfig,
+    tokenizer_path: Path,
+    admin_token_digest: str,
 ) -> None:
     web = WebConfig(
         server=config.server,
@@ -116,6 +129,7 @@ def _write_configs(
         engine_address=paths.engine_address,
         status_path=str(paths.status),
         tokenizer_path=str(tokenizer_path),
+        admin_token_digest=admin_token_digest,
     )
     paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
@@ -136,7 +150,7 @@ class _Run:
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
         """Start both, watch them. Returns the exit code."""
-        _raise_open_files()
+        open_files = _raise_open_files()
         board = StatusBoard.create(self.paths.status, self._processes)
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -144,7 +158,7 @@ class _Run:
         self.signals.raising = False
         alone = self.config.engine == "MPI" and self.config.parallel.tp_size == 1
         engine = Child.start("engine rank 0" if alone else "engine", engine_command, engine_env)
-        web = self._start_web(listener)
+        web = self._start_web(listener, launch.web_connections(open_files))
         # From here on gunicorn alone listens: when it is gone, clients are refused rather than left to wait.
         listener.close()
         self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
@@ -185,12 +199,12 @@ class _Run:
         command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, launch.is_root(), command)
         return command, launch.mpi_environment(env, library)
 
-    def _start_web(self, listener: socket.socket) -> Child:
+    def _start_web(self, listener: socket.socket, connections: int) -> Child:
         workers = launch.web_workers(self.machine.cpu_count)
         env = launch.web_environment(self.environ, self.paths, workers)
         if workers > 1:
             self.paths.metrics.mkdir(mode=0o700)
-        command = launch.web_command(self.paths, listener.fileno(), workers)
+        command = launch.web_command(self.paths, listener.fileno(), workers, connections)
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
     def _announce(
@@ -202,9 +216,13 @@ class _Run:
         self.view.say(announce.ready_line(stats.info, address))
 
 
-def _raise_open_files() -> None:
-    """A stream is an open file in the web process, whose limit it inherits from here."""
+def _raise_open_files() -> int:
+    """Let this process and those that it starts have `_OPEN_FILES` open files, if it can. Returns how many they may
+    have: each connection of the web process is one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

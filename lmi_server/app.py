@@ -11,6 +11,7 @@ from engines.base import Engine
 from engines.errors import EngineError
 from lmi_server.apis import APIS
 from lmi_server.apis.base import ApiContext
+from lmi_server.apis.body import Bodies
 from lmi_server.apis.sampling_defaults import openai_defaults
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, Problem
@@ -20,15 +21,15 @@ from lmi_server.text.tokenizer import TextModel
 
 _logger = logging.getLogger(__name__)
 
-_QUIET_PATHS = ("/ping", "/metrics")
+_QUIET_PATHS = ("/ping", "/health", "/metrics")
 """Polled for ever; they are counted but not logged."""
 
 
 def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
     """The web application over a running engine."""
     app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = config.server.max_request_size
-    context = ApiContext(config, engine, text, Metrics(), openai_defaults(config))
+    bodies = Bodies(config.server.max_request_size)
+    context = ApiContext(config, engine, text, Metrics(), bodies, openai_defaults(config))
     for api in APIS:
         app.register_blueprint(api(context))
     _register_errors(app, config)

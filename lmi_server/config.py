@@ -122,6 +122,8 @@ class WebConfig:
     """The engine's `StatusBoard`."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json where that is not `model_path`."""
+    admin_token_digest: str = ""
+    """Of the token that opens `/admin`; empty: there are no such routes."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

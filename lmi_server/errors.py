@@ -39,10 +39,16 @@ class NotFound(EngineError):
     kind = "not_found"
 
 
-class Forbidden(EngineError):
-    """Whoever asks may not."""
+class Unauthorized(EngineError):
+    """The request does not carry the token that its path asks for."""
 
-    kind = "forbidden"
+    kind = "unauthorized"
+
+
+class BodyTooSlow(EngineError):
+    """The client did not send its body in time."""
+
+    kind = "body_too_slow"
 
 
 class UnsupportedMediaType(EngineError):
@@ -73,6 +79,8 @@ class _Row:
     openai_type: str
     retry_after: int | None = None
     """Seconds until trying again makes sense."""
+    challenge: str | None = None
+    """`WWW-Authenticate`: how to authenticate."""
 
 
 _TABLE: dict[str, _Row] = {
@@ -84,9 +92,10 @@ _TABLE: dict[str, _Row] = {
     "request_failed": _Row(424, 500, "server_error"),
     "engine_died": _Row(503, 503, "server_error", retry_after=10),
     "bad_http": _Row(400, 400, "invalid_request_error"),
-    "forbidden": _Row(403, 403, "permission_error"),
+    "unauthorized": _Row(401, 401, "authentication_error", challenge="Bearer"),
     "not_found": _Row(404, 404, "invalid_request_error"),
     "method_not_allowed": _Row(405, 405, "invalid_request_error"),
+    "body_too_slow": _Row(408, 408, "invalid_request_error"),
     "too_large": _Row(413, 413, "invalid_request_error"),
     "unsupported_media_type": _Row(415, 415, "invalid_request_error"),
     "internal": _Row(500, 500, "server_error"),
@@ -125,9 +134,11 @@ class Problem:
         """A whole answer that tells the problem."""
         status = self.status(form, throttle_status)
         response = Response(dump(self.body(form, status)) + "\n", status, content_type="application/json")
-        retry_after = _TABLE[self.kind].retry_after
-        if retry_after is not None:
-            response.headers["Retry-After"] = str(retry_after)
+        row = _TABLE[self.kind]
+        if row.retry_after is not None:
+            response.headers["Retry-After"] = str(row.retry_after)
+        if row.challenge is not None:
+            response.headers["WWW-Authenticate"] = row.challenge
         for name, value in self.headers:
             response.headers[name] = value
         return response

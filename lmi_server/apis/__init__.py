@@ -9,6 +9,7 @@ from lmi_server.apis import (
     openai_models,
     ping,
     predictions,
+    version,
 )
 from lmi_server.apis.base import Api
 
@@ -20,5 +21,6 @@ APIS: tuple[Api, ...] = (
     openai_completions.api,
     openai_models.api,
     metrics.api,
+    version.api,
     admin.api,
 )

@@ -1,24 +1,25 @@
-"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine, for whoever is on this machine.
+"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine, for whoever has the admin token.
 
-A `PATCH` changes what its body names, all of it at one step boundary or nothing; both answer with what is in force.
+Without `LMI_ADMIN_TOKEN` in the server's environment there are no such routes; with it, they ask for
+`Authorization: Bearer`. A `PATCH` changes what its body names, all of it at one step boundary or nothing; both answer
+with what is in force.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
-from flask import Blueprint, Request, Response, request
+from flask import Blueprint, Response, request
 
 from engines.base import SettingValue
 from engines.core import SchedulerSettings
 from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
+from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.body import read_object
 from lmi_server.apis.checks import refuse, unknown_field
-from lmi_server.errors import Forbidden, NotFound, dump
+from lmi_server.errors import NotFound, Unauthorized, dump
 from lmi_server.properties.kinds import BadValueError, Bool, Float, Int, Kind
 from lmi_server.properties.option import show
 from lmi_server.properties.options import by_name
@@ -40,46 +41,32 @@ FIELDS: Mapping[str, str] = {
 """Options that can change while the engine runs, each with its field of `SchedulerSettings`."""
 _UNBOUNDED = "option.max_queued_tokens"
 """The one that may be null: no bound."""
-_FORWARDED = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
 
 
 def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("admin", __name__)
+    digest = context.config.admin_token_digest
+    if not digest:
+        return blueprint
+
+    @blueprint.before_request
+    def authenticate() -> None:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not is_token(token.strip(), digest):
+            raise Unauthorized(
+                "Authorization: not the admin token; accepted: Bearer and LMI_ADMIN_TOKEN's value"
+            )
 
     @blueprint.get("/admin/scheduler")
     def get_scheduler() -> Response:
-        _check_is_local(request)
         return _configure(context, {})
 
     @blueprint.patch("/admin/scheduler")
     def patch_scheduler() -> Response:
-        _check_is_local(request)
-        return _configure(context, _changes(read_object(request)))
+        with context.bodies.json_object(request) as body:
+            return _configure(context, _changes(body))
 
     return blueprint
-
-
-def _check_is_local(asked: Request) -> None:
-    """Raises `Forbidden`: the request comes, or may come, from elsewhere, if only by way of a browser or proxy here."""
-    if not _is_loopback(asked.remote_addr or ""):
-        raise Forbidden("only requests from this machine's loopback address are answered here")
-    if any(name in asked.headers for name in _FORWARDED):
-        raise Forbidden("a request that a proxy passes on is not answered here; ask directly")
-    host = asked.headers.get("Host", "").rsplit("@", 1)[-1]
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if "Origin" in asked.headers or not (name.lower() == "localhost" or _is_loopback(name)):
-        raise Forbidden(
-            "only requests to localhost or a loopback address, not from web pages, are answered here"
-        )
-
-
-def _is_loopback(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Response:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from flask import Blueprint
 
 from engines.base import Engine
+from lmi_server.apis.body import Bodies
 from lmi_server.config import WebConfig
 from lmi_server.continuation import GenerationRequest, Step
 from lmi_server.errors import Problem
@@ -29,6 +30,7 @@ class ApiContext:
     engine: Engine
     text: TextModel
     metrics: Metrics
+    bodies: Bodies
     openai_defaults: Mapping[str, Any]
     """Sampling parameters of an OpenAI body that gives none, by key of the parameter table."""
 

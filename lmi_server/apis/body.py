@@ -1,68 +1,85 @@
-"""From the bytes of a request to a JSON object that is safe to look at."""
+"""Reading the bodies of requests: one by one and all together they are bounded."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from flask import Request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from engines.errors import InvalidRequest
-from lmi_server.errors import UnsupportedMediaType
+from engines.errors import InvalidRequest, Overloaded
+from lmi_server.apis.json_object import parse_object
+from lmi_server.errors import BodyTooSlow, UnsupportedMediaType
 
-MAX_DEPTH = 32
-"""Lists and objects inside each other."""
+MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
+"""Of all bodies that one web process reads and parses at a time; two of the largest fit in any case."""
+_PIECE_BYTES = 64 * 1024
 _ACCEPTED_TYPES = "application/json (UTF-8)"
 
 
-def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object in a request's body.
+class Bodies:
+    """Reads bodies, and knows how many bytes of them this process holds."""
 
-    Raises:
-        UnsupportedMediaType: by its headers the body is something else.
-        InvalidRequest: the body is not a JSON object.
-        werkzeug.exceptions.RequestEntityTooLarge: it is larger than the application accepts.
-    """
-    _check_media_type(request)
-    data = _read(request)
-    if not data.strip():
-        raise InvalidRequest("body: empty; accepted: a JSON object")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"body: byte {error.start} (0x{data[error.start]:02x}) is not valid UTF-8; accepted: a JSON object in UTF-8"
-        ) from error
-    try:
-        body = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except RecursionError as error:
-        raise InvalidRequest(_too_deep()) from error
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"body: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; accepted: a JSON object"
-        ) from error
-    except ValueError as error:  # a number with thousands of digits
-        raise InvalidRequest(f"body: not valid JSON: {error}; accepted: a JSON object") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"body: given {_type_name(body)}; accepted: a JSON object")
-    _check_tree(body)
-    return body
+    def __init__(self, max_request_size: int) -> None:
+        """`max_request_size`: bytes of one body."""
+        self._max_request_size = max_request_size
+        self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
+        self._in_flight = 0
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._in_flight
+
+    @contextmanager
+    def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
+        """The JSON object in a request's body, which counts as in flight until the block is left.
+
+        Raises:
+            UnsupportedMediaType: by its headers the body is something else.
+            InvalidRequest: the body is not a JSON object, or not complete.
+            BodyTooSlow: the client takes too long to send it.
+            Overloaded: too many bytes of other bodies are in flight.
+            werkzeug.exceptions.RequestEntityTooLarge: it is larger than `max_request_size`.
+        """
+        _check_media_type(request)
+        held = 0
+        try:
+            data = bytearray()
+            for piece in self._pieces(request):
+                # What has arrived counts, not what is announced: a client that sends nothing takes no room.
+                if self._in_flight + len(piece) > self._max_in_flight:
+                    raise Overloaded("too many large request bodies are being read at once; try again later")
+                self._in_flight += len(piece)
+                held += len(piece)
+                data += piece
+            yield parse_object(data)
+        finally:
+            self._in_flight -= held
+
+    def _pieces(self, request: Request) -> Iterator[bytes]:
+        length = request.content_length
+        if length is not None and length > self._max_request_size:
+            raise RequestEntityTooLarge
+        left = self._max_request_size + 1 if length is None else length
+        stream = request.environ["wsgi.input"]
+        try:
+            while left and (piece := stream.read(min(left, _PIECE_BYTES))):
+                left -= len(piece)
+                yield piece
+        except TimeoutError as error:
+            raise BodyTooSlow("body: the client took too long to send it") from error
+        except (OSError, ParseException) as error:  # a chunked body that breaks off, or is no chunks
+            raise InvalidRequest(_BROKEN_OFF) from error
+        if length is None and not left:
+            raise RequestEntityTooLarge
+        if length is not None and left:
+            raise InvalidRequest(_BROKEN_OFF)
 
 
-def _read(request: Request) -> bytes:
-    try:
-        data = request.get_data(cache=False)
-        limit = request.max_content_length
-        # A body without a length is cut at the limit in silence; a byte after it shows that.
-        if limit is not None and len(data) >= limit and request.content_length is None:
-            rest: bytes = request.environ["wsgi.input"].read(1)
-            if rest:
-                raise RequestEntityTooLarge
-    except (OSError, ParseException) as error:  # a chunked body that breaks off, or is no chunks
-        raise InvalidRequest("body: its transfer broke off; accepted: a complete JSON object") from error
-    return data
+_BROKEN_OFF = "body: its transfer broke off; accepted: a complete JSON object"
 
 
 def _check_media_type(request: Request) -> None:
@@ -82,61 +99,3 @@ def _check_media_type(request: Request) -> None:
         raise UnsupportedMediaType(
             f"Content-Type: given charset {charset[:40]!r}; accepted: {_ACCEPTED_TYPES}"
         )
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"body: given the number {name}; accepted: finite numbers, as JSON has them")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(
-            f"body: the name {json.dumps(twice[:80])} is given more than once; accepted: once"
-        )
-    return found
-
-
-def _check_tree(body: dict[str, Any]) -> None:
-    """Depth, and that every text can be written as UTF-8: JSON escapes may spell half a surrogate pair."""
-    level: list[Any] = [body]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise InvalidRequest(_too_deep())
-        inner: list[Any] = []
-        for container in level:
-            if isinstance(container, dict):
-                for name in container:
-                    _check_text(name)
-            for value in container.values() if isinstance(container, dict) else container:
-                if isinstance(value, str):
-                    _check_text(value)
-                elif isinstance(value, dict | list):
-                    inner.append(value)
-        level = inner
-
-
-def _check_text(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"body: a string holds the unpaired surrogate \\u{ord(text[error.start]):04x}; accepted: valid Unicode"
-        ) from error
-
-
-def _too_deep() -> str:
-    return f"body: lists and objects are nested more than {MAX_DEPTH} deep; accepted: at most {MAX_DEPTH}"
-
-
-def _type_name(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
-    return names.get(type(value), "something else")

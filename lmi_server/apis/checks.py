@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,14 +17,36 @@ from lmi_server.apis.parameters import defaults, rows
 from lmi_server.errors import InvalidField
 
 _SHOWN_CHARS = 80
+_MAX_NAME_CHARS = 64
+"""Of a name that is compared with the known ones, which are all shorter."""
+_MAX_NAMES = 5
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")
 _MAX_IDS_IN_A_LIST = 32
 
 
 def shown(value: Any) -> str:
-    """A value as an error text shows it: JSON, cut to a readable length."""
-    text = json.dumps(value)
+    """A value as an error text shows it: JSON, cut to a readable length; no more of it is looked at than is shown."""
+    text = json.dumps(_abridged(value, iter(range(_SHOWN_CHARS))))
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def _abridged(value: Any, places: Iterator[int]) -> Any:
+    """A value with as many items as there are places left, and with the starts of its texts."""
+    match value:
+        case str():
+            return value[: _SHOWN_CHARS + 1]
+        case list():
+            return [_abridged(item, places) for _, item in zip(places, value, strict=False)]
+        case dict():
+            items = zip(places, value.items(), strict=False)
+            return {name[: _SHOWN_CHARS + 1]: _abridged(item, places) for _, (name, item) in items}
+    return value
+
+
+def names_shown(names: Sequence[str]) -> str:
+    """Names that a client made up, as a log line shows them: the first few, cut to a readable length."""
+    few = ", ".join(ascii(name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES])
+    return few if len(names) <= _MAX_NAMES else f"{few} and {len(names) - _MAX_NAMES} more"
 
 
 def refuse(field: str, value: Any, accepted: str) -> InvalidField:
@@ -35,7 +57,7 @@ def refuse(field: str, value: Any, accepted: str) -> InvalidField:
 def unknown_field(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
     """The error for a name that nobody knows, with the nearest that somebody does."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:_MAX_NAME_CHARS], names, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
     return InvalidField(field[:200], f"unknown name, given with value {shown(value)}{hint}")
 

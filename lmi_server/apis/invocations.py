@@ -15,6 +15,7 @@ from flask import Blueprint, Response, request
 from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import (
+    names_shown,
     parse_flag,
     parse_parameters,
     refuse,
@@ -182,16 +183,16 @@ def _refuses_unknown(context: ApiContext) -> bool:
 
 
 def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
-    for name, value in body.items():
-        if name in _FIELDS:
-            continue
-        refuse_unsupported(name, value, Names.LMI)
-        if not _refuses_unknown(context):
-            _logger.warning("unknown field is ignored: %s", ascii(name)[:200])
-            continue
+    unknown = [name for name in body if name not in _FIELDS]
+    for name in unknown:
+        refuse_unsupported(name, body[name], Names.LMI)
+    if unknown and not _refuses_unknown(context):
+        _logger.warning("unknown fields are ignored: %s", names_shown(unknown))
+    elif unknown:
+        name = unknown[0]
         if name in rows(Names.LMI):
             raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
-        raise unknown_field(name, name, value, _FIELDS)
+        raise unknown_field(name, name, body[name], _FIELDS)
     if body.get("adapters") not in (None, "", [], [""]):
         raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
 
@@ -204,7 +205,7 @@ def _parameters(context: ApiContext, parameters: Any) -> Parsed:
     refuse_unknown = _refuses_unknown(context)
     parsed = parse_parameters(parameters, Names.LMI, prefix="parameters.", refuse_unknown=refuse_unknown)
     if parsed.unknown:
-        _logger.warning("unknown parameters are ignored: %s", ", ".join(map(ascii, parsed.unknown))[:400])
+        _logger.warning("unknown parameters are ignored: %s", names_shown(parsed.unknown))
     return parsed
 
 

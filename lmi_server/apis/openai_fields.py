@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.apis.checks import parse_flag, parse_parameters, refuse
+from lmi_server.apis.checks import names_shown, parse_flag, parse_parameters, refuse
 from lmi_server.apis.parameter import Names, Parsed
 
 _logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def parse_fields(
     rest = {name: value for name, value in body.items() if name not in own and name not in unused}
     parsed = parse_parameters(rest, names, own_defaults=own_defaults, refuse_unknown=False)
     if parsed.unknown:
-        _logger.info("unknown fields are ignored: %s", ", ".join(map(ascii, parsed.unknown))[:400])
+        _logger.info("unknown fields are ignored: %s", names_shown(parsed.unknown))
     return OpenAiFields(
         _model(body.get("model")), stream, _include_usage(body.get("stream_options"), stream), parsed
     )

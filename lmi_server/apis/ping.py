@@ -1,4 +1,4 @@
-"""`GET /ping`: 200 only while the engine makes progress on a loaded model."""
+"""`GET /ping`, `GET /health`: 200 only while the engine makes progress on a loaded model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("ping", __name__)
 
     @blueprint.get("/ping")
+    @blueprint.get("/health")
     def ping() -> Response:
         health = context.engine.health()
         if health.ready:

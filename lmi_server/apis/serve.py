@@ -11,7 +11,6 @@ from flask import Response, request
 from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
-from lmi_server.apis.body import read_object
 from lmi_server.apis.tenant import tenant_of
 from lmi_server.candidates import Terms
 from lmi_server.client_gone import ClientWatch
@@ -37,7 +36,8 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     if health.state is not EngineState.READY:
         raise Unavailable(health.summary())
     tenant = tenant_of(request.headers)
-    call = parse(context, read_object(request))
+    with context.bodies.json_object(request) as body:
+        call = parse(context, body)
     generation = Generation(
         _terms(context.config, call, record, tenant),
         call.requests,

@@ -12,6 +12,7 @@ from container import launch
 from container.launch import MpiRun, RuntimePaths
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
+from lmi_server.admin_token import is_token
 
 PATHS = RuntimePaths(Path("/run/lmi-x"))
 CONFIG = MpiEngineConfig(
@@ -72,9 +73,10 @@ def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
 
 def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
     paths = RuntimePaths(Path("/run/it's"))
-    command = launch.web_command(paths, 7, 2)
+    command = launch.web_command(paths, 7, 2, 500)
     assert command[command.index("--bind") + 1] == "fd://7"
     assert command[command.index("--workers") + 1] == "2"
+    assert command[command.index("--worker-connections") + 1] == "500"
     module, call = command[-1].split(":", 1)
     tree = ast.parse(call, mode="eval").body
     assert module == "lmi_server.wsgi"
@@ -96,6 +98,27 @@ def test_only_several_web_workers_share_metrics_in_files() -> None:
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (31, 1), (32, 2), (64, 4), (500, 4)])
 def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> None:
     assert launch.web_workers(cores) == workers
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(65536, 8192), (8192, 7936), (1024, 768), (256, 1), (10, 1)]
+)
+def test_connections_leave_room_for_other_open_files(files: int, connections: int) -> None:
+    assert launch.web_connections(files) == connections
+
+
+def test_web_processes_know_the_admin_tokens_digest_and_no_process_the_token() -> None:
+    environ = {"LMI_ADMIN_TOKEN": "s3cret", "HOME": "/h"}
+    assert is_token("s3cret", launch.admin_token_digest(environ))
+    assert launch.without_admin_token(environ) == {"HOME": "/h"}
+    assert launch.admin_token_digest({}) == launch.admin_token_digest({"LMI_ADMIN_TOKEN": ""}) == ""
+
+
+@pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
+def test_a_token_that_no_client_can_send_is_refused_and_not_quoted(token: str) -> None:
+    with pytest.raises(ValueError, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
+        launch.admin_token_digest({"LMI_ADMIN_TOKEN": token})
+    assert token.strip() == "" or token.strip() not in str(caught.value)
 
 
 def test_the_cache_is_where_the_environment_says() -> None:

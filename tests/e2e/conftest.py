@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.client import Answer, Client
 from tests.support.dynamic_server import dynamic_properties
 from tests.support.metrics import wait_metrics
-from tests.support.server import Server, properties_text
+from tests.support.server import ADMIN_HEADERS, Server, properties_text
 from tests.support.tokenizers import save_gpt2
 
 SCHEDULER = "/admin/scheduler"
@@ -53,15 +54,21 @@ def client(paged_server: Server) -> Client:
     return paged_server.client
 
 
+def in_force(client: Client) -> dict[str, Any]:
+    """The scheduler's limits."""
+    limits: dict[str, Any] = client.get(SCHEDULER, headers=ADMIN_HEADERS).json()
+    return limits
+
+
 @pytest.fixture
 def limits(client: Client) -> Iterator[ChangeLimits]:
     """Changes limits of the shared server's scheduler; they are as they were after the test, and nothing runs."""
 
     def change(**changes: object) -> Answer:
-        with client.call("PATCH", SCHEDULER, changes) as call:
+        with client.call("PATCH", SCHEDULER, changes, ADMIN_HEADERS) as call:
             return call.read()
 
-    before = client.get(SCHEDULER).json()
+    before = in_force(client)
     yield change
     assert change(**before).status == 200
     after = wait_metrics(client, lambda seen: seen.idle, 20)

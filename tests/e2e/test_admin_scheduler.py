@@ -6,16 +6,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.conftest import SCHEDULER, ChangeLimits
+from tests.e2e.conftest import SCHEDULER, ChangeLimits, in_force
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.server import Server
+from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 
 def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLimits) -> None:
-    before = client.get(SCHEDULER).json()
+    before = in_force(client)
     assert before["max_rolling_batch_size"] == 32
     assert limits(max_rolling_batch_size=2, scheduling_policy="fair").status == 200
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}
@@ -36,7 +36,7 @@ def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLi
 
 
 def test_one_bad_value_changes_nothing(client: Client, limits: ChangeLimits) -> None:
-    before = client.get(SCHEDULER).json()
+    before = in_force(client)
     for changes in (
         {"max_rolling_batch_size": 4, "scheduling_policy": "lifo"},
         {"max_rolling_batch_size": 4, "max_waiting_tokens": 5000000},
@@ -47,7 +47,7 @@ def test_one_bad_value_changes_nothing(client: Client, limits: ChangeLimits) -> 
         refused = limits(**changes)
         assert refused.status == 400
         assert refused.json()["code"] == 400
-        assert client.get(SCHEDULER).json() == before
+        assert in_force(client) == before
 
 
 def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> None:
@@ -65,6 +65,18 @@ def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> No
 
 def test_engine_python_has_none(dynamic_server: Server) -> None:
     client = dynamic_server.client
-    assert client.get(SCHEDULER).status == 404
-    with client.call("PATCH", SCHEDULER, {"job_queue_size": 4}) as call:
+    assert client.get(SCHEDULER, headers=ADMIN_HEADERS).status == 404
+    with client.call("PATCH", SCHEDULER, {"job_queue_size": 4}, ADMIN_HEADERS) as call:
         assert call.read().status == 404
+
+
+def test_the_token_opens_it_and_goes_no_further_than_the_server(paged_server: Server) -> None:
+    """No process that the server starts has it in its environment, and no line of the log."""
+    client = paged_server.client
+    assert client.get(SCHEDULER).status == 401
+    assert client.get(SCHEDULER, headers={"Authorization": "Bearer wrong"}).status == 401
+    assert client.get(SCHEDULER, headers=ADMIN_HEADERS).status == 200
+    children = [process for process in paged_server.processes() if process.pid != paged_server.pid]
+    assert children
+    assert not [process for process in children if "LMI_ADMIN_TOKEN" in process.environ()]
+    assert ADMIN_TOKEN not in paged_server.log()

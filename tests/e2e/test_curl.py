@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import REPO_ROOT
-from tests.support.server import Server
+from tests.support.server import ADMIN_TOKEN, Server
 
 pytestmark = [
     pytest.mark.e2e,
@@ -71,7 +71,10 @@ def test_a_line_of_the_readme(line: str, paged_server: Server) -> None:
     command, *arguments = shlex.split(line)
     assert command == "curl"
     assert any(README_ADDRESS in argument for argument in arguments)
-    arguments = [argument.replace(README_ADDRESS, paged_server.base_url) for argument in arguments]
+    arguments = [
+        argument.replace(README_ADDRESS, paged_server.base_url).replace("$LMI_ADMIN_TOKEN", ADMIN_TOKEN)
+        for argument in arguments
+    ]
     if any("/admin/" in argument for argument in arguments):
         _check_admin_line(arguments, f"{paged_server.base_url}/admin/scheduler")
         return
@@ -82,13 +85,14 @@ def test_a_line_of_the_readme(line: str, paged_server: Server) -> None:
 
 def _check_admin_line(arguments: list[str], url: str) -> None:
     """What it asks for is in force then; the server is left as it was, for others use it too."""
-    before = json.loads(curl("-s", url))
+    token = ["-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
+    before = json.loads(curl("-s", url, *token))
     try:
         after = json.loads(curl(*arguments))
         asked = json.loads(arguments[arguments.index("-d") + 1])
         assert after == {**before, **asked} != before
     finally:
-        curl("-s", "-X", "PATCH", url, "-H", "Content-Type: application/json", "-d", json.dumps(before))
+        curl("-s", "-X", "PATCH", url, *token, *JSON, "-d", json.dumps(before))
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/any-model", "/predictions/any-model/v1"])

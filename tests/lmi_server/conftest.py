@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -36,8 +37,9 @@ MakeClient = Callable[..., FlaskClient]
 
 @pytest.fixture
 def make_client(model_folder: Path, text_model: TextModel, engine: FakeEngine) -> MakeClient:
-    def make(server: ServerConfig | None = None, engine_kind: str = "MPI") -> FlaskClient:
-        return create_app(web_config(model_folder, server, engine_kind), engine, text_model).test_client()
+    def make(server: ServerConfig | None = None, engine_kind: str = "MPI", **more: Any) -> FlaskClient:
+        config = web_config(model_folder, server, engine_kind, **more)
+        return create_app(config, engine, text_model).test_client()
 
     return make
 

@@ -25,6 +25,7 @@ from engines.core import (
 )
 from engines.errors import EngineError
 from engines.health import EngineState, Health
+from lmi_server.admin_token import token_digest
 from lmi_server.config import ServerConfig, WebConfig
 from lmi_server.text.tokenizer import TextModel
 
@@ -32,6 +33,8 @@ Script = Callable[[Request], Iterable[RequestOutput | threading.Event]]
 """What a request gets: outputs, and events that are waited for in between."""
 
 MAX_MODEL_LEN = 256
+ADMIN_TOKEN = "kR3+/x=.~"
+"""Any visible characters."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -82,7 +85,9 @@ def build_model_folder(folder: Path) -> Path:
     return folder
 
 
-def web_config(folder: Path, server: ServerConfig | None = None, engine: str = "MPI") -> WebConfig:
+def web_config(
+    folder: Path, server: ServerConfig | None = None, engine: str = "MPI", admin_token: str = ADMIN_TOKEN
+) -> WebConfig:
     return WebConfig(
         server=server or ServerConfig(),
         engine=engine,
@@ -91,6 +96,7 @@ def web_config(folder: Path, server: ServerConfig | None = None, engine: str = "
         max_model_len=MAX_MODEL_LEN,
         engine_address="ipc:///nowhere",
         status_path="/nowhere",
+        admin_token_digest=token_digest(admin_token) if admin_token else "",
     )
 
 

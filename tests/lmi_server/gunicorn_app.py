@@ -1,14 +1,16 @@
 """The application over a scripted engine, for a real gunicorn worker; with routes by which a test steers the script.
 
 Prompts: `answer` is answered at once; `gated` gets one token, then waits for `/test/release`; `hang` gets none;
-`refused` finds the queue full.
+`endless` gets tokens without end; `refused` finds the queue full.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flask import Flask
 
@@ -16,10 +18,22 @@ from engines.core import Request, RequestOutput
 from engines.errors import Overloaded
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
+from lmi_server.connection import ConnectionLimits
+from lmi_server.gevent_worker import Worker
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens, web_config
 
 ANSWER = "The capital of France is Paris."
+
+
+class ImpatientWorker(Worker):
+    """The real one with a second's patience, and with little room for what clients do not read."""
+
+    limits = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        super().handle(listener, client, addr)
 
 
 def make_app(folder: str) -> Flask:
@@ -32,6 +46,8 @@ def make_app(folder: str) -> Flask:
             yield from tokens(request, [], Overloaded("the queue is full (job_queue_size)"))
         if "hang" in prompt:
             yield threading.Event()
+        while "endless" in prompt:
+            yield tokens(request, text.encode(ANSWER), None)[0]
         outputs = tokens(request, text.encode(ANSWER))
         yield outputs[0]
         if "gated" in prompt:

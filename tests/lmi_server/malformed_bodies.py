@@ -83,6 +83,13 @@ def _user(content: Any) -> list[dict[str, Any]]:
 
 _GOOD_JSON = b'{"inputs": "Hello"}'
 
+
+def repeated_name(num_names: int) -> bytes:
+    """A body of so many names, the last of which is the first again."""
+    names = [f'"n{number}": 0' for number in range(num_names - 1)]
+    return ("{" + ", ".join([*names, '"n0": 0']) + "}").encode()
+
+
 BODIES: tuple[Malformed, ...] = (
     # Not JSON, or not the JSON that it should be
     _lmi("empty body", b"", "body", "empty", "JSON object"),
@@ -110,6 +117,10 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("nested too deep", b'{"inputs": ' + b"[" * 40 + b"]" * 40 + b"}", "body", "32", "nested"),
     _lmi("nested a million deep", b'{"inputs": ' + b"[" * 1_000_000, "body", "32", "nested"),
     _lmi("a name twice", b'{"inputs": "a", "inputs": "b"}', "body", "inputs", "more than once"),
+    _lmi("the last of 100,000 names twice", repeated_name(100_000), "body", '"n0"', "more than once"),
+    _lmi("a long name twice", b'{"%s": 1, "%s": 2}' % (2 * (b"n" * 10_000,)), "nnn", "more than once"),
+    _lmi("a long name that nobody knows", {"inputs": "Hello", "n" * 10_000: 1}, "nnn", "unknown name"),
+    _lmi("a million values", b'{"inputs": [' + b"0," * 1_000_000 + b"0]}", "more than 1000000 values"),
     # Headers
     _lmi(
         "plain text",

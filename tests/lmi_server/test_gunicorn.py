@@ -1,7 +1,8 @@
-"""Under a real gunicorn worker on gevent: flushing, clients that leave, connections that stay."""
+"""Under a real gunicorn worker on gevent: flushing, clients that leave or are slow, connections that stay."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -19,6 +20,8 @@ import requests
 from tests.lmi_server.gunicorn_app import ANSWER
 
 ROOT = Path(__file__).resolve().parents[2]
+CONNECTIONS = 12
+"""As many as the server keeps open."""
 NOTICED_SECONDS = 2.0
 """Far above what it takes, far below the deadline of a request."""
 
@@ -27,8 +30,9 @@ NOTICED_SECONDS = 2.0
 def address(model_folder: Path) -> Iterator[tuple[str, int]]:
     """A running server. Its socket listens before it starts, so nobody has to wait for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "-b", f"fd://{listener.fileno()}"]
-        command += ["--keep-alive", "30", "--graceful-timeout", "1"]
+        command = [sys.executable, "-m", "gunicorn", "-b", f"fd://{listener.fileno()}"]
+        command += ["-k", "tests.lmi_server.gunicorn_app.ImpatientWorker"]
+        command += ["--worker-connections", str(CONNECTIONS), "--keep-alive", "30", "--graceful-timeout", "1"]
         command.append(f"tests.lmi_server.gunicorn_app:make_app('{model_folder}')")
         server = subprocess.Popen(
             command,
@@ -180,6 +184,90 @@ def test_a_body_that_is_no_chunks_is_refused(address: tuple[str, int], url: str)
         client.sendall(head + b"5\r\n{'inp\r\nzz\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 424")
     assert requests.post(f"{url}/invocations", json={"inputs": "answer"}, timeout=30).status_code == 200
+
+
+def rest_of(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(65536):
+            data += part
+    return data
+
+
+HEAD = b"POST /invocations HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"G", b"GET /ping HTTP/1.1\r\nHost: x\r\n", HEAD + b"Content-Length: 9\r\n"]
+)
+def test_headers_that_do_not_come_are_not_waited_for(sent: bytes, address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(sent)
+        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+
+
+def test_headers_that_trickle_in_are_not_waited_for(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as client:
+        client.settimeout(0.1)
+        client.sendall(HEAD)
+        for _ in range(200):
+            with contextlib.suppress(TimeoutError):
+                assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
+                return
+            client.sendall(b"a: b\r\n")
+    pytest.fail("they are waited for all the same")
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 99\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n5\r\n"]
+)
+def test_a_body_that_does_not_come_is_a_408(framing: bytes, address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(HEAD + framing + b'{"in')
+        head, _, body = rest_of(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["code"] == 408
+    assert "too long" in json.loads(body)["error"]
+
+
+def test_a_client_that_does_not_read_its_stream(address: tuple[str, int], url: str) -> None:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(20)
+        client.connect(address)
+        client.sendall(request_bytes({"inputs": "endless", "stream": True}))
+        wait_abort(url)
+        with pytest.raises(ConnectionResetError):
+            all(iter(lambda: client.recv(65536), b""))
+
+
+def test_headers_are_bounded_together(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(HEAD + b"".join(b"x-%d: %s\r\n" % (number, b"x" * 1000) for number in range(60)))
+        assert rest_of(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_idle_connections_keep_nobody_out(address: tuple[str, int], url: str) -> None:
+    with contextlib.ExitStack() as stack:
+        working = stack.enter_context(socket.create_connection(address, timeout=20))
+        working.sendall(request_bytes({"inputs": "gated"}))
+        wait_submitted(url)
+        for number in range(3 * CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(address, timeout=20))
+            client.sendall(HEAD if number % 2 else b"")
+            assert requests.get(f"{url}/ping", timeout=20).status_code == 200
+        assert requests.post(f"{url}/test/release", timeout=20).status_code == 200
+        assert working.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_a_refused_body_is_taken_in_so_that_the_refusal_arrives(address: tuple[str, int]) -> None:
+    body = b"x" * 3_000_000
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
+        client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 200 " in rest_of(client)
 
 
 def test_openais_own_client(url: str) -> None:

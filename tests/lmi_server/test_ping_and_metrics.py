@@ -1,7 +1,8 @@
-"""`GET /ping`, `GET /metrics` and the log line of a request."""
+"""`GET /ping`, `/health`, `/version`, `/metrics` and the log line of a request."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import re
 import subprocess
@@ -25,10 +26,15 @@ def samples(client: FlaskClient) -> dict[tuple[str, frozenset[tuple[str, str]]],
     }
 
 
-def test_ping_when_ready(client: FlaskClient) -> None:
-    assert client.get("/ping").status_code == 200
+PATHS = ["/ping", "/health"]
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_ping_when_ready(path: str, client: FlaskClient) -> None:
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("health", "words"),
     [
@@ -38,12 +44,18 @@ def test_ping_when_ready(client: FlaskClient) -> None:
         (Health(EngineState.FAILED, "rank 1 is gone", 0.0), "rank 1 is gone"),
     ],
 )
-def test_ping_says_why_not(health: Health, words: str, client: FlaskClient, engine: FakeEngine) -> None:
+def test_ping_says_why_not(
+    health: Health, words: str, path: str, client: FlaskClient, engine: FakeEngine
+) -> None:
     engine.state = health
-    reply = client.get("/ping")
+    reply = client.get(path)
     assert reply.status_code == 503
     assert words in reply.get_json()["reason"]
     assert int(reply.headers["Retry-After"]) > 0
+
+
+def test_version(client: FlaskClient) -> None:
+    assert client.get("/version").get_json() == {"version": importlib.metadata.version("lmi-server")}
 
 
 def test_metrics_show_the_engines_snapshot(client: FlaskClient) -> None:
@@ -140,6 +152,7 @@ def test_log_line_of_a_refusal(client: FlaskClient, caplog: pytest.LogCaptureFix
 
 def test_health_looks_are_not_logged(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        client.get("/ping", buffered=True)
+        for path in PATHS:
+            client.get(path, buffered=True)
         client.get("/metrics", buffered=True)
     assert not [r for r in caplog.records if r.name == "lmi_server.request_log"]

@@ -154,8 +154,10 @@ class Client:
             raise
         return call
 
-    def get(self, path: str, timeout: float | None = None) -> Answer:
-        with self.call("GET", path, timeout=timeout) as call:
+    def get(
+        self, path: str, timeout: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        with self.call("GET", path, headers=headers, timeout=timeout) as call:
             return call.read()
 
     def post(self, path: str, body: Json | bytes, headers: Mapping[str, str] | None = None) -> Answer:

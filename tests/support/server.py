@@ -21,6 +21,9 @@ from tests.support.paths import REPO_ROOT, child_environment
 READY_SECONDS = 120.0
 """How long a server may take until `/ping` answers 200; a machine under test is busy."""
 END_SECONDS = 35.0
+ADMIN_TOKEN = "test-token"
+"""Opens `/admin` of every server that is started here."""
+ADMIN_HEADERS = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 
 
 class StartServer(Protocol):
@@ -73,6 +76,7 @@ class Server:
         self._seen: set[psutil.Process] = set()
         self.client = Client(f"http://127.0.0.1:{self.port}")
         extra = {name: value.replace("{port}", str(self.port)) for name, value in (environment or {}).items()}
+        extra.setdefault("LMI_ADMIN_TOKEN", ADMIN_TOKEN)
         command = [sys.executable, "-m", "container", "serve", str(folder), "--host", "127.0.0.1"]
         if pass_port:
             command += ["--port", str(self.port)]

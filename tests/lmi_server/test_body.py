@@ -1,0 +1,225 @@
+"""Bodies: read in linear time, bounded each and together, others served meanwhile, names quoted in short."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BytesIO
+from typing import Any
+
+import gevent
+import pytest
+from flask import Request
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.test import EnvironBuilder
+
+from engines.errors import InvalidRequest, Overloaded
+from lmi_server.apis import body as body_module
+from lmi_server.apis.body import Bodies
+from lmi_server.apis.checks import shown, unknown_field
+from lmi_server.apis.json_object import MAX_VALUES, parse_object
+from lmi_server.config import ServerConfig
+from lmi_server.errors import BodyTooSlow
+from tests.lmi_server.conftest import MakeClient
+from tests.lmi_server.malformed_bodies import repeated_name
+
+
+def cpu_seconds(num_names: int) -> float:
+    data = repeated_name(num_names)
+    best = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        with pytest.raises(InvalidRequest, match=r'"n0" is given more than once'):
+            parse_object(data)
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def test_a_repeated_name_is_found_in_linear_time() -> None:
+    """Ten times the names took a hundred times as long, minutes for 100,000."""
+    assert cpu_seconds(20_000) < 40 * cpu_seconds(2_000)
+
+
+def test_the_values_of_a_body_are_bounded() -> None:
+    zeros = b"0," * (MAX_VALUES - 1) + b"0"
+    with pytest.raises(
+        InvalidRequest, match=f"more than {MAX_VALUES} values; accepted: at most {MAX_VALUES}"
+    ):
+        parse_object(b'{"inputs": [' + zeros + b",0]}")
+    assert len(parse_object(b'{"inputs": [' + zeros + b"]}")["inputs"]) == MAX_VALUES
+
+
+@pytest.mark.parametrize("piece", [",", '\\",', "\\\\,", "é,"])
+def test_commas_in_texts_are_no_values(piece: str) -> None:
+    text = piece * (MAX_VALUES + 1)
+    body = parse_object(f'{{"a": "\\\\", "inputs": "{text}"}}'.encode())
+    assert body["inputs"].count(",") == MAX_VALUES + 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"inputs": [' + b'{"a": 1},' * 100_000 + b"0]}",
+        b'{"inputs": [' + b"[]," * 100_000 + b"0]}",
+        b"{" + b",".join(b'"n%d": 0' % number for number in range(100_000)) + b"}",
+    ],
+    ids=["objects", "lists", "names"],
+)
+def test_others_have_their_turn_while_a_large_body_is_parsed(data: bytes) -> None:
+    turns = []
+
+    def other() -> None:
+        while True:
+            turns.append(None)
+            gevent.sleep(0)
+
+    greenlet = gevent.spawn(other)
+    parse_object(data)
+    greenlet.kill()
+    assert len(turns) >= 4
+
+
+LONG = "x" * 1_000_000
+
+
+def test_names_are_quoted_in_short() -> None:
+    assert len(str(unknown_field(f"parameters.{LONG}", LONG, LONG, ["top_k"]))) < 500
+    with pytest.raises(InvalidRequest) as caught:
+        parse_object(json.dumps({LONG: 0})[:-1].encode() + f', "{LONG}": 1}}'.encode())
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0] * 100 + [object()],
+        [[]] * 100 + [object()],
+        {**{str(number): {} for number in range(100)}, "last": object()},
+        [[[0] * 100, object()], object()],
+    ],
+)
+def test_no_more_of_a_value_is_looked_at_than_is_shown(value: Any) -> None:
+    """What cannot be written as JSON stands where nobody may look."""
+    assert len(shown(value)) < 100
+    assert shown(value).endswith("...")
+
+
+@pytest.mark.parametrize("value", [0, None, "a" * 78, [1, [2, {"a": {}}]], {"a": [], "b": {"c": None}}, []])
+def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
+    assert shown(value) == json.dumps(value)
+
+
+def test_unknown_names_make_one_short_log_line(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(ServerConfig(unknown_parameters="warn"))
+    made_up = {f"{LONG}{number}": 0 for number in range(3)} | {str(number): 0 for number in range(50)}
+    for body in ({**made_up, "inputs": "Hello"}, {"inputs": "Hello", "parameters": made_up}):
+        caplog.clear()
+        assert client.post("/invocations", json=body).status_code == 200
+        lines = [line for line in caplog.messages if "ignored" in line]
+        assert len(lines) == 1
+        assert len(lines[0]) < 500
+        assert lines[0].endswith("and 48 more")
+
+
+def request_from(stream: Any, length: int | None = None) -> Request:
+    environ = EnvironBuilder(method="POST").get_environ() | {"wsgi.input": stream}
+    return Request(environ if length is None else environ | {"CONTENT_LENGTH": str(length)})
+
+
+def request_of(data: bytes, length: int | None = None) -> Request:
+    return request_from(BytesIO(data), length)
+
+
+GOOD = b'{"inputs": "Hello"}'
+
+
+def test_a_body_is_bounded_with_and_without_its_length() -> None:
+    bodies = Bodies(len(GOOD))
+    for length in (len(GOOD), None):
+        with bodies.json_object(request_of(GOOD, length)) as body:
+            assert body == {"inputs": "Hello"}
+        larger = request_of(GOOD + b" ", None if length is None else length + 1)
+        with pytest.raises(RequestEntityTooLarge), bodies.json_object(larger):
+            pass
+    assert bodies.bytes_in_flight == 0
+
+
+def test_bodies_in_flight_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MIN_BYTES_IN_FLIGHT", 0)
+    bodies = Bodies(len(GOOD))
+    with ExitStack() as stack:
+        for number in range(2):
+            stack.enter_context(bodies.json_object(request_of(GOOD, len(GOOD))))
+            assert bodies.bytes_in_flight == (number + 1) * len(GOOD)
+        with pytest.raises(Overloaded, match="at once"), bodies.json_object(request_of(GOOD, len(GOOD))):
+            pass
+        assert bodies.bytes_in_flight == 2 * len(GOOD)
+    assert bodies.bytes_in_flight == 0
+    with bodies.json_object(request_of(GOOD, len(GOOD))):
+        pass
+
+
+class Failing:
+    """A stream that brings a byte, then fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._turns: Iterator[bytes | Exception] = iter((b"{", error))
+
+    def read(self, size: int) -> bytes:
+        turn = next(self._turns)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"), [(TimeoutError(), BodyTooSlow), (ConnectionResetError(), InvalidRequest)]
+)
+def test_what_a_failed_body_brought_is_no_longer_in_flight(
+    failure: Exception, raised: type[Exception]
+) -> None:
+    bodies = Bodies(100)
+    with pytest.raises(raised), bodies.json_object(request_from(Failing(failure), 50)):
+        pass
+    assert bodies.bytes_in_flight == 0
+
+
+def test_a_body_that_breaks_off_is_refused() -> None:
+    request = request_of(GOOD, len(GOOD) + 1)
+    with pytest.raises(InvalidRequest, match="broke off"), Bodies(100).json_object(request):
+        pass
+
+
+@pytest.mark.parametrize(("path", "status"), [("/invocations", 503), ("/v1/chat/completions", 429)])
+def test_too_many_bytes_in_flight_is_told_as_a_full_queue_is(
+    path: str, status: int, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of three requests, each of which comes while the one before it is still read."""
+    monkeypatch.setattr(body_module, "MIN_BYTES_IN_FLIGHT", 0)
+    client = make_client(ServerConfig(max_request_size=len(GOOD)))
+    replies = []
+
+    class Nested:
+        """A body before whose last byte another request comes."""
+
+        def __init__(self) -> None:
+            self._pieces = [GOOD[-1:], GOOD[:-1]]
+
+        def read(self, size: int) -> bytes:
+            if len(self._pieces) == 1:
+                send()
+            return self._pieces.pop()
+
+    def send() -> None:
+        body = {"wsgi.input": Nested(), "CONTENT_LENGTH": str(len(GOOD))}
+        replies.append(client.post(path, environ_overrides=body))
+
+    send()
+    assert replies[0].status_code == status
+    assert int(replies[0].headers["Retry-After"]) > 0
+    assert len(replies) == 3
+    assert status not in [reply.status_code for reply in replies[1:]]

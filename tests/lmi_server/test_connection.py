@@ -1,0 +1,168 @@
+"""What a client may take: times and bytes of a connection, without a server round it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+
+import gevent
+import pytest
+from gevent import socket as gevent_socket
+
+from lmi_server.connection import Connection, ConnectionLimits, Pace
+
+QUICK = ConnectionLimits(
+    idle_seconds=0.02, head_seconds=0.02, body_seconds=0.02, stall_seconds=0.02, bytes_per_second=1_000_000
+)
+PATIENT = ConnectionLimits()
+
+Pair = Callable[[ConnectionLimits], tuple[Connection, gevent_socket.socket]]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    opened: list[gevent_socket.socket] = []
+
+    def make(limits: ConnectionLimits) -> tuple[Connection, gevent_socket.socket]:
+        accepted, client = gevent_socket.socketpair()
+        client.settimeout(10)
+        opened.extend([Connection(accepted, limits), client])
+        return opened[-2], client
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def read_all(connection: Connection) -> int:
+    """The number of bytes until the client's end."""
+    size = 0
+    while piece := connection.recv(100_000):
+        size += len(piece)
+    return size
+
+
+def test_a_connection_without_a_request_ends_without_a_word(pair: Pair) -> None:
+    connection, client = pair(QUICK)
+    assert connection.recv(100) == b""
+    connection.close()
+    assert client.recv(100) == b""
+
+
+def test_headers_have_their_time_from_their_first_byte(pair: Pair) -> None:
+    connection, client = pair(QUICK)
+    client.sendall(b"GET")
+    assert connection.recv(100) == b"GET"
+    assert connection.recv(100) == b""
+    answer = client.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 408
+
+
+def test_headers_are_bounded_and_bytes_of_the_body_behind_them_are_not_counted(pair: Pair) -> None:
+    limits = ConnectionLimits(head_bytes=10)
+    connection, client = pair(limits)
+    client.sendall(b"0123456789 and much more")
+    assert connection.recv(100) == b"0123456789 and much more"
+    connection.begin_request()
+    connection.await_request()
+    client.sendall(b"0123456789")
+    assert connection.recv(100) == b"0123456789"
+    client.sendall(b"a")
+    assert connection.recv(100) == b"a"
+    client.sendall(b"b")
+    assert connection.recv(100) == b""
+    assert client.recv(1000).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_body_that_stands_still_is_not_waited_for(pair: Pair) -> None:
+    connection, client = pair(ConnectionLimits(stall_seconds=0.02))
+    connection.begin_request()
+    client.sendall(b"{")
+    assert connection.recv(100) == b"{"
+    with pytest.raises(TimeoutError):
+        connection.recv(100)
+
+
+def test_a_body_has_its_time_however_it_moves(pair: Pair) -> None:
+    connection, client = pair(ConnectionLimits(body_seconds=0.02))
+    connection.begin_request()
+
+    def trickle() -> None:
+        while True:
+            client.sendall(b"x" * 10_000)
+            gevent.sleep(0.005)
+
+    sender = gevent.spawn(trickle)
+    with pytest.raises(TimeoutError):
+        read_all(connection)
+    sender.kill()
+
+
+def test_bytes_give_back_the_time_that_they_took_but_no_more_than_all_of_it() -> None:
+    pace = Pace(ConnectionLimits(stall_seconds=30, bytes_per_second=1000))
+    for _ in range(100):
+        pace.moved(num_bytes=20_000, waited=20)
+    assert pace.seconds_left == 30
+    pace.moved(num_bytes=5_000, waited=10)
+    assert pace.seconds_left == 25
+    for _ in range(2):
+        pace.moved(num_bytes=7_000, waited=20)
+    assert pace.seconds_left < 0
+
+
+def test_others_have_their_turn_while_a_body_comes_fast(pair: Pair) -> None:
+    connection, client = pair(PATIENT)
+    connection.begin_request()
+    client.sendall(b"x" * 10)
+    turns: list[int] = []
+    for number in range(10):
+        gevent.spawn(turns.append, number)
+        assert connection.recv(1) == b"x"
+        assert len(turns) == number + 1
+
+
+def fill(connection: Connection) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection.sendall(b"x" * 10_000_000)
+
+
+def test_a_client_that_does_not_read_is_cut_off(pair: Pair) -> None:
+    connection, _ = pair(QUICK)
+    connection.begin_request()
+    with pytest.raises(ConnectionResetError, match="does not read"):
+        fill(connection)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it(pair: Pair) -> None:
+    connection, client = pair(ConnectionLimits(stall_seconds=5.0))
+    connection.begin_request()
+    sender = gevent.spawn(fill, connection)
+    received = 0
+    while received < 10_000_000:
+        received += len(client.recv(200_000))
+        gevent.sleep(0)
+    sender.get()
+
+
+def test_a_look_takes_nothing_and_has_no_time_limit(pair: Pair) -> None:
+    connection, client = pair(QUICK)
+    connection.begin_request()
+    looker = gevent.spawn(connection.recv, 1, socket.MSG_PEEK)
+    gevent.sleep(0.06)
+    assert not looker.ready()
+    client.sendall(b"x")
+    assert looker.get() == b"x"
+    assert gevent_socket.socket.recv(connection, 10) == b"x"
+
+
+def test_an_evicted_connection_has_ended(pair: Pair) -> None:
+    connection, client = pair(PATIENT)
+    reader = gevent.spawn(connection.recv, 100)
+    gevent.sleep(0)
+    assert connection.awaits_client
+    connection.evict()
+    assert reader.get() == b""
+    assert not connection.awaits_client
+    assert client.recv(100) == b""
