@@ -16,7 +16,7 @@ timeout = 120
 """Seconds without a sign of life after which a worker is replaced; the machine may be busy with the model."""
 graceful_timeout = 1
 """Seconds that answers under way get at the end; by then the engine has ended every request."""
-backlog = 2048
+backlog = 4096
 limit_request_line = 8190
 limit_request_fields = 100
 limit_request_field_size = 32 * 1024

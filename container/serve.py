@@ -99,7 +99,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """A listening socket, so that an occupied port shows before a model is loaded. Raises `CannotListen`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
         raise CannotListen(
             f"cannot listen on {host} port {port}: {error.strerror}; --port names another"

@@ -118,46 +118,50 @@ class Connection(gevent_socket.socket):
 
     def _recv_within(self, seconds: float, size: int) -> bytes:
         """Raises `TimeoutError`."""
-        late = TimeoutError("the client took too long")
         if seconds <= 0:
-            raise late
+            raise TimeoutError("the client took too long")
         self.awaits_client = True
+        self.settimeout(seconds)
         try:
-            with gevent.Timeout(seconds, late):
-                return self._received(size)
+            return self._received(size)
         except OSError:
             if not self._evicted:
                 raise
             return b""
         finally:
+            self.settimeout(None)
             self.awaits_client = False
 
     def _recv_head(self, size: int) -> bytes:
+        """Whole lines, so that gunicorn does not look at each byte that trickles in."""
+        lines = b""
         try:
-            data = self._recv_within(self._deadline - time.monotonic(), size)
+            while self._num_head_bytes <= self.limits.head_bytes:
+                data = self._recv_within(self._deadline - time.monotonic(), size)
+                if self._phase is _Phase.IDLE:
+                    self._phase = _Phase.HEAD
+                    self._deadline = time.monotonic() + self.limits.head_seconds
+                self._num_head_bytes += len(data)
+                lines += data
+                if not data or b"\n" in data:
+                    return lines
         except TimeoutError:
             if self._phase is _Phase.HEAD:
                 self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the headers took too long to arrive")
             return b""
-        if self._phase is _Phase.IDLE:
-            self._phase = _Phase.HEAD
-            self._deadline = time.monotonic() + self.limits.head_seconds
-        # What a read brings beyond the headers is never more than one read's worth.
-        if self._num_head_bytes > self.limits.head_bytes:
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"the headers are larger than {self.limits.head_bytes} bytes",
-            )
-            return b""
-        self._num_head_bytes += len(data)
-        return data
+        self._refuse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the headers are larger than {self.limits.head_bytes} bytes",
+        )
+        return b""
 
     def _recv_body(self, size: int) -> bytes:
         began = time.monotonic()
         data = self._recv_within(min(self._reading.seconds_left, self._deadline - began), size)
         self._reading.moved(len(data), time.monotonic() - began)
-        # A client that sends faster than its bytes are taken in would never let others have their turn.
-        gevent.sleep(0)
+        if len(data) == size:
+            # A client that sends faster than its bytes are taken in would never let others have their turn.
+            gevent.sleep(0)
         return data
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:

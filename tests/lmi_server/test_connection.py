@@ -52,28 +52,43 @@ def test_a_connection_without_a_request_ends_without_a_word(pair: Pair) -> None:
 
 def test_headers_have_their_time_from_their_first_byte(pair: Pair) -> None:
     connection, client = pair(QUICK)
-    client.sendall(b"GET")
-    assert connection.recv(100) == b"GET"
+    client.sendall(b"GET / HTTP/1.1\r\nHost:")
+    assert connection.recv(100) == b"GET / HTTP/1.1\r\nHost:"
     assert connection.recv(100) == b""
     answer = client.recv(1000)
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 408
 
 
-def test_headers_are_bounded_and_bytes_of_the_body_behind_them_are_not_counted(pair: Pair) -> None:
-    limits = ConnectionLimits(head_bytes=10)
-    connection, client = pair(limits)
-    client.sendall(b"0123456789 and much more")
-    assert connection.recv(100) == b"0123456789 and much more"
-    connection.begin_request()
-    connection.await_request()
-    client.sendall(b"0123456789")
-    assert connection.recv(100) == b"0123456789"
-    client.sendall(b"a")
-    assert connection.recv(100) == b"a"
-    client.sendall(b"b")
+def test_bytes_of_a_header_come_as_a_line(pair: Pair) -> None:
+    """However they trickle in, gunicorn looks at each line once."""
+    connection, client = pair(PATIENT)
+    reader = gevent.spawn(connection.recv, 100)
+    for byte in b"GET / HTTP/1.1\r":
+        client.sendall(bytes([byte]))
+        gevent.sleep(0.001)
+    assert not reader.ready()
+    client.sendall(b"\n")
+    assert reader.get() == b"GET / HTTP/1.1\r\n"
+
+
+def test_headers_are_bounded_and_what_comes_with_their_end_is_not(pair: Pair) -> None:
+    connection, client = pair(ConnectionLimits(head_bytes=10))
+    for _ in range(2):
+        client.sendall(b"12345678\n")
+        assert connection.recv(100) == b"12345678\n"
+        client.sendall(b"a\n" + b"the body" * 10)
+        assert connection.recv(100) == b"a\n" + b"the body" * 10
+        connection.begin_request()
+        connection.await_request()
+    client.sendall(b"12345678901")
     assert connection.recv(100) == b""
     assert client.recv(1000).startswith(b"HTTP/1.1 431 ")
+    connection.await_request()
+    client.sendall(b"1234567890\n")
+    assert connection.recv(100) == b"1234567890\n"
+    client.sendall(b"a\n")
+    assert connection.recv(100) == b""
 
 
 def test_a_body_that_stands_still_is_not_waited_for(pair: Pair) -> None:
@@ -116,7 +131,7 @@ def test_others_have_their_turn_while_a_body_comes_fast(pair: Pair) -> None:
     connection, client = pair(PATIENT)
     connection.begin_request()
     client.sendall(b"x" * 10)
-    turns: list[int] = []
+    turns: list[int] = []  # of other greenlets, one for each byte that is read
     for number in range(10):
         gevent.spawn(turns.append, number)
         assert connection.recv(1) == b"x"

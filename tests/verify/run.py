@@ -25,6 +25,7 @@ from tests.verify import (
     dynamic_equality,
     failures,
     fresh_clone,
+    front_door,
     gpu_results,
     instruction_sets,
     kernels_without_gpu,
@@ -65,7 +66,7 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
-        *(instruction_sets, random_examples, comparison_errors),
+        *(instruction_sets, random_examples, front_door, comparison_errors),
     )
 )
 

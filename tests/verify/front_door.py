@@ -1,0 +1,171 @@
+"""What one client sends cannot keep others out: costly bodies, and thousands of idle and slow connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from tests.lmi_server.malformed_bodies import repeated_name
+from tests.support.client import Client, Ending
+from tests.support.metrics import wait_metrics
+from tests.support.server import Server
+from tests.support.slow_clients import SlowClients
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 28
+TITLE = (
+    "100,000 names, the last one double: refused within 0.5 s; 4,000 idle and trickling connections: p95 of /ping"
+    " at most 100 ms, 20 good requests answered"
+)
+
+NUM_NAMES = 100_000
+MAX_REFUSAL_SECONDS = 0.5
+NUM_CONNECTIONS = 4000
+NUM_OPENED = 4400
+"""Some of them are closed at any moment, and come again."""
+NUM_PINGS = 100
+PING_EVERY_SECONDS = 0.25
+MAX_P95_SECONDS = 0.1
+MAX_SILENCE_SECONDS = 1.0
+"""Of `/ping` while a body of 64 MiB is taken apart."""
+NUM_GOOD = 20
+SLOW_BODY_SECONDS = 40
+"""More than a client may stand still, at a little more than the least rate."""
+_LARGEST = 64 * 1024 * 1024
+
+
+class Pinger:
+    """Asks `/ping` again and again, in a thread, each time on a new connection."""
+
+    def __init__(self, client: Client, every: float) -> None:
+        self._client = client
+        self._every = every
+        self._stop = threading.Event()
+        self.seconds: list[float] = []
+        self.failed = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            began = time.monotonic()
+            self.failed += self._client.ping(timeout=30.0) != 200
+            self.seconds.append(time.monotonic() - began)
+
+    def during(self, work: Callable[[], None]) -> None:
+        self._thread.start()
+        try:
+            work()
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+
+def _filled(unit: bytes) -> bytes:
+    """A body of 64 MiB: a list of units."""
+    head, tail = b'{"inputs": [', b"0]}"
+    return head + unit * ((_LARGEST - len(head) - len(tail)) // len(unit)) + tail
+
+
+def costly_bodies() -> dict[str, bytes]:
+    escapes = b"\\n" * (_LARGEST // 2 - 20)
+    return {
+        "empty lists": _filled(b"[],"),
+        "objects": _filled(b'{"a":1},'),
+        "texts of commas": _filled(b'",",'),
+        "one text of escapes": b'{"inputs": "' + escapes + b'"}',
+        "one text beyond ASCII": ('{"inputs": "' + "é" * (_LARGEST // 2 - 20) + '"}').encode(),
+    }
+
+
+def judge_bodies(report: Report, client: Client) -> None:
+    body = repeated_name(NUM_NAMES)
+    seconds, statuses = [], set()
+    for _ in range(3):
+        began = time.monotonic()
+        statuses.add(client.post("/invocations", body).status)
+        seconds.append(time.monotonic() - began)
+    report.require(
+        statuses == {424} and max(seconds) <= MAX_REFUSAL_SECONDS,
+        f"{NUM_NAMES} names, the last one double: {statuses} after {max(seconds):.2f} s at most",
+    )
+
+    def send(costly: bytes) -> None:
+        statuses.add(client.post("/invocations", costly).status)
+
+    for name, costly in costly_bodies().items():
+        pinger = Pinger(client, 0.02)
+        began = time.monotonic()
+        pinger.during(partial(send, costly))
+        longest = max(pinger.seconds, default=0.0)
+        report.require(
+            pinger.failed == 0 and longest <= MAX_SILENCE_SECONDS,
+            f"64 MiB of {name}: refused after {time.monotonic() - began:.1f} s; of {len(pinger.seconds)} pings "
+            f"meanwhile the longest took {longest * 1000:.0f} ms",
+        )
+    report.require(statuses == {424}, f"statuses {statuses}")
+
+
+def slow_upload(server: Server) -> bytes:
+    """The status line that a body gets which comes at 1.5 kB a second."""
+    body = json.dumps({"inputs": "Once", "parameters": {"max_new_tokens": 2}}).encode()
+    body += b" " * (1500 * SLOW_BODY_SECONDS - len(body))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
+        client.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        for start in range(0, len(body), 1500):
+            client.sendall(body[start : start + 1500])
+            time.sleep(1.0)
+        return client.recv(4096).partition(b"\r\n")[0]
+
+
+def judge_slow_clients(report: Report, server: Server) -> None:
+    client = server.client
+    wanted = client.generate("Once upon a time,", max_new_tokens=16)
+    with SlowClients("127.0.0.1", server.port, NUM_OPENED) as crowd, ThreadPoolExecutor(6) as pool:
+        upload = pool.submit(slow_upload, server)
+        asked = [
+            pool.submit(client.generate, "Once upon a time,", max_new_tokens=16) for _ in range(NUM_GOOD)
+        ]
+
+        def watch() -> None:
+            while len(pinger.seconds) < NUM_PINGS or not upload.done():
+                crowd.watch()
+
+        pinger = Pinger(client, PING_EVERY_SECONDS)
+        pinger.during(watch)
+        answers = [one.result() for one in asked]
+        status_line = upload.result()
+    p95 = statistics.quantiles(pinger.seconds, n=20)[-1]
+    right = sum(one.ending is Ending.COMPLETE and one.token_ids == wanted.token_ids for one in answers)
+    num_open = statistics.median(crowd.num_open)
+    report.require(
+        num_open >= NUM_CONNECTIONS,
+        f"{num_open:.0f} idle and trickling connections, {min(crowd.num_open)} at the least; {crowd.num_closed} were "
+        "closed for their slowness, and others came in their place",
+    )
+    report.require(
+        pinger.failed == 0 and p95 <= MAX_P95_SECONDS,
+        f"{len(pinger.seconds)} pings: median {statistics.median(pinger.seconds) * 1000:.0f} ms, p95 "
+        f"{p95 * 1000:.0f} ms, longest {max(pinger.seconds) * 1000:.0f} ms, {pinger.failed} failed",
+    )
+    report.require(right == NUM_GOOD, f"{right} of {NUM_GOOD} good requests answered right")
+    report.require(
+        b" 200 " in status_line, f"a body that takes {SLOW_BODY_SECONDS} s: {status_line.decode()}"
+    )
+
+
+def verify(lab: Lab, report: Report) -> None:
+    with lab.ready("front-door") as server:
+        judge_bodies(report, server.client)
+        judge_slow_clients(report, server)
+        idle = wait_metrics(server.client, lambda seen: seen.idle, 20.0)
+        report.require(idle.idle, idle.describe())
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
