@@ -18,6 +18,8 @@ from http import HTTPStatus
 import gevent
 from gevent import socket as gevent_socket
 
+_NO_WAIT_SECONDS = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -158,8 +160,9 @@ class Connection(gevent_socket.socket):
     def _recv_body(self, size: int) -> bytes:
         began = time.monotonic()
         data = self._recv_within(min(self._reading.seconds_left, self._deadline - began), size)
-        self._reading.moved(len(data), time.monotonic() - began)
-        if len(data) == size:
+        waited = time.monotonic() - began
+        self._reading.moved(len(data), waited)
+        if waited < _NO_WAIT_SECONDS:
             # A client that sends faster than its bytes are taken in would never let others have their turn.
             gevent.sleep(0)
         return data

@@ -16,7 +16,7 @@ from engines.errors import InvalidRequest
 
 MAX_DEPTH = 32
 """Lists and objects inside each other."""
-MAX_VALUES = 1_000_000
+MAX_VALUES = 500_000
 """Values in a body, names of objects not counted. 64 MiB of empty lists would take 1.5 GB."""
 _SHOWN_CHARS = 80
 _VALUES_PER_TURN = 20_000
