@@ -22,7 +22,9 @@ MIB = 1 << 20
 DOCKER = Machine(cpu_count=8, memory_available_bytes=1 << 34, shared_memory_bytes=64 * MIB)
 
 
-@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (2, True), (8, True), (12, True), (13, False), (16, False)])
+@pytest.mark.parametrize(
+    ("ranks", "fits"), [(1, True), (2, True), (8, True), (12, True), (13, False), (16, False)]
+)
 def test_dockers_default_holds_so_many_ranks(ranks: int, fits: bool) -> None:
     assert (shortage(ranks, DOCKER) is None) is fits
     enough = dataclasses.replace(DOCKER, shared_memory_bytes=needed_bytes(ranks))
