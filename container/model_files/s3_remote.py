@@ -17,7 +17,7 @@ from container.model_files.choice import shown
 from container.model_files.journal import forget
 from container.model_files.patience import Patience
 from container.model_files.remote import RemoteFile, Report, Snapshot
-from container.model_files.s3 import S3Address
+from container.model_files.s3_address import S3Address
 from container.model_files.s3_errors import FAILURES, attempt, refused
 from container.model_files.s3_parts import THREADS, S3Object, fetch_parts
 
