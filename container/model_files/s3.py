@@ -8,6 +8,7 @@ from container.launch import environment
 from container.model_files import fetch
 from container.model_files.base import ModelNotAvailable
 from container.model_files.no_weights import as_wanted, copy_name
+from container.model_files.remote import Remote
 from container.model_files.s3_address import SCHEME, parse
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
@@ -26,15 +27,20 @@ class S3Models:
             return str(error)
         return None
 
+    def name(self, source: ModelSource) -> str:
+        return copy_name(parse(source.model_id or "").name, source)
+
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        try:
-            return fetch.locate(copy_name(parse(source.model_id or "").name, source), cache)
-        except ModelNotAvailable:
-            return None
+        return None if self.refusal(source) else fetch.locate(self.name(source), cache)
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        return fetch.obtain(self._remote(source), cache, view)
+
+    def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        return fetch.verify(self._remote(source), cache, view)
+
+    def _remote(self, source: ModelSource) -> Remote:
         address = parse(source.model_id or "")
         from container.model_files.s3_remote import S3Remote  # half a second, which nobody else should pay
 
-        remote = S3Remote(address, environment(), source.trust_remote_code)
-        return fetch.obtain(as_wanted(remote, source), cache, view)
+        return as_wanted(S3Remote(address, environment(), source.trust_remote_code), source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
@@ -37,35 +38,40 @@ class S3Object:
         return f"s3://{self.bucket}/{self.key}"
 
 
-def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience) -> None:
+Arrived = Callable[[int, int], None]
+"""Called with [start, stop), bytes that are in the file now; from any thread."""
+
+
+def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience, arrived: Arrived) -> None:
     """Make `target` the object's bytes; goes on with what an earlier call left, and leaves what came when it fails.
+
+    `arrived` is called for every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
         try:
-            _fetch_into(file, source, report, patience)
+            _fetch_into(file, _Reader(source, file, report, patience, arrived))
         except ModelNotAvailable:
             if not any(file.done):
                 forget(target)  # nothing came that would be worth going on with
             raise
 
 
-def _fetch_into(file: PartsFile, source: S3Object, report: Report, patience: Patience) -> None:
-    report(sum(file.done))
+def _fetch_into(file: PartsFile, reader: _Reader) -> None:
+    reader.report(sum(file.done))
     queue: SimpleQueue[int] = SimpleQueue()
     parts = file.open_parts()
     for index in parts:
         queue.put(index)
-    reader = _Reader(source, file, report, patience)
-    patience.progress()
+    reader.patience.progress()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(parts)))]
         try:
             for future in as_completed(futures):
                 future.result()
         finally:
-            patience.stop.set()
+            reader.patience.stop.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class _Reader:
     file: PartsFile
     report: Report
     patience: Patience
+    arrived: Arrived
 
     def read_all(self, queue: SimpleQueue[int]) -> None:
         """One part after the other, until there is none left or another thread has failed."""
@@ -98,6 +105,8 @@ class _Reader:
                     raise refused(error, self.source.where) from error
                 if not self.patience.again(began, failures) and not self.patience.stop.is_set():
                     raise refused(error, self.source.where) from error
+        if self.file.done[index] == self.file.part_size(index):
+            self.arrived(index * PART_BYTES, index * PART_BYTES + self.file.part_size(index))
 
     def _read_range(self, index: int) -> None:
         """Ask for what is missing of a part, and write it as it comes."""

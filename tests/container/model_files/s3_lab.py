@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +92,15 @@ class S3Lab:
         return whole + sum(done for count in counts for (done,) in struct.iter_unpack("<I", count))
 
     def start(
-        self, prefix: str = "mine", environment: Mapping[str, str] | None = None
+        self,
+        prefix: str = "mine",
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
         """`python -m container prepare` as a process of its own."""
         extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
         return subprocess.Popen(
-            [sys.executable, "-m", "container", "prepare", self.address(prefix)],
+            [sys.executable, "-m", "container", "prepare", self.address(prefix), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
