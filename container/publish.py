@@ -1,4 +1,4 @@
-"""How a folder of the cache comes to be: under a lock, made beside, flushed, renamed.
+"""How a folder of the cache comes to be, under a lock, made beside, flushed, renamed; and how one goes.
 
 A folder that is there under its name is complete, whatever was killed or cut before.
 """
@@ -25,6 +25,18 @@ def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
             view.say(f"another process is {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def lock_if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock that `locked` takes, unless another process has it: whether it is held."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def lacking_space(folder: Path, needed_bytes: int, what: str) -> str | None:
@@ -66,3 +78,11 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.rename(path)
+
+
+def remove_folder(folder: Path, why: str, view: ProgressView) -> int:
+    """Remove a folder with all that is in it, and say so. Returns the bytes that became free. Raises OSError."""
+    size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder)
+    view.say(f"removed {folder}: {why}, {size} bytes")
+    return size

@@ -87,7 +87,11 @@ def _serve(
         model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
     )
     prepared = time.monotonic()
-    with _listen(options.host, options.port) as listener, runtime_folder() as folder:
+    with (
+        model_files.in_use(model_path),
+        _listen(options.host, options.port) as listener,
+        runtime_folder() as folder,
+    ):
         paths = RuntimePaths(folder)
         _write_configs(paths, loaded.config, resolved.config, tokenizer_path, admin_token_digest)
         run = _Run(resolved.config, paths, environ, machine, view, signals)

@@ -40,7 +40,6 @@ _WAVES = 4
 """Requests for each user in a round: users fall out of step, and batches change while they run."""
 _POST_REQUESTS = 32
 _TABLE_WIDTH = 140
-_ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - a name
 _STOPPED = 130
 """Exit code after a request to stop, as shells have it."""
 
@@ -190,8 +189,7 @@ class ArmServers:
     environ: Mapping[str, str]
 
     def __call__(self, arm: Arm, log: Path) -> RunningArm:
-        environ = {name: value for name, value in self.environ.items() if name != _ADMIN_TOKEN}
-        return ArmServer.start(arm, log, environ)
+        return ArmServer.start(arm, log, launch.without_admin_token(self.environ))
 
 
 def run(asked: Asked, environ: Mapping[str, str], machine: Machine, start: StartArm) -> int:

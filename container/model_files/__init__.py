@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from container import prepare
 from container.launch import cache_dir, environment
+from container.model_files import pruning
 from container.model_files.base import ModelNotAvailable, RemoteScheme, Scheme
 from container.model_files.bundled import BundledModel
+from container.model_files.copies import in_use
 from container.model_files.folder import LocalFolder
 from container.model_files.hub import HubModel, id_of_address
 from container.model_files.s3 import S3Models
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
-__all__ = ["SCHEMES", "ModelNotAvailable", "Scheme", "is_fetched", "locate", "obtain", "refusal"]
+__all__ = [
+    "SCHEMES",
+    "ModelNotAvailable",
+    "Scheme",
+    "in_use",
+    "is_fetched",
+    "locate",
+    "obtain",
+    "prune",
+    "refusal",
+    "verify",
+]
 
 _LOCAL: dict[str, Scheme] = {"bundled": BundledModel(), "folder": LocalFolder()}
 _REMOTE: dict[str, RemoteScheme] = {"s3": S3Models(), "hub": HubModel()}
@@ -68,3 +82,38 @@ def locate(source: ModelSource, cache: Path | None = None) -> Path | None:
 def obtain(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:
     """The model's folder, prepared if need be. Raises `ModelNotAvailable`."""
     return _scheme(source).obtain(source, cache or cache_dir(environment()), view)
+
+
+def verify(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:
+    """As `obtain`; but every file of a copy that is there already is compared with what its remote has, and damaged
+    ones are fetched again. Raises `ModelNotAvailable`.
+    """
+    return _fetched(source).verify(source, cache or cache_dir(environment()), view)
+
+
+def prune(view: ProgressView, source: ModelSource | None = None, cache: Path | None = None) -> int:
+    """Remove copies of earlier versions and what broken fetches left: of `source`, or of all models in the cache.
+
+    Copies that a server uses stay. Returns the bytes that became free. Raises `ModelNotAvailable`.
+    """
+    cache = cache or cache_dir(environment())
+    try:
+        if source is None:
+            freed = prepare.prune_bundled(cache, view) + pruning.prune(cache, view)
+        else:
+            freed = pruning.prune(cache, view, _fetched(source).name(source))
+    except OSError as error:
+        raise ModelNotAvailable(f"cannot remove from the cache {cache}: {error}") from error
+    view.say(f"{freed} bytes were freed in {cache}")
+    return freed
+
+
+def _fetched(source: ModelSource) -> RemoteScheme:
+    """The scheme that fetches the source. Raises `ModelNotAvailable` where it is not fetched."""
+    if reason := refusal(source):
+        raise ModelNotAvailable(reason)
+    if remote := _remote_scheme(source):
+        return remote
+    raise ModelNotAvailable(
+        f"{source.model_id} is on this machine: only what was fetched from S3 or a hub has a source"
+    )

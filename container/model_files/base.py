@@ -20,6 +20,10 @@ class RemoteUnreachable(ModelNotAvailable):
     """
 
 
+class DamagedContent(ModelNotAvailable):
+    """A file's content is not what its remote has."""
+
+
 class Scheme(Protocol):
     """One kind of location."""
 
@@ -38,3 +42,9 @@ class RemoteScheme(Scheme, Protocol):
 
     def refusal(self, source: ModelSource) -> str | None:
         """Why a source of this kind can never be had, as far as its address tells; None when it may."""
+
+    def name(self, source: ModelSource) -> str:
+        """`Snapshot.name` of the source's copies. Raises `ModelNotAvailable` when it can never be had."""
+
+    def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        """As `obtain`; but a copy that is there is compared with its remote. Raises `ModelNotAvailable`."""

@@ -1,19 +1,25 @@
 """The copies of remote models in the cache: where each lies, and which of them belongs to which remote.
 
 models/<slug>-<digest>/                  a published copy: exactly the model's files
-models/.remote/<slug>-<digest>.json      its files with their sizes, written before the copy appears
+models/.remote/<slug>-<digest>.json      its remote and its files with their sizes, written before the copy appears;
+                                         locked (shared) by servers that use the copy
 models/.remote/<slug>-<name's hash>.*    for one remote: `json` its copy published last, `lock`, `<digest>.part`
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from container.model_files.base import ModelNotAvailable
 from container.model_files.remote import RemoteFile, Snapshot
 from container.publish import replace_text
 
@@ -26,16 +32,18 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", name)[:_MAX_SLUG].strip("-.") or "model"
 
 
-def _folders(cache: Path) -> tuple[Path, Path]:
+def folders(cache: Path) -> tuple[Path, Path]:
+    """Where copies are, and where everything is that belongs to them."""
     models = cache / "models"
     return models, models / ".remote"
 
 
-def _key(name: str) -> str:
+def key(name: str) -> str:
+    """Beginning of the names of a remote's files."""
     return f"{_slug(name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A small JSON object; empty where there is none that can be read."""
     try:
         with path.open("rb") as file:
@@ -59,41 +67,50 @@ class Copy:
     @property
     def folder(self) -> Path:
         """Where it is when it is published."""
-        return _folders(self.cache)[0] / self._id
+        return folders(self.cache)[0] / self._id
 
     @property
     def lock(self) -> Path:
         """For all copies of this remote."""
-        return _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.lock"
+        return folders(self.cache)[1] / f"{key(self.snapshot.name)}.lock"
 
     @property
     def part(self) -> Path:
         """Where it is made."""
-        return _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.{self.snapshot.digest}.part"
+        return folders(self.cache)[1] / f"{key(self.snapshot.name)}.{self.snapshot.digest}.part"
 
     def other_parts(self) -> list[Path]:
         """What killed fetches of other snapshots of this remote have left."""
-        found = self.part.parent.glob(f"{_key(self.snapshot.name)}.*.part")
+        found = self.part.parent.glob(f"{key(self.snapshot.name)}.*.part")
         return [path for path in found if path != self.part]
 
     def is_complete(self) -> bool:
-        return _is_complete(self.cache, self._id)
+        return is_complete(self.cache, self._id)
 
     def write_list(self, files: tuple[RemoteFile, ...]) -> None:
         """Note what is going to be published, so that a file that goes missing later is noticed."""
-        sizes = {file.path: file.size for file in files}
-        replace_text(_folders(self.cache)[1] / f"{self._id}.json", json.dumps({"files": sizes}))
+        content = {"name": self.snapshot.name, "files": {file.path: file.size for file in files}}
+        path = folders(self.cache)[1] / f"{self._id}.json"
+        if read_json(path) != content:  # else the locks on it stay
+            replace_text(path, json.dumps(content))
+
+    def withdraw(self) -> None:
+        """Take back a copy that lacks files: those that have their sizes go to where it is made, others are removed."""
+        for file in self.snapshot.files:
+            if _size(self.folder / file.path) == file.size:
+                (self.folder / file.path).rename(self.part / file.path)
+        shutil.rmtree(self.folder)
 
     def remember(self) -> None:
         """Make it the one that `last_published` finds for its remote. The caller holds the lock."""
-        index = _folders(self.cache)[1] / f"{_key(self.snapshot.name)}.json"
+        index = folders(self.cache)[1] / f"{key(self.snapshot.name)}.json"
         replace_text(index, json.dumps({"name": self.snapshot.name, "copy": self._id}))
 
 
-def _is_complete(cache: Path, copy: str) -> bool:
+def is_complete(cache: Path, copy: str) -> bool:
     """Whether the copy is there with all its files."""
-    models, aside = _folders(cache)
-    files = _read_json(aside / f"{copy}.json").get("files")
+    models, aside = folders(cache)
+    files = read_json(aside / f"{copy}.json").get("files")
     if not isinstance(files, dict) or not files:
         return False
     return all(_size(models / copy / path) == size for path, size in files.items())
@@ -109,8 +126,8 @@ def _size(path: Path) -> int:
 
 def last_published(name: str, cache: Path) -> Path | None:
     """The complete copy of the remote `name` that was published last."""
-    models, aside = _folders(cache)
-    index = _read_json(aside / f"{_key(name)}.json")
+    models, aside = folders(cache)
+    index = read_json(aside / f"{key(name)}.json")
     copy = index.get("copy")
     if (
         index.get("name") != name
@@ -118,4 +135,19 @@ def last_published(name: str, cache: Path) -> Path | None:
         or not re.fullmatch(r"\w[\w.-]*", copy, re.ASCII)
     ):
         return None
-    return models / copy if _is_complete(cache, copy) else None
+    return models / copy if is_complete(cache, copy) else None
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep a copy from being removed by `prune` while the block runs. Any other folder is left to itself.
+
+    Raises: ModelNotAvailable: it was removed just now.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):  # no copy; or a file system without locks, on which `prune` removes nothing
+            file = stack.enter_context((folder.parent / ".remote" / f"{folder.name}.json").open("rb"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+        if not folder.is_dir():
+            raise ModelNotAvailable(f"{folder} was removed just now; start again")
+        yield

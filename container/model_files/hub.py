@@ -11,6 +11,7 @@ from container import launch, prepare
 from container.model_files import fetch
 from container.model_files.base import ModelNotAvailable
 from container.model_files.no_weights import as_wanted, copy_name
+from container.model_files.remote import Remote
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -96,12 +97,25 @@ class HubModel:
         """Why this source cannot be had from a hub, as far as it shows without asking one; else None."""
         return _problem(source)
 
+    def name(self, source: ModelSource) -> str:
+        if sentence := _problem(source):
+            raise ModelNotAvailable(sentence)
+        return copy_name(f"{source.model_id}@{_revision(source)}", source)
+
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        if _problem(source):
-            return None
-        return fetch.locate(copy_name(f"{source.model_id}@{_revision(source)}", source), cache)
+        return None if _problem(source) else fetch.locate(self.name(source), cache)
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        here = self.locate(source, cache)
+        if here is not None and _COMMIT.fullmatch(_revision(source)) and not source.trust_remote_code:
+            return here  # a commit does not change; where code is wanted, the copy may be one without
+        return fetch.obtain(self._remote(source, view), cache, view)
+
+    def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        return fetch.verify(self._remote(source, view), cache, view)
+
+    def _remote(self, source: ModelSource, view: ProgressView) -> Remote:
+        """Raises `ModelNotAvailable`."""
         if sentence := _problem(source):
             raise ModelNotAvailable(sentence)
         repo_id, revision = source.model_id or "", _revision(source)
@@ -110,9 +124,6 @@ class HubModel:
                 f"note: option.revision={revision}: the copy that comes with this installation has no revisions; "
                 "the hub is asked"
             )
-        here = self.locate(source, cache)
-        if here is not None and _COMMIT.fullmatch(revision) and not source.trust_remote_code:
-            return here  # a commit does not change; where code is wanted, the copy may be one without
         endpoint = _endpoint(launch.environment())
         try:
             # Here, because `lmi check` and every other kind of location do without.
@@ -123,4 +134,4 @@ class HubModel:
             raise ModelNotAvailable(f"an HF_... environment variable has a wrong value: {error}") from error
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None
         asked = Asked(repo_id, revision, endpoint, folder)
-        return fetch.obtain(as_wanted(HubRemote(asked, source.trust_remote_code), source), cache, view)
+        return as_wanted(HubRemote(asked, source.trust_remote_code), source)

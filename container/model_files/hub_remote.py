@@ -15,9 +15,9 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from container.model_files import hub_file
-from container.model_files.base import ModelNotAvailable, RemoteUnreachable
+from container.model_files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.model_files.hub_errors import Asked, unavailable
-from container.model_files.remote import RemoteFile, Report, Snapshot
+from container.model_files.remote import RemoteFile, Report, Snapshot, Verification
 
 _ANSWER_SECONDS = 6.0
 """For the listing, retries included: on a busy machine the start of the program takes the rest of 10 s."""
@@ -101,20 +101,30 @@ class HubRemote:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise unavailable(error, self.asked) from error  # an answer, but not a hub's
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
-        """As `Remote.fetch` says; verified by the sha256 of LFS files, by git's blob id of others."""
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        """As `Remote.fetch` says."""
         began_with = hub_file.size_of(target)
         hub_file.complete(self.asked, self._commit, file, target, report)
-        wrong = hub_file.difference(file, target)
-        if wrong and began_with:
-            # The damage may be in what an earlier attempt has left behind.
+        try:
+            return self.verify(file, target)
+        except DamagedContent:
             target.unlink()
-            report(-file.size)
-            hub_file.complete(self.asked, self._commit, file, target, report)
-            wrong = hub_file.difference(file, target)
-        if wrong:
+            if not began_with:
+                raise
+        # The damage may be in what an earlier attempt has left behind.
+        report(-file.size)
+        hub_file.complete(self.asked, self._commit, file, target, report)
+        try:
+            return self.verify(file, target)
+        except DamagedContent:
             target.unlink()
-            raise ModelNotAvailable(f"{self.name}: {file.path} came damaged: {wrong}")
-        if file.version == hub_file.GIT:
-            return "the hub tells only its size, so the content is not verified"
-        return None
+            raise
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        """By the sha256 of LFS files, by git's blob id of others."""
+        kind, _, expected = file.version.partition(":")
+        if not expected:
+            return Verification("", "the hub tells only its size")
+        if wrong := hub_file.difference(file, path):
+            raise DamagedContent(f"{self.name}: {file.path} is damaged: {wrong}")
+        return Verification("sha256" if f"{kind}:" == hub_file.SHA256 else "git's blob id")

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.model_files.remote import Remote, RemoteFile, Report, Snapshot
+from container.model_files.remote import Remote, RemoteFile, Report, Snapshot, Verification
 from lmi_server.config import ModelSource
 
 
@@ -30,5 +30,8 @@ class WithoutWeights:
     def snapshot(self) -> Snapshot:
         return dataclasses.replace(self.remote.snapshot(), name=self.name, with_weights=False)
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         return self.remote.fetch(file, target, report)
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        return self.remote.verify(file, path)

@@ -49,6 +49,16 @@ class Snapshot:
         return hashlib.sha256("\n".join([self.name, *lines]).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How the content of a file was compared with what its remote knows of it."""
+
+    by: str
+    """What was compared: `sha256`, `CRC32 by part`; empty where there was nothing to compare with."""
+    missing: str = ""
+    """Why there was nothing: a phrase that follows the file's name and a colon."""
+
+
 class Remote(Protocol):
     """One model in one place."""
 
@@ -64,16 +74,23 @@ class Remote(Protocol):
             ModelNotAvailable: a definite answer: there is no such place, or it may not be read.
         """
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         """Make `target` the file's whole content, verified against what the remote knows of it.
 
         `target` may hold the beginning from an earlier, broken attempt, which is then not fetched again (but is
         reported). Whatever must be remembered for that is kept in files beside it that begin with its name.
 
-        Returns: None; or, where the remote knows nothing that the content could be verified against, why: a note.
-
         Raises:
             RemoteUnreachable: given up without progress; what came is kept for the next attempt.
             ModelNotAvailable: it cannot be had, is damaged, or is no longer what the snapshot says.
+            OSError: from the local disk.
+        """
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        """Compare `path`, a file of the right size, with what the remote knows of the file's content.
+
+        Raises:
+            DamagedContent: they differ.
+            ModelNotAvailable: the remote cannot be asked, or has no such file any more.
             OSError: from the local disk.
         """

@@ -88,7 +88,8 @@ def attempt(what: Callable[[], T], patience: Patience, where: str) -> T:
 def may_pass(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if isinstance(error, ClientError):
-        return _status(error) >= 500 or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
+        passing = _status(error) >= 500 and _status(error) != 501  # 501: the server does not know the request
+        return passing or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
     return isinstance(error, _RETRIED) and not isinstance(error, aws.SSLError)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from container.model_files.remote import RemoteFile, Report
 from container.model_files.s3_errors import FAILURES, may_pass, refused
 
 THREADS = 8
-_READ_BYTES = 128 << 10
+_READ_BYTES = 256 << 10
 """What a break throws away at most, besides what the system holds of the connection."""
+_MAX_RUN = 8
+"""Parts that one request asks for at most: a request takes some milliseconds of Python."""
+_REQUESTS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +41,57 @@ class S3Object:
         return f"s3://{self.bucket}/{self.key}"
 
 
-def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience) -> None:
+Arrived = Callable[[int, int], None]
+"""Called with [start, stop), bytes that are in the file now; from any thread."""
+
+
+def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience, arrived: Arrived) -> None:
     """Make `target` the object's bytes; goes on with what an earlier call left, and leaves what came when it fails.
+
+    `arrived` is called for every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
         try:
-            _fetch_into(file, source, report, patience)
+            _fetch_into(file, _Reader(source, file, report, patience, arrived))
         except ModelNotAvailable:
             if not any(file.done):
                 forget(target)  # nothing came that would be worth going on with
             raise
 
 
-def _fetch_into(file: PartsFile, source: S3Object, report: Report, patience: Patience) -> None:
-    report(sum(file.done))
-    queue: SimpleQueue[int] = SimpleQueue()
-    parts = file.open_parts()
-    for index in parts:
-        queue.put(index)
-    reader = _Reader(source, file, report, patience)
-    patience.progress()
+def _fetch_into(file: PartsFile, reader: _Reader) -> None:
+    reader.report(sum(file.done))
+    queue: SimpleQueue[range] = SimpleQueue()
+    runs = list(_runs(file))
+    for run in runs:
+        queue.put(run)
+    reader.patience.progress()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
-        futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(parts)))]
+        futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
         try:
             for future in as_completed(futures):
                 future.result()
         finally:
-            patience.stop.set()
+            reader.patience.stop.set()
+
+
+def _runs(file: PartsFile) -> Iterator[range]:
+    """Parts that one request can ask for: they follow each other, and only the first may have begun.
+
+    So many of them together that every thread still gets several requests.
+    """
+    parts = file.open_parts()
+    most = max(1, min(_MAX_RUN, len(parts) // (THREADS * _REQUESTS_PER_THREAD)))
+    run = range(0)
+    for part in parts:
+        if run and (part != run.stop or file.done[part] or len(run) == most):
+            yield run
+            run = range(0)
+        run = range(run.start if run else part, part + 1)
+    if run:
+        yield run
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,50 +102,69 @@ class _Reader:
     file: PartsFile
     report: Report
     patience: Patience
+    arrived: Arrived
 
-    def read_all(self, queue: SimpleQueue[int]) -> None:
-        """One part after the other, until there is none left or another thread has failed."""
+    def read_all(self, queue: SimpleQueue[range]) -> None:
+        """One run of parts after the other, until there is none left or another thread has failed."""
         while not self.patience.stop.is_set():
             try:
-                index = queue.get_nowait()
+                run = queue.get_nowait()
             except Empty:
                 return
-            self._read_part(index)
+            self._read_run(run)
 
-    def _read_part(self, index: int) -> None:
+    def _read_run(self, run: range) -> None:
+        """Every part of the run; after a break, from the byte where it broke."""
         failures = 0
-        while self.file.done[index] < self.file.part_size(index) and not self.patience.stop.is_set():
-            began, before = time.monotonic(), self.file.done[index]
+        while (left := self._unread(run)) and not self.patience.stop.is_set():
+            began, before = time.monotonic(), self._done(run)
             try:
-                self._read_range(index)
+                self._read_range(left)
             except FAILURES as error:
-                failures = 1 if self.file.done[index] > before else failures + 1
+                failures = 1 if self._done(run) > before else failures + 1
                 if not may_pass(error):
                     raise refused(error, self.source.where) from error
                 if not self.patience.again(began, failures) and not self.patience.stop.is_set():
                     raise refused(error, self.source.where) from error
 
-    def _read_range(self, index: int) -> None:
-        """Ask for what is missing of a part, and write it as it comes."""
-        start = index * PART_BYTES + self.file.done[index]
-        stop = index * PART_BYTES + self.file.part_size(index)
+    def _unread(self, run: range) -> range:
+        """The run without the parts at its beginning that are whole."""
+        whole = next(
+            (i for i, part in enumerate(run) if self.file.done[part] < self.file.part_size(part)), len(run)
+        )
+        return run[whole:]
+
+    def _done(self, run: range) -> int:
+        return sum(self.file.done[part] for part in run)
+
+    def _read_range(self, run: range) -> None:
+        """Ask for what is missing of the parts, of which only the first has a beginning, and write it as it comes."""
+        start = run[0] * PART_BYTES + self.file.done[run[0]]
+        stop = run[-1] * PART_BYTES + self.file.part_size(run[-1])
         answer = self.source.client.get_object(
             Bucket=self.source.bucket,
             Key=self.source.key,
             Range=f"bytes={start}-{stop - 1}",
             IfMatch=self.source.file.version,
         )
-        with closing(
-            answer["Body"]
-        ) as body:  # as a context manager it gives a stream whose errors are not botocore's
+        # As a context manager it gives a stream whose errors are not botocore's.
+        with closing(answer["Body"]) as body:
             self._check(answer, start, stop)
-            while not self.patience.stop.is_set():
-                data = body.read(_READ_BYTES)
-                if not data:
+            for part in run:
+                if not self._read_part(part, body):
                     return
-                self.file.append(index, data)
-                self.report(len(data))
-                self.patience.progress()
+
+    def _read_part(self, part: int, body: Any) -> bool:
+        """Write what is missing of a part; False where the answer ended before. Raises one of `FAILURES`."""
+        while missing := self.file.part_size(part) - self.file.done[part]:
+            data = b"" if self.patience.stop.is_set() else body.read(min(_READ_BYTES, missing))
+            if not data:
+                return False
+            self.file.append(part, data)
+            self.report(len(data))
+            self.patience.progress()
+        self.arrived(part * PART_BYTES, part * PART_BYTES + self.file.part_size(part))
+        return True
 
     def _check(self, answer: dict[str, Any], start: int, stop: int) -> None:
         """That the bytes that follow are those asked for, of the object that was listed."""

@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 import boto3
 from botocore.config import Config
 
-from container.model_files import s3_content
-from container.model_files.base import ModelNotAvailable
+from container.model_files.base import DamagedContent, ModelNotAvailable
 from container.model_files.choice import shown
 from container.model_files.journal import forget
 from container.model_files.patience import Patience
-from container.model_files.remote import RemoteFile, Report, Snapshot
-from container.model_files.s3 import S3Address
+from container.model_files.remote import RemoteFile, Report, Snapshot, Verification
+from container.model_files.s3_address import S3Address
 from container.model_files.s3_errors import FAILURES, attempt, refused
 from container.model_files.s3_parts import THREADS, S3Object, fetch_parts
+from container.model_files.s3_verification import ObjectCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,34 +90,38 @@ class S3Remote:
             raise ModelNotAvailable(f"{self.name}: there is no object {self._elsewhere(folders)}")
         return Snapshot(self.name, tuple(files), self.with_code)
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
-        client, key = self._clients[0], f"{self.address.prefix}{file.path}"
-        where = f"{self.name}{file.path}"
-        patience = Patience()
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        source, head = self._object(file)
+        check = ObjectCheck(source, head, target)
+        fetch_parts(source, target, report, Patience(), check.arrived)
+        try:
+            return check.verify()
+        except DamagedContent as error:
+            forget(target)
+            raise DamagedContent(f"{error}; start again, or upload it again") from error
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        source, head = self._object(file)
+        return ObjectCheck(source, head, path).verify()
+
+    def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
+        """The object of a listed file, and what HeadObject says of it. Raises `ModelNotAvailable`."""
+        source = S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
         head = attempt(
-            lambda: client.head_object(Bucket=self.address.bucket, Key=key, ChecksumMode="ENABLED"),
-            patience,
-            where,
+            lambda: source.client.head_object(Bucket=source.bucket, Key=source.key, ChecksumMode="ENABLED"),
+            Patience(),
+            source.where,
         )
         if head["ETag"] != file.version:
             raise ModelNotAvailable(
-                f"{where}: the object changed while the model was read; start again later"
+                f"{source.where}: the object changed while the model was read; start again later"
             )
         if head["ContentLength"] != file.size:
             raise ModelNotAvailable(
-                f"{where}: the object has {head['ContentLength']} bytes, {file.size} were listed; upload it again"
+                f"{source.where}: the object has {head['ContentLength']} bytes, {file.size} were listed; upload it "
+                "again"
             )
-        fetch_parts(S3Object(client, self.address.bucket, key, file), target, report, patience)
-        expected = s3_content.known(self.address.bucket, head)
-        if expected is None:
-            return "S3 knows no checksum for the whole of it and its ETag is no MD5; sizes and headers were verified"
-        if not s3_content.matches(target, expected):
-            forget(target)
-            raise ModelNotAvailable(
-                f"{where}: what came is not what S3 has ({expected.algorithm} differs): it was damaged on the way or "
-                "in the store; start again, or upload it again"
-            )
-        return None
+        return source, head
 
     def _pages(self) -> Iterator[Mapping[str, Any]]:
         """The listing, one folder deep: `s3://b/falcon` is not `s3://b/falcon-40b/...`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,9 @@ def test_a_model_in_s3_is_served_and_served_again_without_fetching(
                 reply = server.client.post("/invocations", body)
                 assert reply.status == 200
                 answers.append(reply.json()["generated_text"])
+                (listed,) = (tmp_path / "cache" / "models" / ".remote").glob("*-????????????????.json")
+                with listed.open("r+b") as file, pytest.raises(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that nobody prunes it
             fetched.append(proxy.object_bytes)
     assert fetched == [sum(path.stat().st_size for path in tiny_model.iterdir()), 0]
     assert answers[0] == answers[1] != ""

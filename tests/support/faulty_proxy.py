@@ -24,11 +24,17 @@ class Asked:
     method: str
     key: str
     """The object's; empty for a listing."""
+    query: str = ""
+
+    @property
+    def is_attributes(self) -> bool:
+        """Whether it is GetObjectAttributes."""
+        return self.method == "GET" and bool(self.key) and self.query.startswith("attributes")
 
     @property
     def is_object(self) -> bool:
         """Whether it reads an object's bytes."""
-        return self.method == "GET" and bool(self.key)
+        return self.method == "GET" and bool(self.key) and not self.is_attributes
 
 
 @dataclass(slots=True)
@@ -56,6 +62,14 @@ def everything(asked: Asked) -> bool:
 
 def listing(asked: Asked) -> bool:
     return not asked.key
+
+
+def attributes(asked: Asked) -> bool:
+    return asked.is_attributes
+
+
+def head_of_part(asked: Asked) -> bool:
+    return asked.method == "HEAD" and asked.query.startswith("partNumber")
 
 
 def object_named(name: str) -> Matches:
@@ -217,8 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: FaultyProxy
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        asked = Asked(self.command, path.lstrip("/").partition("/")[2])
+        address = urlsplit(self.path)
+        path = unquote(address.path)
+        asked = Asked(self.command, path.lstrip("/").partition("/")[2], address.query)
         rules = self.proxy.rules_for(asked)
         for rule in rules:
             if rule.delay and self.proxy.closing.wait(rule.delay):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.support.seaweed import SECRET_KEY, Seaweed, credentials
 
 BUCKET = "models"
 """One for all tests: the server takes several files of its own for each."""
+NOTE_MARK_BYTES = 32
+"""At the head of a note of what is written; behind it stand 4 bytes for each part."""
 NEEDED = {"config.json", "tokenizer.json", "model.safetensors"}
 
 
@@ -78,13 +81,26 @@ class S3Lab:
             path.name for path in files if path.suffix not in (".lock", ".json") or "part" in str(path)
         )
 
+    def written_bytes(self) -> int:
+        """Bytes of objects that a fetch under way, or one that broke off, has written and noted."""
+        part = next((self.cache / "models" / ".remote").glob("*.part"), None)
+        if part is None:
+            return 0
+        whole = sum(path.stat().st_size for path in part.iterdir() if path.is_file())
+        notes = [note for note in part.rglob("*.written") if note.with_suffix("").exists()]
+        counts = [note.read_bytes()[NOTE_MARK_BYTES:] for note in notes]
+        return whole + sum(done for count in counts for (done,) in struct.iter_unpack("<I", count))
+
     def start(
-        self, prefix: str = "mine", environment: Mapping[str, str] | None = None
+        self,
+        prefix: str = "mine",
+        environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
         """`python -m container prepare` as a process of its own."""
         extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
         return subprocess.Popen(
-            [sys.executable, "-m", "container", "prepare", self.address(prefix)],
+            [sys.executable, "-m", "container", "prepare", self.address(prefix), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

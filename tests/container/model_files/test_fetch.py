@@ -13,13 +13,16 @@ from typing import NamedTuple
 import pytest
 
 from container.model_files import choice, fetch
-from container.model_files.base import ModelNotAvailable, RemoteUnreachable
-from container.model_files.remote import RemoteFile, Report, Snapshot
+from container.model_files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.model_files.remote import RemoteFile, Report, Snapshot, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
 
 _WEIGHTS = safetensors_bytes(["a"], 10_000)
 _MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": _WEIGHTS}
+
+
+_BY_SHA256 = Verification("sha256")
 
 
 @dataclass
@@ -31,7 +34,7 @@ class ScriptedRemote:
     with_code: bool = False
     listing_error: Exception | None = None
     break_at: dict[str, Exception] = field(default_factory=dict)
-    remark: str | None = None
+    verification: Verification = _BY_SHA256
     fetched: list[str] = field(default_factory=list)
 
     def snapshot(self) -> Snapshot:
@@ -40,7 +43,7 @@ class ScriptedRemote:
         files = [RemoteFile(path, len(content), str(hash(content))) for path, content in self.files.items()]
         return Snapshot(self.name, tuple(files), self.with_code)
 
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> str | None:
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         self.fetched.append(file.path)
         content = self.files[file.path]
         if error := self.break_at.get(file.path):
@@ -48,7 +51,12 @@ class ScriptedRemote:
             raise error
         target.write_bytes(content)
         report(len(content))
-        return self.remark
+        return self.verification
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        if self.verification.by and path.read_bytes() != self.files[file.path]:
+            raise DamagedContent(f"{self.name} {file.path}: sha256 differs")
+        return self.verification
 
 
 class Obtained(NamedTuple):
@@ -157,13 +165,7 @@ def test_nothing_half_made_stays_after_a_definite_error(obtain: Obtain, cache: P
 
 
 def test_whole_shards_stay_when_another_is_damaged(obtain: Obtain, cache: Path) -> None:
-    index = b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}'
-    files = {
-        "config.json": b"{}",
-        choice.INDEX: index,
-        "m1.safetensors": safetensors_bytes(["a"], 10_000),
-        "m2.safetensors": safetensors_bytes(["b"], 10_000),
-    }
+    files = _SHARDS
     with pytest.raises(ModelNotAvailable, match="damaged"):
         obtain(ScriptedRemote(files=files, break_at={"m2.safetensors": ModelNotAvailable("damaged")}))
     left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
@@ -174,9 +176,18 @@ def test_whole_shards_stay_when_another_is_damaged(obtain: Obtain, cache: Path) 
 
 
 def test_notes_of_many_files_are_one(obtain: Obtain) -> None:
-    said = obtain(ScriptedRemote(remark="nothing to verify against")).said
+    said = obtain(ScriptedRemote()).said
     notes = [line for line in said.splitlines() if line.startswith("note:")]
-    assert notes == ["note: test://model: 3 files (config.json, ...): nothing to verify against"]
+    assert notes == ["note: test://model: 3 files (config.json, ...): verified by sha256"]
+
+
+def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obtain) -> None:
+    said = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).said
+    warning = (
+        "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; only sizes and the "
+        "headers of weights were looked at"
+    )
+    assert warning in said.splitlines()
 
 
 def test_room_is_looked_for_before_anything_is_fetched(
@@ -192,12 +203,38 @@ def test_room_is_looked_for_before_anything_is_fetched(
     assert parts(cache) == []
 
 
+_SHARDS = {
+    "config.json": b"{}",
+    choice.INDEX: b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}',
+    "m1.safetensors": safetensors_bytes(["a"], 10_000),
+    "m2.safetensors": safetensors_bytes(["b"], 10_000),
+}
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_and_given_back(number: int, obtain: Obtain, cache: Path) -> None:
+def test_a_full_disk_is_said_and_keeps_whole_shards(number: int, obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="is full") as caught:
-        obtain(ScriptedRemote(break_at={"model.safetensors": OSError(number, "No space left")}))
+        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": OSError(number, "No space left")}))
     assert str(cache) in str(caught.value)
+    left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
+    assert left == set(_SHARDS) - {"m2.safetensors"}, "half of a shard stayed, or a whole one did not"
+    remote = ScriptedRemote(files=_SHARDS)
+    assert contents(obtain(remote).folder) == _SHARDS
+    assert remote.fetched == ["m2.safetensors"]
+
+
+def test_a_full_disk_is_given_back_where_no_shard_is_whole(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="is full"):
+        obtain(ScriptedRemote(break_at={"model.safetensors": OSError(errno.ENOSPC, "No space left")}))
     assert parts(cache) == []
+
+
+def test_a_copy_that_lost_a_file_fetches_only_that_one(obtain: Obtain) -> None:
+    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
+    (folder / "m2.safetensors").unlink()
+    remote = ScriptedRemote(files=_SHARDS)
+    assert contents(obtain(remote).folder) == _SHARDS
+    assert remote.fetched == ["m2.safetensors"]
 
 
 def test_a_cache_that_cannot_be_written(obtain: Obtain, cache: Path) -> None:

@@ -151,22 +151,6 @@ def test_without_a_checksum_the_etag_tells(s3: S3Lab, small_model: Path) -> None
     assert "MD5 differs" in s3.refused()
 
 
-def test_where_nothing_is_known_headers_and_sizes_are_verified(s3: S3Lab, small_model: Path) -> None:
-    """An object uploaded in parts has the checksums of its parts only, and an ETag that is no MD5."""
-    from boto3.s3.transfer import TransferConfig
-
-    s3.upload(small_model)
-    in_parts = TransferConfig(multipart_threshold=1 << 20, multipart_chunksize=8 << 20)
-    key = f"{s3.root}mine/model.safetensors"
-    client = s3.seaweed.client()
-    client.upload_file(str(small_model / "model.safetensors"), s3.bucket, key, Config=in_parts)
-    folder, said = s3.obtain()
-    assert same(folder, small_model)
-    notes = [line for line in said.splitlines() if line.startswith("note:")]
-    assert len(notes) == 1
-    assert "model.safetensors: S3 knows no checksum" in notes[0]
-
-
 @pytest.mark.parametrize("size", [0, 3_000_000, 20_000_000])
 def test_an_object_shorter_than_listed(size: int, s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)

@@ -1,0 +1,92 @@
+"""Checksums that S3 keeps of objects, by the names that it gives them. CRCs come from awscrt, hashes from hashlib."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from awscrt import checksums as crt
+
+_BLOCK_BYTES = 1 << 20
+"""What is read at once: small enough to be hashed while the processor's cache has it."""
+
+
+class _Hash(Protocol):
+    """hashlib's objects."""
+
+    def update(self, data: memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class _Crc:
+    """One of awscrt's functions as an object like hashlib's."""
+
+    def __init__(self, function: Callable[[memoryview, int], int], num_bytes: int) -> None:
+        self._function = function
+        self._num_bytes = num_bytes
+        self._value = 0
+
+    def update(self, data: memoryview, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def digest(self) -> bytes:
+        """Big endian, as S3 writes it."""
+        return self._value.to_bytes(self._num_bytes, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One kind of checksum."""
+
+    name: str
+    num_bytes: int
+    """Bytes of a digest."""
+    begin: Callable[[], _Hash]
+    join: Callable[[int, int, int], int] | None = None
+    """For CRCs: that of two pieces behind each other, from both CRCs and the second piece's length."""
+
+    def of(self, content: bytes) -> bytes:
+        """Digest of bytes in memory."""
+        begun = self.begin()
+        begun.update(memoryview(content))
+        return begun.digest()
+
+    def of_span(self, file: int, start: int, stop: int) -> bytes:
+        """Digest of the bytes [start, stop) of the file with descriptor `file`. Raises OSError."""
+        begun = self.begin()
+        buffer = memoryview(bytearray(min(_BLOCK_BYTES, stop - start)))
+        while start < stop:
+            count = os.preadv(file, [buffer[: stop - start]], start)
+            if count == 0:
+                break  # the file is shorter than that: its digest will not be the expected one
+            begun.update(buffer[:count])
+            start += count
+        return begun.digest()
+
+    def joined(self, digests: list[bytes], sizes: list[int]) -> bytes:
+        """CRC of pieces that stand behind each other, from their own CRCs and their bytes."""
+        if self.join is None:
+            raise ValueError(f"{self.name}: digests of pieces cannot be joined")
+        value = 0
+        for digest, size in zip(digests, sizes, strict=True):
+            value = self.join(value, int.from_bytes(digest, "big"), size)
+        return value.to_bytes(self.num_bytes, "big")
+
+
+def _crc(name: str, num_bytes: int, function: Callable[..., int], join: Callable[..., int]) -> Algorithm:
+    return Algorithm(name, num_bytes, partial(_Crc, function, num_bytes), join)
+
+
+MD5 = Algorithm("MD5", 16, partial(hashlib.md5, usedforsecurity=False))
+ALGORITHMS = (
+    Algorithm("SHA256", 32, hashlib.sha256),
+    Algorithm("SHA1", 20, partial(hashlib.sha1, usedforsecurity=False)),
+    _crc("CRC64NVME", 8, crt.crc64nvme, crt.combine_crc64nvme),
+    _crc("CRC32C", 4, crt.crc32c, crt.combine_crc32c),
+    _crc("CRC32", 4, crt.crc32, crt.combine_crc32),
+)
+"""In the order in which they are looked for. S3 gives them as `Checksum<name>`."""

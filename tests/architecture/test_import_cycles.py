@@ -1,0 +1,54 @@
+"""No module imports itself by way of others, whether at its top or inside of a function."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Mapping
+
+import pytest
+
+from tests.architecture.sources import modules
+
+
+def _imported(name: str, known: Mapping[str, object]) -> str | None:
+    """The module of ours that the import of `name` loads: `a.b.c` is `a.b` where `c` is no module."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def _graph() -> dict[str, set[str]]:
+    """What each module imports of ours; the packages that an import passes through are left out."""
+    known = {module.name: module for module in modules()}
+    graph: dict[str, set[str]] = {name: set() for name in known}
+    for module in known.values():
+        found = {_imported(name, known) for name, _ in module.imports()}
+        graph[module.name] = {name for name in found if name is not None and name != module.name}
+    return graph
+
+
+def _cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of one cycle, the first one again at the end; empty when there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = _graph()
+    assert sum(len(imported) for imported in graph.values()) > 200, "imports were not found"
+    assert not _cycle(graph), " imported by ".join(_cycle(graph))
+
+
+@pytest.mark.parametrize(
+    ("graph", "length"),
+    [
+        ({"a": {"b"}, "b": {"a"}}, 2),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, 3),
+        ({"a": {"b", "c"}, "b": {"c"}, "c": set()}, 0),
+    ],
+)
+def test_cycles_are_found(graph: dict[str, set[str]], length: int) -> None:
+    assert len(_cycle(graph)) == (length + 1 if length else 0)

@@ -1,0 +1,34 @@
+"""Which parts of an object one request asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from container.model_files.journal import PART_BYTES, PartsFile
+from container.model_files.s3_parts import THREADS, _runs
+
+
+def runs(tmp_path: Path, num_parts: int, done: dict[int, int]) -> list[list[int]]:
+    with PartsFile(tmp_path / "x", num_parts * PART_BYTES, "v1") as file:
+        for part, count in done.items():
+            file.done[part] = count
+        return [list(run) for run in _runs(file)]
+
+
+@pytest.mark.parametrize("num_parts", [0, 1, 3, 100, 1000])
+def test_every_part_is_asked_for_once_and_every_thread_has_work(num_parts: int, tmp_path: Path) -> None:
+    found = runs(tmp_path, num_parts, {})
+    assert [part for run in found for part in run] == list(range(num_parts))
+    assert len(found) >= min(num_parts, THREADS)
+    assert num_parts < 1000 or len(found) <= num_parts // 4, "nothing is asked for together"
+
+
+def test_whole_parts_are_left_out_and_begun_ones_come_first(tmp_path: Path) -> None:
+    """A request reads on without a gap: what a part has in its middle of a run would be written to a wrong place."""
+    found = runs(tmp_path, 200, {3: PART_BYTES, 100: 5000, 101: 700})
+    assert [part for run in found for part in run] == [part for part in range(200) if part != 3]
+    for run in found:
+        assert run == list(range(run[0], run[-1] + 1))
+        assert not {100, 101} & set(run[1:])

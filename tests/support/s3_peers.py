@@ -1,0 +1,99 @@
+"""How others fetch a prefix of S3: boto3's transfer manager, and ranges in parallel processes, as s5cmd's threads do.
+
+    python -m tests.support.s3_peers boto3|boto3-wide|ranges BUCKET PREFIX FOLDER
+
+Each writes the objects of the prefix into the folder, verifies nothing, and flushes what it has written to the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+_WIDE = 32
+_RANGE_BYTES = 50 << 20
+_RANGES_AT_ONCE = 5
+"""Both as s5cmd has them by default."""
+_READ_BYTES = 1 << 20
+
+Objects = list[tuple[str, int, Path]]
+"""(key, bytes, target)."""
+
+
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(s3={"addressing_style": "path"}, max_pool_connections=_WIDE)
+    return boto3.session.Session().client("s3", config=config, region_name=os.environ["AWS_REGION"])
+
+
+def _objects(bucket: str, prefix: str, folder: Path) -> Objects:
+    listed = _client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+    return [(entry["Key"], entry["Size"], folder / Path(entry["Key"]).name) for entry in listed]
+
+
+def boto3_default(bucket: str, objects: Objects) -> None:
+    client = _client()
+    for key, _, target in objects:
+        client.download_file(bucket, key, str(target))
+
+
+def boto3_wide(bucket: str, objects: Objects) -> None:
+    from boto3.s3.transfer import TransferConfig
+
+    client = _client()
+    for key, _, target in objects:
+        client.download_file(bucket, key, str(target), Config=TransferConfig(max_concurrency=_WIDE))
+
+
+def _read_ranges(bucket: str, ranges: list[tuple[str, int, int, Path]]) -> None:
+    """[start, stop) of each, in a process of its own."""
+    client = _client()
+
+    def read(key: str, start: int, stop: int, target: Path) -> None:
+        body = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}")["Body"]
+        file = os.open(target, os.O_WRONLY)
+        try:
+            while block := body.read(_READ_BYTES):
+                start += os.pwrite(file, block, start)
+        finally:
+            os.close(file)
+
+    with ThreadPoolExecutor(_RANGES_AT_ONCE) as pool:
+        for future in [pool.submit(read, *one) for one in ranges]:
+            future.result()
+
+
+def ranges(bucket: str, objects: Objects) -> None:
+    found = []
+    for key, size, target in objects:
+        with target.open("wb") as file:
+            file.truncate(size)
+        found += [
+            (key, start, min(start + _RANGE_BYTES, size), target) for start in range(0, size, _RANGE_BYTES)
+        ]
+    count = os.cpu_count() or 1
+    with ProcessPoolExecutor(count) as pool:
+        for future in [pool.submit(_read_ranges, bucket, found[place::count]) for place in range(count)]:
+            future.result()
+
+
+PEERS: dict[str, Callable[[str, Objects], None]] = {
+    "boto3": boto3_default,
+    "boto3-wide": boto3_wide,
+    "ranges": ranges,
+}
+
+if __name__ == "__main__":
+    name, bucket, prefix, folder = sys.argv[1:]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    objects = _objects(bucket, prefix, Path(folder))
+    PEERS[name](bucket, objects)
+    for *_, path in objects:
+        with path.open("rb") as file:
+            os.fsync(file)

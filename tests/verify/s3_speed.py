@@ -1,0 +1,134 @@
+"""A model's prefix from S3 by `lmi prepare`, verification included, against others that verify nothing.
+
+    python -m tests.verify.s3_speed [--gigabytes N] [--rounds N]
+
+The S3 server is SeaweedFS on this machine, so that the network costs nothing and what the clients cost shows. All take
+turns, each as a process of its own into an empty folder, and all flush to the disk; ratios are those of one round, and
+their median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.model_folders import write_model
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.s3_peers import PEERS
+from tests.support.seaweed import Seaweed, credentials, running
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 30
+TITLE = "A model of 5 GB from S3, verified, at least as fast as boto3's transfer and parallel ranges, not verified"
+
+_SHARDS = 5
+_BUCKET = "models"
+_OURS = "lmi prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How much is fetched, and how often."""
+
+    gigabytes: float = 5.0
+    rounds: int = 5
+    tolerance: float = 1.05
+    """A median ratio below this is no slower: two runs of one program differ by more than this."""
+
+    def verify(self, lab: Lab, report: Report) -> None:
+        folder = lab.folder / "s3-speed"
+        needed = 3 * self.gigabytes * 1e9
+        if shutil.disk_usage(lab.folder).free < needed:
+            report.require(False, f"{lab.folder} lacks room: {needed / 1e9:.0f} GB are needed; --gigabytes")
+            return
+        with running(folder / "seaweed") as server:
+            _upload(server, folder / "model", self.gigabytes)
+            seconds: dict[str, list[float]] = {name: [] for name in (_OURS, *PEERS)}
+            processor: dict[str, list[float]] = {name: [] for name in seconds}
+            for number in range(self.rounds):
+                order = list(seconds) if number % 2 == 0 else list(seconds)[::-1]
+                for name in order:
+                    before = _processor_seconds()
+                    seconds[name].append(_run(name, server, folder / "target", report))
+                    processor[name].append(_processor_seconds() - before)
+                took = ", ".join(f"{name} {seconds[name][-1]:.1f} s" for name in seconds)
+                report.figure(f"round {number + 1}: {took}; load {os.getloadavg()[0]:.1f}")
+        used = ", ".join(f"{name} {statistics.median(found):.1f} s" for name, found in processor.items())
+        report.figure(f"processor time of the clients, median: {used}")
+        for peer in PEERS:
+            ratios = [ours / theirs for ours, theirs in zip(seconds[_OURS], seconds[peer], strict=True)]
+            median = statistics.median(ratios)
+            report.require(
+                median <= self.tolerance,
+                f"{self.gigabytes:g} GB by {_OURS} take {median:.2f} of the time of {peer} "
+                f"({min(ratios):.2f} to {max(ratios):.2f}); at most {self.tolerance:g}",
+            )
+
+
+def _upload(server: Seaweed, folder: Path, gigabytes: float) -> None:
+    """As boto3 does it: parts of 8 MiB with a checksum each."""
+    model = write_model(folder, 10_000_000, shards=_SHARDS)
+    server.make_bucket(_BUCKET)
+    for path in sorted(model.iterdir()):
+        if path.suffix == ".safetensors":
+            _lengthen(path, int(gigabytes * 1e9 / _SHARDS))
+        server.client().upload_file(str(path), _BUCKET, f"large/{path.name}")
+        path.unlink()
+
+
+def _lengthen(path: Path, num_bytes: int) -> None:
+    """Make one big tensor of a small one, its content over and over."""
+    content = path.read_bytes()
+    body = content[8 + int.from_bytes(content[:8], "little") :]
+    rows = num_bytes // 2048
+    name = re.findall(rb'"(\w+)": \{"dtype"', content)[0].decode()
+    header = (
+        f'{{"{name}":{{"dtype":"BF16","shape":[{rows},1024],"data_offsets":[0,{rows * 2048}]}}}}'.encode()
+    )
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for start in range(0, rows * 2048, len(body)):
+            file.write(body[: rows * 2048 - start])
+
+
+def _processor_seconds() -> float:
+    """Used by all child processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _run(name: str, server: Seaweed, target: Path, report: Report) -> float:
+    """Fetch the prefix into an empty folder. Returns seconds, of the whole process."""
+    environment = child_environment({**credentials(server.url), "LMI_CACHE_DIR": str(target)})
+    command = [sys.executable, "-m", "tests.support.s3_peers", name, _BUCKET, "large/", str(target)]
+    if name == _OURS:
+        command = [sys.executable, "-m", "container", "prepare", f"s3://{_BUCKET}/large"]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPO_ROOT, env=environment
+    )
+    seconds = time.monotonic() - began
+    if done.returncode != 0 or (name == _OURS and "verified by CRC32 by part" not in done.stderr):
+        report.require(False, f"{name} failed: {done.stderr[-2000:]}")
+    shutil.rmtree(target)
+    os.sync()  # the next one does not wait for this one's pages
+    return seconds
+
+
+verify = Speed().verify
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=TITLE)
+    parser.add_argument("--gigabytes", type=float, default=Speed().gigabytes)
+    parser.add_argument("--rounds", type=int, default=Speed().rounds)
+    asked = parser.parse_args()
+    run_alone(NUMBER, TITLE, Speed(asked.gigabytes, asked.rounds).verify)
