@@ -58,8 +58,7 @@ def resolve(
     if config.source.load_format == "dummy":
         weights.make_random(model, degree, dtype, machine, made)
     elif device == "cpu":
-        # Packed as fp16 where that keeps every weight, else fp32.
-        weights.require_memory(model_path, model.dtype, 2, machine)
+        weights.hold_on_cpu(model_path, model, degree, dtype, machine, made)
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
     engine = MpiEngineConfig(

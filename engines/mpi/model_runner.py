@@ -14,6 +14,7 @@ from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
 from engines.models.config import ModelConfig
+from engines.models.cpu_storage import cpu_element
 from engines.models.loading import weight_source
 from engines.mpi import memory
 from engines.mpi.cpu_steps import CpuSteps
@@ -145,7 +146,9 @@ class ModelRunner:
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""
         ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
-        weights = self.config.weight_bytes(self._dtype.itemsize if on_gpu else None, ranks)
+        model = config.model
+        on_cpu = cpu_element(Path(model.path), self.config.dtype, model.dtype, model.load_format)
+        weights = self.config.weight_bytes(self._dtype.itemsize if on_gpu else on_cpu, ranks)
         first_use = 0 if on_gpu else _FIRST_USE_BYTES
         activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)
         if config.cache.kv_cache_bytes is not None:

@@ -35,6 +35,11 @@ class DynamicBatcher:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_free(self) -> bool:
+        """No batch runs, and one could."""
+        return self._free_since is not None
+
     def add(self, request: Request, now: float) -> None:
         """Queue a request.
 

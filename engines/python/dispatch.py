@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
-from engines.errors import DeadlineExceeded, EngineDied, EngineError, InvalidRequest, Unavailable
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
+from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generator import GeneratorEnded
 from engines.python.messages import BatchDone, CannotLoad, FromGenerator, Ready, StepDone
@@ -33,7 +34,10 @@ logger = logging.getLogger(__name__)
 DISPATCHER, GENERATOR = 0, 1
 """Whose heartbeat is whose on the status board."""
 MAX_DEATHS = 3
-"""Ends of the generating process without a batch done in between, after which it is not started again."""
+"""Ends of the generating process in a row that no request is found to be the cause of, after which it is not started
+again."""
+MAX_REQUEST_DEATHS = 2
+"""Of these a request had the second one alone: it is the cause."""
 REACTION_SECONDS = 5.0
 """How long a batch whose time is over may take to say so; then the generating process is stuck, and killed."""
 _RETRY_SECONDS = 0.02
@@ -83,6 +87,9 @@ class Dispatch:
         self._metrics = DispatchMetrics()
         self._clients: dict[str, bytes] = {}
         self._running: dict[str, Running] = {}
+        self._suspects: deque[Running] = deque()
+        """They ran when the generating process ended, and are run again, each alone, before anybody else."""
+        self._culprits = Culprits()
         self._act_at: float | None = None
         """When the generating process has not reacted in time: to the end of a batch's time, or to its own start."""
         self._loading = False
@@ -159,6 +166,8 @@ class Dispatch:
             raise Unavailable("the generating process has ended and is being started again")
         if request.id in self._clients:
             raise InvalidRequest(f"request id {request.id!r} is in use")
+        if request in self._culprits:
+            raise RequestFailed("a request like this one ended the generating process; it is not run again")
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt < 1 or new < 1:
             raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
@@ -173,13 +182,12 @@ class Dispatch:
         """Forget a request, wherever it is."""
         del self._clients[request_id]
         self._metrics.observe_abort(reason)
-        if self._batcher.abort(request_id):
-            return
-        running = self._running.pop(request_id, None)
-        if running is not None:
+        if running := self._running.pop(request_id, None):
             self._generator.forget(request_id)
             if reason is AbortReason.STOP_SEQUENCE:
                 self._metrics.observe_tokens(running.num_tokens, running.first_token_time, self._clock())
+        elif not self._batcher.abort(request_id):
+            self._suspects = deque(each for each in self._suspects if each.request.id != request_id)
 
     # What the generating process says and does
 
@@ -226,19 +234,32 @@ class Dispatch:
         )
 
     def _restart(self, front: Front, how: str) -> None:
-        """Answer the requests of its batch, and start it again. Raises `EngineFailed` when that has no sense."""
+        """Start it again; the requests of its batch are tried again, but for one that was the cause.
+
+        Raises:
+            EngineFailed: it ends again and again, and no request is the cause.
+        """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
         self._deaths += 1
-        given_up = self._deaths >= MAX_DEATHS
-        outlook = "it is not started again" if given_up else "it is being started again"
-        error = EngineDied(f"the generating process ended, and this request with it; {outlook}")
-        if not given_up:
-            # Before anybody is told: who asks again at once must not find it ready.
-            self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
-        self._send(front, [_failure(request_id, error) for request_id in self._running])
-        if given_up:
+        # Before anybody is told: who asks again at once must not find it ready.
+        self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
+        for running in self._running.values():
+            running.deaths += 1
+        culprits = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
+        for each in culprits:
+            logger.error("request %s ran alone when it ended; it is given up", each.request.id)
+            self._culprits.add(each.request)
+            self._deaths = 0
+        error = RequestFailed(
+            f"the generating process ended {MAX_REQUEST_DEATHS} times while it ran this request, at last alone; it is"
+            " given up"
+        )
+        self._send(front, [_failure(each.request.id, error) for each in culprits])
+        self._suspects.extend(self._running.values())
+        self._running = {}
+        if self._deaths >= MAX_DEATHS:
             raise EngineFailed(
-                f"the generating process ended {self._deaths} times without a batch done in between; at last {how}"
+                f"the generating process ended {self._deaths} times, and no request is the cause; at last {how}"
             )
         self._batcher.set_busy()
         front.unwatch(self._generator.fileno())
@@ -256,14 +277,21 @@ class Dispatch:
 
     def _dispatch(self) -> None:
         now = self._clock()
-        batch = self._batcher.take(now)
-        if batch is None:
-            return
+        if self._suspects and self._batcher.is_free:
+            self._batcher.set_busy()
+            suspect = self._suspects.popleft()
+            suspect.begin_again()
+            self._metrics.batch_size.observe(1)
+            self._run([suspect], now)
+        elif (batch := self._batcher.take(now)) is not None:
+            self._metrics.observe_batch(batch, now)
+            self._run([Running(request) for request in batch], now)
+
+    def _run(self, batch: list[Running], now: float) -> None:
         deadline = now + self._config.batching.batch_timeout
         self._act_at = deadline + REACTION_SECONDS
-        self._running = {request.id: Running(request) for request in batch}
-        self._metrics.observe_batch(batch, now)
-        self._generator.run(batch, deadline)
+        self._running = {each.request.id: each for each in batch}
+        self._generator.run([each.request for each in batch], deadline)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
         """Pass outputs on, one message a client, and count them. Those of forgotten requests go nowhere."""
@@ -273,6 +301,12 @@ class Dispatch:
             running = self._running.get(output.id)
             if running is None:
                 continue
+            try:
+                if running.is_repeated(output):
+                    continue
+            except RequestFailed as error:
+                self._generator.forget(output.id)
+                output = _failure(output.id, error)
             self._metrics.observe_output(running, output, now)
             running.take(output, now)
             by_client[self._clients[output.id]].append(output)
@@ -299,7 +333,7 @@ class Dispatch:
     def _gauges(self) -> dict[str, float]:
         return {
             "lmi_requests_running": float(len(self._running)),
-            "lmi_requests_waiting": float(self._batcher.num_waiting),
+            "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._suspects)),
         }
 
 

@@ -1,8 +1,8 @@
 """Sampling without the host: what is asked of each running sequence stands in a table on the device, and a step's
 tokens are chosen by kernels alone, so that the next step can start before anybody has seen them.
 
-Draws are not those of `Sampler`, which inverts a cumulative distribution at a number of its own; which of the two
-serves a request depends on the request alone, so the same seed gives the same tokens every time.
+A request gets the tokens that a `Sampler` on this device would give it, bit by bit: penalties are the same operations,
+and truncation and draw the same kernels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
+from engines.sampling.draw import seed_bits
 from engines.sampling.token_counts import TokenCounts, penalizes
 from lmi_kernels import choose_tokens, count_tokens_, logit_thresholds, penalize, token_logprobs
 
@@ -132,9 +133,8 @@ class DeviceSampler:
 
     def _columns(self, params: Sequence[SamplingParams]) -> torch.Tensor:
         """[10, len(params)], int64, on the CPU."""
-        # A seed's 64 bits, as a number with a sign.
         whole = [
-            [each.seed - ((each.seed >> 63) << 64) for each in params],
+            [seed_bits(each) for each in params],
             [min(each.top_k, self._vocab_size) for each in params],
             [penalizes(each) for each in params],
             [each.logprobs for each in params],

@@ -9,20 +9,15 @@ import torch
 from engines.core import SampledToken, SamplingParams, TokenLogprobs
 from engines.sampling.bad_words import bad_words
 from engines.sampling.batch import SamplingBatch, SamplingRow
-from engines.sampling.draw import draw
+from engines.sampling.draw import choose, find_edges
 from engines.sampling.frequency_penalty import frequency_penalty
 from engines.sampling.likeliest import likeliest
 from engines.sampling.logit_bias import logit_bias
 from engines.sampling.min_new_tokens import min_new_tokens
-from engines.sampling.min_p import min_p
 from engines.sampling.presence_penalty import presence_penalty
-from engines.sampling.random_stream import uniform
 from engines.sampling.repetition_penalty import repetition_penalty
 from engines.sampling.report import report
 from engines.sampling.state import SequenceState
-from engines.sampling.temperature import temperature
-from engines.sampling.top_k import top_k
-from engines.sampling.top_p import top_p
 from engines.sampling.typical_p import typical_p
 
 LogitsStep = Callable[[torch.Tensor, SamplingBatch], None]
@@ -34,18 +29,13 @@ STEPS: tuple[LogitsStep, ...] = (
     logit_bias,
     bad_words,
     min_new_tokens,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    typical_p,
 )
 """In the order of transformers' `generate`, which has no presence and frequency penalty, and adds biases first of all.
 
 Repetition comes first because it multiplies: it goes by the sign of the logit, which means something in the model's own
 only, and a bias or another penalty is then worth what the client wrote. Those only add, so among themselves their order
-does not matter. What rules tokens out comes after what changes them, and all of it before temperature: the later steps
-look at the distribution that is drawn from. Greedy rows and beams end with `min_new_tokens`.
+does not matter. What rules tokens out comes after what changes them. Greedy rows and beams end here; rows that are
+drawn go on with what looks at the distribution: temperature, top_k, top_p, min_p (`draw.py`), and `typical_p`.
 """
 
 
@@ -91,20 +81,22 @@ class Sampler:
         """
         if len(changed) == len(rows):
             own = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-            own_chosen, own_best, beams = self._choose_changed(own, rows)
-            finite &= own_best.isfinite()
+            own_chosen, own_finite, beams = self._choose_changed(own, rows)
+            finite &= own_finite
             return own_chosen, beams
         index = torch.tensor(changed, device=logits.device)
-        own_chosen, own_best, beams = self._choose_changed(logits[index].float(), [rows[i] for i in changed])
+        own_chosen, own_finite, beams = self._choose_changed(
+            logits[index].float(), [rows[i] for i in changed]
+        )
         chosen, _ = _greedy(logits)
         chosen[index] = own_chosen
-        finite[index] &= own_best.isfinite()
+        finite[index] &= own_finite
         return chosen, {changed[i]: top for i, top in beams.items()}
 
     def _choose_changed(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[int, TokenLogprobs]]:
-        """As `_choose`, for rows that all ask for some step; also the chosen tokens' logits. `logits` is changed."""
+        """As `_choose`, for rows that all ask for some step; also whether there was a token. `logits` is changed."""
         with_beams = [i for i, row in enumerate(rows) if row.params.num_beams > 1]
         if with_beams:
             # What beams add up are log-probabilities, so these are what steps change.
@@ -118,8 +110,11 @@ class Sampler:
         if with_beams:
             found = likeliest(logits[index], [_num_continuations(rows[i].params) for i in with_beams])
             beams = dict(zip(with_beams, found, strict=True))
-        chosen = _draw_or_greedy(logits, batch)
-        return chosen, logits.gather(1, chosen[:, None])[:, 0], beams
+        edges = find_edges(logits, batch)
+        if any(rows[i].params.typical_p < 1.0 for i in drawn):
+            edges.rule_out(logits)
+            typical_p(logits, batch)
+        return *choose(logits, batch, edges), beams
 
     def _state_of(self, row: SamplingRow) -> SequenceState | None:
         if not SequenceState.is_needed(row.params):
@@ -154,21 +149,3 @@ def _greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids of the largest logits, of equal ones the lowest, and these logits: [num_rows] each."""
     chosen = logits.argmax(dim=-1)
     return chosen, logits.gather(1, chosen[:, None])[:, 0]
-
-
-def _draw_or_greedy(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    drawn = batch.drawn
-    if not drawn:
-        return logits.argmax(dim=-1)
-    own = [batch.rows[i] for i in drawn]
-    numbers = torch.tensor(
-        [uniform(row.params.seed, len(row.token_ids)) for row in own],
-        dtype=torch.float64,
-        device=logits.device,
-    )
-    if len(drawn) == len(batch.rows):
-        return draw(logits, numbers)
-    chosen = logits.argmax(dim=-1)
-    index = torch.tensor(drawn, device=logits.device)
-    chosen[index] = draw(logits[index], numbers)
-    return chosen

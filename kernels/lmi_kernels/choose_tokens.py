@@ -2,7 +2,8 @@
 (argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). No softmax, no sum, no sort.
 
 argmax is the same in whatever order it is taken, and the noise is a function of seed, position and token alone: so a
-row gets the same token alone, in any batch, and however the vocabulary is split among programs.
+row gets the same token alone, in any batch, however the vocabulary is split among programs, and on every device: noise
+has the same bits everywhere (`random_numbers.py`), and a score is one product and one sum, each rounded to fp32.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.random_numbers import SPAN, gumbel, gumbel_reference, random_words
+from lmi_kernels.choose_tokens_cpu import choose_tokens_cpu
+from lmi_kernels.random_numbers import EXACT, gumbel, gumbel_noise, row_keys_of
 
-_GROUP = 4 * SPAN
+_SPAN = 1024
+_GROUP = 4 * _SPAN
 _MAX_SPLITS = 64
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -47,7 +50,7 @@ def choose_tokens(
     Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
         +inf, or nothing but -inf; its token is 0 then.
     """
-    call = choose_tokens_triton if uses_triton(logits) else choose_tokens_reference
+    call = choose_tokens_triton if uses_triton(logits) else choose_tokens_cpu
     tokens, finite = call(logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes)
     return tokens, finite
 
@@ -72,16 +75,15 @@ def _best(row_ptr, vocab, first, last, temperature, threshold, last_id, seed, po
     best_tokens = tl.zeros((SPAN,), tl.int32)
     largest = tl.full((SPAN,), float("-inf"), tl.float32)
     if temperature != 0.0:
+        a, b, c, d = row_keys_of(seed, position)
         for group in range(first, last):
-            a, b, c, d = random_words(seed, position, group * SPAN + lanes)
             for part in tl.static_range(4):
                 tokens = (group * 4 + part) * SPAN + lanes
                 # logit / t + noise is largest where logit + t * noise is, which cannot overflow however small t is.
-                noise = temperature * gumbel(a, b, c)
+                noise = temperature * gumbel(tokens, a, b, c, d)
                 best, best_tokens, largest = _better(
                     best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_id, noise
                 )
-                a, b, c, d = b, c, d, a
     else:
         for group in range(first, last):
             for part in tl.static_range(4):
@@ -114,7 +116,7 @@ def _choose_kernel(
     groups_per_split,
     SPAN: tl.constexpr,
 ):
-    """The best of one split of one row; four spans of tokens at a time, which share their random numbers' counters."""
+    """The best of one split of one row; four spans of tokens at a time."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row).to(tl.float32)
@@ -192,8 +194,9 @@ def choose_tokens_triton(
         tokens,
         largest,
         groups_per_split,
-        SPAN=SPAN,
+        SPAN=_SPAN,
         num_warps=4,
+        **EXACT,
     )
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
@@ -213,17 +216,15 @@ def choose_tokens_reference(
     penalized: torch.Tensor,
     penalizes: torch.Tensor,
 ) -> Results:
-    """fp64."""
-    wide = penalized.double().where(penalizes[:, None] != 0, logits.double())
-    ids = torch.arange(logits.shape[1])
-    noise = gumbel_reference(seeds, positions, logits.shape[1])
-    scores = wide + temperature.double()[:, None] * noise
-    edge = thresholds.double()[:, None]
-    allowed = (wide > edge) | ((wide == edge) & (ids <= last_ids[:, None]))
-    scores = scores.where(allowed & (wide > -torch.inf), -torch.inf)
-    scores = wide.where(temperature[:, None] == 0, scores)
-    largest = wide.amax(dim=-1)
-    finite = largest.isfinite() & (scores.amax(dim=-1) > -torch.inf)
+    """The same bits: every token's noise is written down."""
+    x = penalized.where(penalizes[:, None] != 0, logits.float())
+    (noise,) = gumbel_noise(seeds, positions, x.shape[1])
+    ids, edge = torch.arange(x.shape[1]), thresholds[:, None]
+    heat = temperature.float()[:, None]
+    allowed = (x > edge) | ((x == edge) & (ids <= last_ids[:, None]))
+    scores = (x + heat * noise).where(allowed & (x > -torch.inf), -torch.inf)
+    scores = x.where(heat == 0, scores)
+    finite = x.amax(dim=-1).isfinite() & (scores.amax(dim=-1) > -torch.inf)
     return scores.argmax(dim=-1).where(finite, 0), finite
 
 
@@ -250,9 +251,9 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         if rows > 8:
             # Only tokens of one logit are left, and not all of them.
             logits[7:9, 1:vocab:3] = thresholds[7:9] = 20.0
-        if vocab > SPAN:
+        if vocab > _SPAN:
             # Equal ones of one lane and of several, greedily.
-            logits[0, [7, 7 + SPAN, 8]] = 40.0
+            logits[0, [7, 7 + _SPAN, 8]] = 40.0
         # Some rows come from the other source; where a row is not taken from stands nothing that could be.
         penalizes = torch.rand(rows, generator=generator) < 0.4
         penalized = logits[:, :vocab].float().where(penalizes[:, None], torch.nan)

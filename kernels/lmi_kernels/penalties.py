@@ -14,6 +14,7 @@ import torch
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.random_numbers import EXACT
 
 _BLOCK = 2048
 _PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -88,7 +89,7 @@ def _penalize_kernel(
         inside = tokens < vocab
         x = tl.load(row_ptr + tokens, mask=inside, other=0.0).to(tl.float32)
         entry = tl.load(count_ptr + tokens, mask=inside, other=0).to(tl.int32)
-        x = tl.where(entry == 0, x, tl.where(x < 0.0, x * repetition, x / repetition))
+        x = tl.where(entry == 0, x, tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition)))
         count = entry >> 1
         x -= tl.where(count > 0, presence, 0.0)
         x -= frequency * count.to(tl.float32)
@@ -124,6 +125,8 @@ def penalize_triton(
         blocks_per_split,
         BLOCK=_BLOCK,
         num_warps=8,
+        # As the host's steps do it: equal sequences get equal logits, wherever they are sampled.
+        **EXACT,
     )
     return (penalized,)
 

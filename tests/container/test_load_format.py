@@ -52,7 +52,7 @@ def test_the_note_says_what_random_weights_take() -> None:
 
 def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
     small = Machine(cpu_count=2, memory_available_bytes=20 << 20)
-    with pytest.raises(CannotServe, match=r"the weights take 0\.1 GiB in memory, and 0\.0 GiB are free"):
+    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, and 0\.0 GiB are free"):
         decide(small, kv_cache_gb=0.01)
 
 

@@ -11,17 +11,15 @@ import torch
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.frequency_penalty import frequency_penalty
-from engines.sampling.min_p import min_p
 from engines.sampling.presence_penalty import presence_penalty
 from engines.sampling.repetition_penalty import repetition_penalty
-from engines.sampling.temperature import temperature
-from engines.sampling.top_k import top_k
-from engines.sampling.top_p import top_p
 from lmi_kernels.choose_tokens import choose_tokens_reference
+from lmi_kernels.choose_tokens_cpu import FirstLook, choose_tokens_cpu
 from lmi_kernels.count_tokens import count_tokens_reference
 from lmi_kernels.penalties import penalize_reference
-from lmi_kernels.random_numbers import words_reference
+from lmi_kernels.random_numbers_cpu import Keys, noise, philox, row_keys
 from lmi_kernels.truncate_logits_checks import reference as thresholds_reference
+from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
 from tests.support.sampling_oracle import CLOSE, apply
 from tests.support.seeds import fresh_generator, integers
 
@@ -42,8 +40,53 @@ from tests.support.seeds import fresh_generator, integers
 def test_words_are_the_known_answers_of_philox(seed: int, counter: list[int], answer: list[int]) -> None:
     signed = seed - ((seed >> 63) << 64)
     c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
-    words = words_reference(torch.tensor([signed]), c0, c1, c2, c3)
+    words = philox(torch.tensor([signed]), c0, c1, c2, c3)
     assert [word.item() for word in words] == answer
+
+
+def _noise(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    seeds, positions, tokens = torch.broadcast_tensors(seeds, positions, tokens)
+    return noise(tokens.to(torch.int32), row_keys(seeds, positions))
+
+
+COUNT = 40_000
+MANY, ONE = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "positions", "tokens"),
+    [
+        (7 * ONE, 3 * ONE, MANY),
+        (7 * ONE, MANY, 5 * ONE),
+        (MANY, 3 * ONE, 5 * ONE),
+        (-MANY, 3 * ONE, 128_000 * ONE),
+        (MANY, MANY, MANY),
+        (7 * ONE, MANY // 2, MANY % 2),
+        (MANY // 2, ONE, MANY % 2 * 32_768),
+    ],
+    ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbours", "two far apart"],
+)
+def test_noise_is_gumbel_and_neighbours_are_independent(
+    seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> None:
+    uniform = (-(-_noise(seeds, positions, tokens).double()).exp()).exp()
+    pairs = (uniform[::2] * 16).long() * 16 + (uniform[1::2] * 16).long()
+    for cells, count in ((uniform * 256).long(), 256), (pairs, 256):
+        expected = len(cells) / count
+        statistic = (torch.bincount(cells, minlength=count) - expected).square().sum() / expected
+        # Mean 255, deviation 23; the numbers are fixed, so this never fails by chance.
+        assert float(statistic) < 255 + 4 * 22.6
+
+
+def test_noise_is_the_same_everywhere() -> None:
+    """Bits that no processor, library or release may change: seeds would mean other answers."""
+    seeds, positions = torch.tensor([0, 1, -1]), torch.tensor([0, 2**33 + 5, 77])
+    bits = _noise(seeds[:, None], positions[:, None], torch.tensor([0, 1, 49_151, 151_935])).view(torch.int32)
+    assert bits.tolist() == [
+        [1055197947, 1069362346, 1049713194, 1062458464],
+        [-1077906381, -1082305961, 1049382447, 1075404296],
+        [-1157257961, 1073862145, -1090080833, -1080430160],
+    ]
 
 
 @pytest.mark.parametrize("heat", [0.5, 1.0, 3.0])
@@ -74,43 +117,71 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> N
 
 
 @pytest.mark.parametrize("grid", [0.0, 0.25], ids=["distinct logits", "many equal logits"])
-def test_what_thresholds_keep_is_what_the_steps_keep(grid: float) -> None:
+def test_thresholds_by_ordering_some_keep_what_those_by_sorting_all_keep(grid: float) -> None:
     generator = fresh_generator()
-    compared = 0
-    for _ in range(120):
+    rows, compared = 8, 0
+    for _ in range(20):
         vocab = integers(generator, 2, 300, 1)[0]
-        logits = torch.randn(1, vocab, generator=generator).mul_(3.0)
+        logits = torch.randn(rows, vocab, generator=generator).mul_(3.0)
         if grid:
             logits = logits.div_(grid).round_().mul_(grid)
-        logits[0, 1::7] = -torch.inf
-        heat, mass, share = (torch.rand(3, generator=generator) + 1e-3).clamp(max=0.999).tolist()
-        kinds = integers(generator, 0, 2, 3)
-        params = SamplingParams(
-            max_new_tokens=1,
-            temperature=0.3 + heat,
-            top_k=integers(generator, 1, vocab + 2, 1)[0] if kinds[0] else 0,
-            top_p=mass if kinds[1] else 1.0,
-            min_p=share**3 if kinds[2] else 0.0,
+        logits[:, 1::7] = -torch.inf
+        heat, mass, share = (torch.rand(3, rows, generator=generator).double() + 1e-3).clamp(max=0.999)
+        kinds = torch.randint(2, (3, rows), generator=generator)
+        ranks = torch.randint(1, vocab + 2, (rows,), generator=generator) * kinds[0]
+        masses = mass.where(kinds[1] == 1, 1.0)
+        inputs = (logits, 0.3 + heat, ranks, masses, share**3 * kinds[2], logits, torch.zeros(rows))
+        expected, found = (
+            _kept(logits, *call(*inputs)) for call in (thresholds_reference, logit_thresholds_cpu)
         )
-        row = SamplingRow("", params, (0,), 1)
-        before_top_p = apply((temperature, top_k), logits, [row])
-        cumulated = before_top_p.double().softmax(-1).sort(descending=True).values.cumsum(-1)
-        if bool(((cumulated - params.top_p).abs() < CLOSE).any()) and params.top_p < 1.0:
-            continue
-        expected = apply((temperature, top_k, top_p, min_p), logits, [row]) > -math.inf
-        thresholds, last_ids = thresholds_reference(
+        for i in range(rows):
+            own = logits[i].double()
+            edge = own.topk(int(ranks[i])).values[-1] if 0 < ranks[i] < vocab else -torch.inf
+            sums = (own.where(own >= edge, -torch.inf) / (0.3 + heat[i])).softmax(-1).sort(descending=True)
+            if masses[i] == 1.0 or not bool(((sums.values.cumsum(-1) - masses[i]).abs() < CLOSE).any()):
+                assert torch.equal(found[i], expected[i])
+                compared += 1
+    assert compared > 80
+
+
+def _kept(logits: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor) -> torch.Tensor:
+    edges, ids = thresholds[:, None], torch.arange(logits.shape[1])
+    return ((logits > edges) | ((logits == edges) & (ids <= last_ids[:, None]))) & (logits > -math.inf)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
+@pytest.mark.parametrize("heat", [1e-30, 1e-3, 0.7, 1.0, 50.0])
+def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None:
+    """The quick way to choose gives the tokens that exact noise for all of them gives."""
+    generator = fresh_generator()
+    rows = 12
+    for vocab in (1, 63, 64, 5000, 9001):
+        logits = torch.randn(rows, vocab, generator=generator).mul_(spread)
+        logits[rows // 2 :] = logits[rows // 2 :].round()
+        edges = logits.sort(dim=-1).values[:, torch.randint(vocab, (rows,), generator=generator)].diagonal()
+        edges[::2] = -torch.inf
+        inputs = (
             logits,
-            torch.tensor([params.temperature], dtype=torch.float64),
-            torch.tensor([params.top_k]),
-            torch.tensor([params.top_p], dtype=torch.float64),
-            torch.tensor([params.min_p], dtype=torch.float64),
-            torch.full_like(logits, torch.nan),
-            torch.zeros(1),
+            torch.full((rows,), heat).where(torch.arange(rows) % 5 > 0, 0.0),
+            edges,
+            torch.randint(vocab, (rows,), dtype=torch.int32, generator=generator),
+            torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
+            torch.randint(2**40, (rows,), generator=generator),
+            logits.flip(1),
+            torch.arange(rows) % 3 // 2,
         )
-        kept = (logits > thresholds) | ((logits == thresholds) & (torch.arange(vocab) <= last_ids))
-        assert torch.equal(kept & (logits > -math.inf), expected), params
-        compared += 1
-    assert compared > 60
+        for found, expected in zip(choose_tokens_cpu(*inputs), choose_tokens_reference(*inputs), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_a_first_look_rules_nothing_out_where_a_word_is_zero() -> None:
+    """Whose noise only the bits behind tell."""
+    x = torch.zeros(640)
+    x[0] = -20.0
+    zero = torch.zeros((), dtype=torch.int32)
+    assert bool(FirstLook(640).can_win(x, 1.0, Keys(zero, zero, zero, zero)).all())
+    ordinary = row_keys(torch.tensor(1), torch.tensor(2))
+    assert 0 < int(FirstLook(640).can_win(x, 1.0, ordinary).sum()) < 8
 
 
 def test_penalties_are_those_of_the_steps() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,19 +25,38 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from engines.core import SamplingParams
 from engines.sampling.batch import SamplingBatch, SamplingRow
+from engines.sampling.draw import find_edges
 from engines.sampling.sampler import STEPS, LogitsStep
 from engines.sampling.state import SequenceState
+from engines.sampling.typical_p import typical_p
 
 CLOSE = 1e-5
 """Tokens whose cumulated probability is this near to a limit may be in or out: two orders of adding differ by less."""
-_NAMES = {step.__name__: step for step in STEPS}  # type: ignore[attr-defined]
+_TRUNCATES = ("top_k", "top_p", "min_p", "typical_p")
+_ALONE = SamplingParams(1, temperature=1.0)
+
+
+def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """top_k, top_p and min_p as a step."""
+    find_edges(logits, batch).rule_out(logits)
+
+
+ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)
+"""With those that only rows have that are drawn."""
+_NAMES = {step.__name__: step for step in ALL_STEPS}  # type: ignore[attr-defined]
 
 
 class Stage(NamedTuple):
     """One of our steps, and the processor of transformers that does the same for one row."""
 
-    step: LogitsStep
+    name: str
+    """Of the parameter."""
+    step: LogitsStep | None
+    """None: logits are divided by the temperature where they are looked at, and stay as they are."""
+    row: SamplingRow
+    """Asks for this stage only."""
     processor: Any
     edge: Callable[[torch.Tensor], torch.Tensor]
     """scores before the step, [vocab_size] -> bool: tokens of which rounding decides whether they stay."""
@@ -59,33 +79,36 @@ def stages(row: SamplingRow) -> Iterator[Stage]:
     p, output = row.params, row.token_ids[row.num_prompt_tokens :]
     stops = list(p.stop_token_ids)
     if p.repetition_penalty != 1.0:
-        yield _stage("repetition_penalty", RepetitionPenaltyLogitsProcessor(p.repetition_penalty))
+        yield _stage(row, "repetition_penalty", RepetitionPenaltyLogitsProcessor(p.repetition_penalty))
     if p.presence_penalty:
-        yield _stage("presence_penalty", _OutputPenalty(output, lambda _: p.presence_penalty))
+        yield _stage(row, "presence_penalty", _OutputPenalty(output, lambda _: p.presence_penalty))
     if p.frequency_penalty:
-        yield _stage("frequency_penalty", _OutputPenalty(output, lambda count: p.frequency_penalty * count))
+        yield _stage(
+            row, "frequency_penalty", _OutputPenalty(output, lambda count: p.frequency_penalty * count)
+        )
     if p.logit_bias:
-        yield _stage("logit_bias", SequenceBiasLogitsProcessor({(i,): bias for i, bias in p.logit_bias}))
+        yield _stage(row, "logit_bias", SequenceBiasLogitsProcessor({(i,): bias for i, bias in p.logit_bias}))
     words = [list(word) for word in p.bad_words]
     if any(word not in [[stop] for stop in stops] for word in words):
-        yield _stage("bad_words", NoBadWordsLogitsProcessor(words, stops or None))
+        yield _stage(row, "bad_words", NoBadWordsLogitsProcessor(words, stops or None))
     if p.min_new_tokens and stops:
         limit = MinNewTokensLengthLogitsProcessor(row.num_prompt_tokens, p.min_new_tokens, stops)
-        yield _stage("min_new_tokens", limit)
+        yield _stage(row, "min_new_tokens", limit)
     if not row.drawn:
         return
     if p.temperature != 1.0:
-        yield _stage("temperature", TemperatureLogitsWarper(p.temperature))
+        yield _stage(row, "temperature", TemperatureLogitsWarper(p.temperature))
     if p.top_k:
-        yield _stage("top_k", TopKLogitsWarper(p.top_k))
+        yield _stage(row, "top_k", TopKLogitsWarper(p.top_k))
     if p.top_p < 1.0:
         yield _stage(
-            "top_p", TopPLogitsWarper(p.top_p), lambda scores: _edge_of_mass(scores, -scores, p.top_p)
+            row, "top_p", TopPLogitsWarper(p.top_p), lambda scores: _edge_of_mass(scores, -scores, p.top_p)
         )
     if p.min_p > 0.0:
-        yield _stage("min_p", MinPLogitsWarper(p.min_p), lambda scores: _edge_of_min_p(scores, p.min_p))
+        yield _stage(row, "min_p", MinPLogitsWarper(p.min_p), lambda scores: _edge_of_min_p(scores, p.min_p))
     if p.typical_p < 1.0:
         yield _stage(
+            row,
             "typical_p",
             TypicalLogitsWarper(p.typical_p),
             lambda scores: _edge_of_typical(scores, p.typical_p),
@@ -132,6 +155,12 @@ def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[Samp
     return logits
 
 
+def heated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """What a draw goes by: logits / temperature."""
+    heat = [row.params.temperature if row.drawn else 1.0 for row in rows]
+    return logits / torch.tensor(heat)[:, None]
+
+
 def deviation(ours: torch.Tensor, theirs: torch.Tensor, edge: torch.Tensor) -> float:
     """The largest, relative where logits are above 1; infinite where a token stays that should not or goes that should.
 
@@ -145,8 +174,15 @@ def deviation(ours: torch.Tensor, theirs: torch.Tensor, edge: torch.Tensor) -> f
     return float(differences.max()) if len(differences) else 0.0
 
 
-def _stage(name: str, processor: Any, edge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Stage:
-    return Stage(_NAMES[name], processor, edge or (lambda scores: torch.zeros_like(scores, dtype=torch.bool)))
+def _stage(
+    row: SamplingRow, name: str, processor: Any, edge: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Stage:
+    nowhere = lambda scores: torch.zeros_like(scores, dtype=torch.bool)  # noqa: E731
+    step = _NAMES.get(name)
+    if name in _TRUNCATES:
+        row = row._replace(params=replace(_ALONE, **{name: getattr(row.params, name)}))
+        step = _NAMES.get(name, truncate)
+    return Stage(name, step, row, processor, edge or nowhere)
 
 
 def _edge_of_mass(scores: torch.Tensor, keys: torch.Tensor, limit: float, blur: float = 0.0) -> torch.Tensor:

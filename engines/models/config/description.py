@@ -83,8 +83,8 @@ class ModelConfig:
     def weight_bytes(self, element: int | None, ranks: int = 1) -> int:
         """What the parameters of rank 0, which no rank exceeds, should take in memory, norms and biases left out.
 
-        element: bytes of each number; None: as on a CPU, where embeddings are looked up in fp32 and the matrices of
-        a checkpoint of 16 bits are kept as packed fp16.
+        element: bytes of each number; None: as on a CPU that packs matrices as fp16 (`cpu_element`), and looks
+        embeddings up in fp32.
         """
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size
         matrices = [*self._layer_matrices(ranks) * self.num_layers, (vocabulary, self.hidden_size)]
@@ -92,8 +92,6 @@ class ModelConfig:
             lookup = 0 if self.tie_word_embeddings else vocabulary * self.hidden_size
             return element * (sum(outputs * inputs for outputs, inputs in matrices) + lookup)
         lookup = 4 * vocabulary * self.hidden_size
-        if self.dtype == "float32":
-            return 4 * sum(outputs * inputs for outputs, inputs in matrices) + lookup
         return 2 * sum(outputs * -(-inputs // _PACKED) * _PACKED for outputs, inputs in matrices) + lookup
 
     def _layer_matrices(self, ranks: int) -> list[tuple[int, int]]:

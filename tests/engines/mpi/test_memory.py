@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
@@ -26,6 +27,15 @@ GIB = 1024**3
 _SETTINGS = SchedulerSettings(
     max_num_seqs=4, max_prefill_tokens=64, max_num_batched_tokens=100, max_waiting=1
 )
+
+
+def _store_in_bf16(folder: Path) -> None:
+    """As a trained model is: not every number is exact in fp16."""
+    for file in folder.glob("*.safetensors"):
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
+    assert ModelConfig.from_folder(folder).dtype == "bfloat16"
 
 
 def _touch(count: int) -> torch.Tensor:
@@ -148,8 +158,11 @@ def test_a_cache_that_is_larger_than_free_memory_is_refused(
     )
 
 
-def test_the_report_has_what_the_configuration_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_the_report_has_what_the_configuration_says(stored: str, tmp_path: Path) -> None:
     save_llama(tmp_path, hidden_size=1152, intermediate_size=3000, head_dim=128, num_hidden_layers=3)
+    if stored == "bfloat16":
+        _store_in_bf16(tmp_path)
     config = make_config(tmp_path, num_blocks=900)
     report = ModelRunner(config, SingleProcess(), CPU, Stopwatch(lambda: 0.0)).load_report
     assert report.predicted.weights == pytest.approx(report.actual.weights, rel=0.2)

@@ -33,6 +33,12 @@ class FakeGenerator:
     dies_after: list[int | None] = field(default_factory=list)
     stuck_after: list[int | None] = field(default_factory=list)
     reload_looks: int = 1
+    poison: tuple[int, ...] | None = None
+    """A batch with this prompt ends the process."""
+    dies_idle: int = 0
+    """So often it ends while it has nothing to do."""
+    forgets_after_restart: int = 0
+    """So many tokens of each answer differ once it was restarted."""
     batches: list[list[str]] = field(default_factory=list)
     left_at: list[float] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
@@ -65,6 +71,8 @@ class FakeGenerator:
         self._batch = {request.id: request for request in requests}
         self._step, self._running = 0, True
         self._dies = self.dies_after.pop(0) if self.dies_after else None
+        if self.poison in [tuple(request.prompt_token_ids) for request in requests]:
+            self._dies = 0
         self._sticks = self.stuck_after.pop(0) if self.stuck_after else None
 
     def forget(self, request_id: str) -> None:
@@ -73,6 +81,9 @@ class FakeGenerator:
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
         assert timeout == 0.0
+        if self.dies_idle and not self._loading:
+            self.dies_idle -= 1
+            self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
             raise GeneratorEnded("it was ended by SIGKILL")
@@ -100,6 +111,8 @@ class FakeGenerator:
 
     def _output(self, request: Request) -> RequestOutput:
         tokens, reason = continue_alone(request)
+        if self.num_restarts:
+            tokens = [token + (i < self.forgets_after_restart) for i, token in enumerate(tokens)]
         last: FinishReason | None = reason if self._step + 1 == len(tokens) else None
         return RequestOutput(request.id, (tokens[self._step],), finish_reason=last)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,20 +223,77 @@ def test_there_is_no_scheduler_to_change(lab: _Lab) -> None:
 # A generating process that ends
 
 
-def test_a_batch_whose_process_ends_is_told_and_those_that_wait_run_after_the_restart(tmp_path: Path) -> None:
+def test_a_batch_whose_process_ends_is_run_again_and_no_token_is_sent_twice(tmp_path: Path) -> None:
     lab = _Lab(tmp_path, batch_size=2, dies_after=[2])
     requests = _requests(3)
-    front = lab.serve(_submit(*requests), *_turns(20), [(CLIENT, GetStats(1))])
-    for request in requests[:2]:
-        *before, end = front.outputs[request.id]
-        assert end.error_kind == "engine_died"
-        assert "being started again" in end.error_message
-        assert [output.token_ids[0] for output in before] == continue_alone(request)[0][:2]
-    _check(front, requests[2])
+    front = lab.serve(_submit(*requests), *_turns(40), [(CLIENT, GetStats(1))])
+    for request in requests:
+        _check(front, request)
+    assert lab.generator.batches == [["r0", "r1"], ["r0"], ["r1"], ["r2"]]
     assert lab.generator.num_restarts == 1
     counters = _stats(front).counters
     assert counters["lmi_generator_restarts_total"] == 1
-    assert counters["lmi_requests_failed_total"] == 2
+    assert counters["lmi_requests_finished_total"] == 3
+    assert counters["lmi_tokens_generated_total"] == sum(len(continue_alone(each)[0]) for each in requests)
+
+
+def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engine_stays(
+    tmp_path: Path,
+) -> None:
+    poison = make_request("poison", range(9), 4)
+    lab = _Lab(tmp_path, batch_size=4, poison=poison.prompt_token_ids)
+    good = _requests(3)
+    seeds = [replace(poison.sampling, seed=i) for i in range(4)]
+    again = [replace(poison, id=f"again {i}", sampling=sampling) for i, sampling in enumerate(seeds)]
+    front = lab.serve(
+        _submit(good[0], poison, good[1]),
+        *_turns(40),
+        *(_submit(each) for each in again),
+        _submit(good[2]),
+        *_turns(40),
+    )
+    for request in good:
+        _check(front, request)
+    (end,) = front.outputs["poison"]
+    assert end.error_kind == "request_failed"
+    assert "2 times while it ran this request" in end.error_message
+    for request in again:
+        (end,) = front.outputs[request.id]
+        assert end.error_kind == "request_failed"
+        assert "not run again" in end.error_message
+    assert lab.generator.num_restarts == 2
+
+
+def test_many_culprits_at_once_do_not_end_the_engine(tmp_path: Path) -> None:
+    lab = _Lab(tmp_path, batch_size=8, dies_after=[0] * 7)
+    requests, last = _requests(6), make_request("last")
+    front = lab.serve(_submit(*requests), *_turns(60), _submit(last), *_turns(20))
+    assert [front.outputs[each.id][-1].error_kind for each in requests] == ["request_failed"] * 6
+    _check(front, last)
+    assert lab.generator.num_restarts == 7
+
+
+def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: Path) -> None:
+    lab = _Lab(tmp_path, batch_size=1, dies_after=[2], forgets_after_restart=1)
+    front = lab.serve(
+        _submit(make_request("a", range(5), 6)), *_turns(40), _submit(make_request("b")), *_turns(20)
+    )
+    *before, end = front.outputs["a"]
+    assert len(before) == 2
+    assert end.error_kind == "request_failed"
+    assert "could not be repeated" in end.error_message
+    assert lab.generator.forgotten == ["a"]
+    assert not any(output.error_kind for output in front.outputs["b"])
+
+
+def test_a_request_that_waits_to_be_run_again_can_be_aborted(tmp_path: Path) -> None:
+    lab = _Lab(tmp_path, batch_size=3, dies_after=[1], reload_looks=3)
+    requests = _requests(3)
+    front = lab.serve(_submit(*requests), [], [], [(CLIENT, Abort("r1")), (CLIENT, GetStats(1))], *_turns(40))
+    assert lab.generator.batches[1:] == [["r0"], ["r2"]]
+    assert _stats(front).gauges["lmi_requests_waiting"] == 2
+    _check(front, requests[0])
+    _check(front, requests[2])
 
 
 def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(tmp_path: Path) -> None:
@@ -265,24 +323,11 @@ def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(t
     _check(front, late)
 
 
-def test_a_process_that_ends_again_and_again_ends_the_engine(tmp_path: Path) -> None:
-    lab = _Lab(tmp_path, batch_size=1, dies_after=[0] * MAX_DEATHS)
-    requests = _requests(5)
-    with pytest.raises(
-        EngineFailed, match="3 times without a batch done in between; at last it was ended by"
-    ):
-        lab.serve(_submit(*requests), *_turns(30))
-    assert [lab.door.outputs[f"r{i}"][-1].error_kind for i in range(3)] == ["engine_died"] * 3
+def test_a_process_that_ends_again_and_again_without_a_request_ends_the_engine(tmp_path: Path) -> None:
+    lab = _Lab(tmp_path, dies_idle=MAX_DEATHS)
+    with pytest.raises(EngineFailed, match="3 times, and no request is the cause; at last it was ended by"):
+        lab.serve(*_turns(30))
     assert lab.generator.num_restarts == MAX_DEATHS - 1
-
-
-def test_a_batch_that_is_done_in_between_is_a_new_beginning(tmp_path: Path) -> None:
-    lab = _Lab(tmp_path, batch_size=1, dies_after=[0, 0, None, 0, 0])
-    requests = _requests(6)
-    front = lab.serve(_submit(*requests), *_turns(60))
-    assert lab.generator.num_restarts == 4
-    _check(front, requests[2])
-    _check(front, requests[5])
 
 
 def test_one_that_does_not_become_ready_again_is_killed(tmp_path: Path) -> None:
@@ -365,7 +410,7 @@ def test_a_process_that_ends_while_draining_does_not_make_the_engine_ready_again
     lab = _Lab(tmp_path, batch_size=1, dies_after=[2])
     requests = _requests(2)
     front = lab.serve(_submit(*requests), [], [(CLIENT, Drain(60.0))], *_turns(40))
-    assert front.outputs["r0"][-1].error_kind == "engine_died"
+    _check(front, requests[0])
     _check(front, requests[1])
     assert lab.board.read().state is EngineState.DRAINING
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from engines.core import SampledToken, SamplingParams
 from engines.sampling.batch import SamplingRow
-from engines.sampling.random_stream import uniform
 from engines.sampling.sampler import Sampler
 from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
@@ -180,35 +179,6 @@ def test_tokens_without_probability_are_never_drawn(place: str) -> None:
     batch = [_row(f"r{i}", SamplingParams(1, temperature=1.0, seed=i), i) for i in range(4000)]
     drawn = {s.token_id for s in Sampler(VOCAB, CPU).sample(logits.expand(4000, -1), batch)}
     assert drawn == set(likely)
-
-
-def _seed_of(number: int, position: int) -> int:
-    """The seed whose 64-bit output at `position` is `number`: SplitMix64 backwards."""
-
-    def unmix(z: int) -> int:
-        for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
-            z ^= (z >> shift) ^ (z >> 2 * shift)
-            z = z * pow(factor, -1, 2**64) % 2**64
-        return z
-
-    return unmix((unmix(number) - (position + 1) * 0x9E3779B97F4A7C15) % 2**64)
-
-
-def test_the_ends_of_the_unit_interval_draw_possible_tokens() -> None:
-    lowest, highest = _seed_of(0, 1), _seed_of(2**64 - 1, 1)
-    assert uniform(lowest, 1) == 0.0
-    assert uniform(highest, 1) == 1 - 2**-53
-    logits = torch.full((2, VOCAB), -2000.0)
-    logits[:, 3:7] = torch.tensor([0.1, 0.7, 1.3, 0.2])
-    batch = [_row("r", SamplingParams(1, temperature=1.0, seed=seed), 1) for seed in (lowest, highest)]
-    assert [s.token_id for s in Sampler(VOCAB, CPU).sample(logits, batch)] == [3, 6]
-
-
-def test_the_highest_number_draws_a_possible_token_however_sums_round() -> None:
-    logits = torch.randn(200, VOCAB, generator=fresh_generator())
-    logits[:, 90:] = -2000.0
-    row = _row("r", SamplingParams(1, temperature=1.0, seed=_seed_of(2**64 - 1, 1)), 1)
-    assert {s.token_id for s in Sampler(VOCAB, CPU).sample(logits, [row] * 200)} == {89}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

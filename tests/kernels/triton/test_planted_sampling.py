@@ -13,11 +13,18 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 PLANTED = (
     Planted(
-        "words of the next counter",
+        "noise of the next token",
         "random_numbers",
         "gumbel_noise",
-        "random_words(seed, position, group * SPAN + lanes)",
-        "random_words(seed, position, group * SPAN + lanes + 1)",
+        "h = tokens ^ first",
+        "h = (tokens + 1) ^ first",
+    ),
+    Planted(
+        "rounded once instead of twice",
+        "random_numbers",
+        "gumbel_noise",
+        "return x + rest + whole * 0.693359375",
+        "return (x.to(tl.float64) + rest + whole * 0.693359375).to(tl.float32)",
     ),
     Planted(
         "the upper half of positions is lost",
