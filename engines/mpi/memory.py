@@ -65,6 +65,21 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
     return max(0, peak - before)
 
 
+def measure_held(device: torch.device, work: Callable[[], None]) -> int:
+    """Bytes that a GPU has less when `work` is done: what tensors hold, and what the driver and NCCL have taken, of
+    which torch's allocator knows nothing."""
+
+    def free() -> int:
+        torch.cuda.synchronize(device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0]
+
+    before = free()
+    work()
+    return max(0, before - free())
+
+
 def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:
     """What one GPU's KV cache may take: its share of the memory, less weights, the largest step and all that is on
     the device beside this process's tensors. Negative when nothing is left."""

@@ -11,6 +11,7 @@ import torch
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi import memory
+from engines.mpi.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.largest_step import LargestStep
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.step_plan import WANT_LOGITS
@@ -191,3 +192,37 @@ def test_the_largest_steps_are_within_the_limits_and_reach_them(tokens: int, seq
     assert chunks.num_tokens == min(tokens, seqs * 127)
     assert singles.num_sampled == min(tokens, seqs)
     assert set(singles.wants) == {WANT_LOGITS}
+
+
+class _Gpu:
+    """A GPU on which a graph takes memory of its own beside that of the allocator."""
+
+    SHARED, OF_EACH = 900 * MIB, 25 * MIB
+
+    def __init__(self) -> None:
+        self.free = 100 * GIB
+        self._graphs: list[int] = []
+
+    def capture(self, size: int) -> None:
+        self.free -= self.OF_EACH + (0 if self._graphs else self.SHARED)
+        self._graphs.append(size)
+
+
+def test_memory_for_graphs_is_that_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Gpu()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.free, 141 * GIB))
+
+    def held(size: int) -> int:
+        return memory.measure_held(torch.device("cuda"), lambda: gpu.capture(size))
+
+    sizes = batch_sizes(256)
+    found = graphs_bytes(sizes, held)
+    real = _Gpu()
+    before = real.free
+    for size in reversed(sizes):
+        real.capture(size)
+    assert found >= before - real.free
+    assert len(sizes) == 35
+    assert graphs_bytes([1], held) == _Gpu.OF_EACH  # the shared memory is there already

@@ -97,7 +97,7 @@ def subjects(context: Context) -> list[Subject]:
 @torch.inference_mode()
 def run(context: Context) -> None:
     deadline = Deadline(context.size(_SECONDS, 60.0))
-    name = tuning.device_name(context.device)
+    name = tuning.tables(context.device)[0]
     winners: dict[str, dict[str, tuning.Parameters]] = {}
     for subject in subjects(context):
         title = f"{subject.operation}, {subject.key}"

@@ -33,7 +33,7 @@ from tests.support.absent_gpu import AbsentGpu
 
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
-_H200 = "NVIDIA_H200"
+_SM_90 = "sm_90"
 _SLOW_TO_COMPILE = ("prefill_attention", "varlen_attention", "decode_attention", "experts")
 """These first, so that no process is left with one of them at the end."""
 _ASSEMBLED_FOR = {80: (80, 86), 86: (86,), 90: (90,)}
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     @property
     def whole(self) -> bool:
         """All variants; else one shows that the operation compiles with these parameters."""
-        return self.capability == 80 or self.tuned_for == _H200
+        return self.capability == 80 or self.tuned_for == _SM_90
 
     @property
     def dtypes(self) -> dict[torch.dtype, int | None]:
@@ -59,7 +59,7 @@ class Job(NamedTuple):
         conversions: once is enough."""
         if not self.whole:
             return {torch.bfloat16: 1}
-        return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _H200 else {})
+        return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _SM_90 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def compile_operation(job: Job) -> list[Variant]:
 
     device = 2 * job.capability + (job.tuned_for != tuning.DEFAULT)
     driver.set_active(AbsentGpu(job.capability, device))
-    tuning.device_name = lambda device: job.tuned_for
+    tuning.tables = lambda device: (job.tuned_for, tuning.DEFAULT)
     tuning.num_multiprocessors = lambda device: 132
     JITFunction.run = compile_only
     knobs.runtime.add_stages_inspection_hook = _end_with_ptx
@@ -170,7 +170,7 @@ def jobs(operations: list[str]) -> Iterator[Job]:
     names = [check.name for check in all_checks() if not operations or check.name in operations]
     for name in sorted(names, key=lambda name: name not in _SLOW_TO_COMPILE):
         yield from (Job(name, capability, tuning.DEFAULT) for capability in _SHARED_LIMITS)
-        yield Job(name, 90, _H200)
+        yield Job(name, 90, _SM_90)
 
 
 def main() -> int:
