@@ -11,11 +11,22 @@ import torch
 from tests.gpu import sweep
 from tests.gpu.parts import aws
 from tests.gpu.sweep import Subject, climb
-from tests.gpu.timeline import gaps
+from tests.gpu.timeline import by_name, gaps
 from tests.gpu.timing import Deadline, Timing
 from tests.support.paths import REPO_ROOT, child_environment
 
-_ABSENT = ("flask", "zmq", "msgspec", "boto3", "gevent", "gunicorn", "prometheus_client", "openai")
+_ABSENT = (
+    "flask",
+    "zmq",
+    "msgspec",
+    "boto3",
+    "gevent",
+    "gunicorn",
+    "prometheus_client",
+    "openai",
+    "hypothesis",
+    "psutil",
+)
 _IMPORT_ALL = """
 import importlib, sys
 from importlib.abc import MetaPathFinder
@@ -24,16 +35,22 @@ class Absent(MetaPathFinder):
         if name.partition(".")[0] in sys.argv[1].split(","):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-from tests.gpu import report
-from tests.gpu.check import PARTS
-for part in PARTS.values():
-    importlib.import_module(f"tests.gpu.parts.{part.module}")
+from tests.gpu import chapters, one_kernel, one_part
+from tests.gpu.plan import PARTS
+for module in sorted({part.module for part in PARTS.values()} - set(sys.argv[2].split(","))):
+    importlib.import_module(f"tests.gpu.parts.{module}")
 """
 
 
-def test_a_machine_without_the_web_stack_can_run_all_parts() -> None:
+@pytest.mark.parametrize(
+    ("absent", "but"),
+    [(_ABSENT, ""), ((*_ABSENT, "transformers", "mpi4py", "pytest"), "engine")],
+    ids=["without the web stack", "our own without the peer"],
+)
+def test_parts_import_what_they_need_and_no_more(absent: tuple[str, ...], but: str) -> None:
+    """But for those whose oracle it is, no part needs transformers."""
     done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL, ",".join(_ABSENT)],
+        [sys.executable, "-c", _IMPORT_ALL, ",".join(absent), but],
         cwd=REPO_ROOT,
         env=child_environment({"PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'kernels'}"}),
         capture_output=True,
@@ -66,6 +83,15 @@ def test_gaps_are_what_no_activity_covers() -> None:
     assert gaps([(3.0, 4.0)]) == 0.0
     with pytest.raises(ValueError, match="no work"):
         gaps([])
+
+
+def test_a_table_of_kernels_has_the_longest_first() -> None:
+    found = by_name([("a", 1.0), ("b", 5.0), ("a", 3.0), ("c" * 99, 0.5)])
+    assert [(each.name, each.count, each.seconds) for each in found] == [
+        ("b", 1, 5.0),
+        ("a", 2, 4.0),
+        ("c" * 70, 1, 0.5),
+    ]
 
 
 def test_the_median_and_its_spread() -> None:
