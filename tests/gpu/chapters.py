@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from tests.gpu.compile_cache import CompileCache
-from tests.gpu.plan import CHAPTER_SECONDS, CHAPTERS, PARTS
+from tests.gpu.plan import CHAPTER_SECONDS, CHAPTERS, PARTS, SOME_FAILED
 from tests.gpu.records import Records, read
 from tests.gpu.report import write_page
 
@@ -163,8 +163,8 @@ def _run_part(check: Check, part: str, ends: float, beside: int) -> int | None:
         _stopped(check, part, f"its time was over after {took:.0f} s")
         return None
     check.say(part, f"ended with {code} after {took:.0f} s")
-    if code not in (0, 1):
-        _stopped(check, part, f"it ended with {code} after {took:.0f} s")
+    if code not in (0, SOME_FAILED):
+        _stopped(check, part, f"it broke off with {code} after {took:.0f} s")
     elif code:
         check.wrong.append(part)
     return code

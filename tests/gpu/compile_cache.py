@@ -17,12 +17,10 @@ _PIECE_BYTES = 4 * ARCHIVE_BYTES
 
 
 class CompileCache:
-    """The cache in `folder`. What was packed once is not packed again."""
-
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._packed: set[str] = {path.name for path in folder.iterdir()}
+        self._packed: set[str] = set()
 
     def __len__(self) -> int:
         """Kernels and launchers."""
@@ -37,25 +35,24 @@ class CompileCache:
                 with tarfile.open(archive) as tar:
                     tar.extractall(self.folder, filter="data")
                 count += 1
-                self._packed |= {path.name for path in self.folder.iterdir()}
             except (OSError, tarfile.TarError) as error:
                 print(f"{archive}: {error}", flush=True)
         self._name_places()
         return count
 
     def pack(self, out: Path) -> list[Path]:
-        """What is new, as further archives in `out`, none larger than `ARCHIVE_BYTES`. Whatever does not fit the last
-        of them is left out: it is compiled again."""
+        """All of it as archives in `out`, at most `MOST_ARCHIVES` of `ARCHIVE_BYTES`, in place of those that are there;
+        none where there is nothing new. What is oldest and does not fit is left out: it is compiled again."""
+        folders = [path for path in self.folder.iterdir() if path.is_dir()]
+        if {path.name for path in folders} <= self._packed:
+            return []
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         made: list[Path] = []
-        new = sorted(
-            path for path in self.folder.iterdir() if path.is_dir() and path.name not in self._packed
-        )
-        for piece in _pieces(new):
-            number = len(list(out.glob(ARCHIVE.format("*"))))
-            if number >= MOST_ARCHIVES:
+        for piece in _pieces(folders):
+            if len(made) == MOST_ARCHIVES:
                 break
-            archive = out / ARCHIVE.format(number)
-            partial = archive.with_suffix(".partial")
+            archive = out / ARCHIVE.format(len(made))
+            partial = out / "triton-cache.partial"
             with tarfile.open(partial, "w:gz", compresslevel=6) as tar:
                 for folder in piece:
                     for file in sorted(folder.iterdir()):
@@ -66,7 +63,7 @@ class CompileCache:
                 continue
             partial.rename(archive)
             made.append(archive)
-            self._packed.update(folder.name for folder in piece)
+        self._packed = {path.name for path in folders}
         return made
 
     def _name_places(self) -> None:

@@ -11,14 +11,15 @@ import torch
 
 from lmi_kernels import runs_triton
 from tests.gpu.context import Context
-from tests.gpu.plan import PARTS
+from tests.gpu.plan import PARTS, SOME_FAILED
 from tests.gpu.records import Records
 from tests.gpu.results import Results
 from tests.gpu.timing import Deadline
 
 
 def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
-    """0: all is as it should be; 1: something is not; 2: there is no GPU. Raises what the part could not catch."""
+    """The exit code: 0 when all is as it should be, else `SOME_FAILED`; 2: there is no GPU. Raises what the part cannot
+    catch."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -37,4 +38,4 @@ def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
         module.run(context, *part.arguments)
     results.finish()
     print(f"{len(results.entries)} entries, {len(results.failed)} not as they should be")
-    return 1 if results.failed else 0
+    return SOME_FAILED if results.failed else 0

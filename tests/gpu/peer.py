@@ -128,6 +128,7 @@ def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config, deadline, findings = real(name, smoke), Deadline(seconds), Findings()
     trace = tiny(config["vocab_size"]) if smoke else w6()
+    findings.write(file)
     model = load(config, device)
     pilot = Trace(trace.prompts[:32], tuple(min(count, 24) for count in trace.outputs[:32]))
     best, speed = FLAGS[0], 0.0
@@ -140,6 +141,7 @@ def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
         except Exception as error:
             traceback.print_exc()
             findings.errors[flags.name] = f"{type(error).__name__}: {error}"[:200]
+            findings.write(file)
             continue
         findings.pilots[flags.name] = found
         print(f"{flags.name}: {found:.0f} tokens/s in a short run", flush=True)
@@ -147,6 +149,8 @@ def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
             best, speed = flags, found
         findings.write(file)
         free(device)
+    if not findings.pilots:
+        return
     left = min(_SECONDS, deadline.left - 5.0)
     counts = sorted({min(count, len(trace.outputs)) for count in PARTS}, reverse=True)
     count = next((n for n in counts if trace.part(n).num_output_tokens <= speed * left), counts[-1])

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 CHAPTER_SECONDS = 480
 """No chapter takes longer: a part gets what is left of it, at most its own limit."""
 
+SOME_FAILED = 3
+"""Exit code of a part that ran to its end, and has seen what is not as it should be. Python's own, 1, is for errors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -34,6 +34,8 @@ _ROTATED = 0.4e9
 def run(context: Context) -> None:
     limits = ceilings.measure(context)
     free(context.device)
+    # As the engine sets it: sums are fp32 everywhere.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     for name, (outputs, inputs) in context.size(SHAPES, {"tiny": (32, 16)}).items():
         if context.has(5.0, name):
             with context.results.guard(name):
@@ -48,7 +50,7 @@ def _dense(context: Context, limits: Ceilings, name: str, outputs: int, inputs: 
     copies = 1 if context.smoke else max(2, int(-(-_ROTATED // (2 * outputs * inputs))))
     weights = [lmi_kernels.pack(context.random(outputs, inputs, scale=inputs**-0.5)) for _ in range(copies)]
     for rows in context.size(ROWS, (2,)):
-        x = context.random(rows, inputs)
+        x = context.random(rows, inputs, dtype=context.size(torch.bfloat16, torch.float32))
         calls: list[Call] = [partial(lmi_kernels.linear, x, weight) for weight in weights]
         _time(context, limits, f"{name}, {rows} rows", calls, product_work(rows, outputs, inputs))
 
