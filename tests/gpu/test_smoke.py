@@ -19,7 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-_ALIKE = ("kernels-fp16", "kernels-fp32", "steps-large", "workload-8b", "engine-others", "engine-falcon")
+_ALIKE = {
+    *("kernels-fp16", "kernels-fp32", "steps-large", "workload-8b"),
+    *("engine-mixtral", "engine-others", "engine-falcon"),
+}
 """They differ from others in the model or dtype alone."""
 
 

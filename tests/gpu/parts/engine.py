@@ -78,7 +78,7 @@ def _check_fp32(
         results.check(f"{kind}, fp32: {name}", not differing, note)
         for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
             if request.id in differing:
-                _report_gap(
+                report_gap(
                     context, f"{request.id}, {name}", model, prompt, outcome.tokens[request.id], expected[i]
                 )
 
@@ -96,7 +96,7 @@ def _check_fp32(
     compare("contiguous", run_requests(engine.start("guaranteed_no_evict"), requests, device))
 
 
-def _report_gap(
+def report_gap(
     context: Context, name: str, model: Any, prompt: Sequence[int], found: Sequence[int], right: Sequence[int]
 ) -> None:
     """How near transformers came to another token where ours is another one: how much rounding it takes."""
