@@ -19,6 +19,22 @@ from tests.support.seeds import fresh_generator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
+_LONGEST = (
+    "varlen_attention",
+    "prefill_attention",
+    "decode_attention",
+    "truncate_logits",
+    "experts",
+    "choose_tokens",
+)
+"""Of which there is most to compile."""
+
+
+def operations() -> list[str]:
+    """All of them; those that take longest first, so that nobody waits for one of them at the end."""
+    names = [check.name for check in all_checks()]
+    return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
+
 
 def command(name: str, dtype: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "tests.gpu.one_kernel", name, dtype, *more]

@@ -15,16 +15,17 @@ from lmi_kernels import tuning
 from lmi_kernels._triton import INTERPRETED
 from lmi_kernels.checks import all_checks
 from tests.gpu.context import Context
+from tests.gpu.one_kernel import operations
 from tests.support.compile_only import compile_only
 
 
 def run(context: Context) -> None:
-    names = [check.name for check in all_checks()]
+    names = operations()
     if INTERPRETED:
         context.results.missing("compiled kernels", "the interpreter compiles nothing")
         return
     started = time.monotonic()
-    workers = min(len(names), max(1, (os.cpu_count() or 2) - 2))
+    workers = max(1, (os.cpu_count() or 2) // 2)
     # Not forked: this process has begun to use the GPU.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(compile_operation, name): name for name in names}

@@ -6,13 +6,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.checks import all_checks
 from tests.gpu import large_kernels
 from tests.gpu.context import Context
-from tests.gpu.one_kernel import command, run_in_process
+from tests.gpu.one_kernel import command, operations, run_in_process
 
-_LONGEST = ("varlen_attention", "prefill_attention", "decode_attention", "truncate_logits", "choose_tokens")
-"""Of which there is most to compile: first, so that nobody waits for one of them at the end."""
 _AT_ONCE = 8
 
 
@@ -20,9 +17,8 @@ def run(context: Context, dtype: str) -> None:
     """Each operation in a process of its own, several at once: most of the time is the compiler's."""
     results = context.results
     # The interpreter is slow, and wrong about bf16: there all operations have tests of their own.
-    names = ["rms_norm"] if INTERPRETED else [check.name for check in all_checks()]
+    names = ["rms_norm"] if INTERPRETED else operations()
     tried = "fp32" if INTERPRETED else dtype
-    names.sort(key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
         futures = {
             pool.submit(lambda name=name: run_in_process(command(name, tried), context.deadline.left)): name
