@@ -60,8 +60,6 @@ def _choose(
     """Of each row and expert the rank (TOP_K: not chosen) and the share, both [rows, EXPERTS]."""
     experts = tl.arange(0, EXPERTS)[None, :]
     inside = (rows < num_rows)[:, None]
-    if HAS_SLOTS:
-        inside = inside & (tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1) >= 0)[:, None]
     offsets = rows.to(tl.int64)[:, None] * NUM_EXPERTS + experts
     logits = tl.load(logits_ptr + offsets, mask=inside & (experts < NUM_EXPERTS), other=0.0).to(tl.float32)
     # Whatever the logits are, NaN included, TOP_K experts that exist are chosen: others would be read out of bounds.
@@ -75,6 +73,9 @@ def _choose(
         left = tl.where(is_best, float("-inf"), left)
     exponentials = tl.exp(tl.where(ranks < TOP_K, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
+    if HAS_SLOTS:
+        # Here and not above: registers.
+        inside = (tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1) >= 0)[:, None]
     return tl.where(inside, ranks, TOP_K), shares
 
 
