@@ -58,8 +58,8 @@ def _introduction(by_part: Mapping[str, Run]) -> list[str]:
     ]
     if not by_part:
         return [*lines, "Nothing here has been run on a GPU yet.", ""]
-    devices = {_words(run["device"]) for run in by_part.values()}
-    versions = {_words(run["versions"]) for run in by_part.values()}
+    devices = {_words(run["device"]) for run in by_part.values() if run["device"]}
+    versions = {_words(run["versions"]) for run in by_part.values() if run["versions"]}
     lines += [f"- device: {each}" for each in sorted(devices)]
     lines += [f"- versions: {each}" for each in sorted(versions)]
     return [*lines, ""]

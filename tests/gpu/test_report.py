@@ -83,6 +83,7 @@ def test_a_part_that_was_ended_says_why(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert "| **cut short**: its time was over after 170 s |" in page
     assert "| **cut short**: no time was left for it |" in page
+    assert page.count("- device: ") == 1
 
 
 def test_of_several_runs_of_a_part_the_last_counts(tmp_path: Path) -> None:
