@@ -9,11 +9,12 @@ PROPERTIES ?= properties_examples/smollm2-rolling-paged
 PORT ?= 8080
 # Extra requirements besides those for serving; the image takes none.
 EXTRAS ?= [dev]
-# For `make gpu-check`: a Python that has what it needs (nothing is installed for it), which parts, and where figures go.
+# For `make gpu-check`: a Python that has what it needs (nothing is installed for it); CHAPTER=1 runs one chapter, list
+# prints them; OUT is where results go, CACHE where kernels lie that an earlier run has compiled.
 GPU_PYTHON ?= python3
-GPU_PARTS ?= kernels-bf16 engine ceilings attention steps workload-0.6b steps-large workload-8b batching aws idle \
-	kernels-fp16 kernels-fp32
-GPU_RESULTS ?= build/gpu-check
+CHAPTER ?=
+OUT ?= build/gpu-check
+CACHE ?=
 IMAGE ?= lmi-server:$(TORCH)
 # Tests that run at once.
 TEST_JOBS ?= 2
@@ -94,14 +95,10 @@ kernels-check: install
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(KERNEL_TESTS) -n $(TEST_JOBS)
 	$(BIN)/python -m tests.kernels.triton.compile_ahead --jobs $(TEST_JOBS)
 
-# On a machine with a GPU; see tests/gpu. It needs torch, triton, transformers, numpy, safetensors, mpi4py and pytest.
+# On a machine with a GPU; see tests/gpu. It needs torch, triton, transformers, numpy and safetensors.
 gpu-check:
-	@mkdir -p $(GPU_RESULTS)
-	@status=0; for part in $(GPU_PARTS); do \
-		PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --part $$part --out $(GPU_RESULTS)/$$part.json || status=1; \
-	done; \
-	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.report $(GPU_RESULTS)/*.json > $(GPU_RESULTS)/results.md && \
-	cp $(GPU_RESULTS)/results.md docs/gpu-results.md && exit $$status
+	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --out $(OUT) $(if $(CACHE),--cache $(CACHE)) \
+		$(if $(filter list,$(CHAPTER)),--plan,$(if $(CHAPTER),--chapter $(CHAPTER)))
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .

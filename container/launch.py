@@ -159,6 +159,8 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
     # In its strict mode MKL sums each row of a product in the same order, whatever the number of rows and threads.
     strict = {"MKL_CBWR": "AUTO,STRICT"} if config.parallel.batch_invariant else {}
     return {
+        # Steps of many sizes would leave gaps between the segments of GPU memory that torch takes.
+        "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **base,
         **strict,
         "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),

@@ -45,6 +45,9 @@ class Communicator(Protocol):
     def abort(self) -> None:
         """End all ranks at once, with an exit code other than 0."""
 
+    def close(self) -> None:
+        """Leave the group, as all ranks do. Nothing that has recorded its sums (a CUDA graph) may be left."""
+
 
 class SingleProcess:
     """One rank: nothing to say."""
@@ -74,6 +77,9 @@ class SingleProcess:
 
     def abort(self) -> None:
         os._exit(1)
+
+    def close(self) -> None:
+        pass
 
 
 class MpiCommunicator:
@@ -151,6 +157,9 @@ class MpiCommunicator:
     def abort(self) -> None:
         self._comm.Abort(1)
 
+    def close(self) -> None:
+        self._wake.close()
+
     def _reduce(self, value: int, largest: bool) -> int:
         from mpi4py import MPI
 
@@ -189,6 +198,10 @@ class NcclCommunicator(MpiCommunicator):
         if self.rank != 0:
             return None
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group()
+        super().close()
 
 
 def make_communicator(world_size: int, device: torch.device, wake_directory: Path) -> Communicator:

@@ -17,8 +17,8 @@ class GatedMlp:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank."""
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. Padding is computed like any row."""
         return self._down(lmi_kernels.silu_and_mul(self._gate_up(x)))
 
 
@@ -46,6 +46,8 @@ class Experts:
         self._top_k = top_k
         self._comm = comm
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank."""
-        return self._comm.all_reduce(lmi_kernels.experts(x, self._router(x), self._weights, self._top_k))
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. slots: as of `lmi_kernels.experts`."""
+        return self._comm.all_reduce(
+            lmi_kernels.experts(x, self._router(x), self._weights, self._top_k, slots)
+        )

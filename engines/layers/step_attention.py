@@ -27,6 +27,10 @@ class Heads:
 class StepAttention(Protocol):
     """Where a step's tokens stand: their positions, the cache's slots that are theirs, and what they may see."""
 
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """int64, of each token row; -1: padding. Rows beyond its end, on a CPU, are padding too."""
+
     def attend(self, qkv: torch.Tensor, heads: Heads, pool: torch.Tensor) -> torch.Tensor:
         """Norms of heads (if any), rotary embedding, cache write, attention.
 

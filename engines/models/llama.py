@@ -26,8 +26,8 @@ from engines.stopwatch import Stopwatch
 
 MakeAttention = Callable[[Parts, int, str], Attention]
 """Of the layer with this number, by the prefix of its attention's names."""
-MakeMlp = Callable[[Parts, str], Callable[[torch.Tensor], torch.Tensor]]
-"""By the prefix of the layer's names."""
+MakeMlp = Callable[[Parts, str], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+"""By the prefix of the layer's names. It takes rows, and the step's `slot_mapping`, by which padding is known."""
 
 
 class Llama(Decoder):
@@ -74,4 +74,4 @@ class _Layer:
             x, residual = lmi_kernels.add_rms_norm(x, residual, self._input_norm, self._eps)
         x = self._attention(x, cache, step)
         x, residual = lmi_kernels.add_rms_norm(x, residual, self._post_norm, self._eps)
-        return self._mlp(x), residual
+        return self._mlp(x, step.slot_mapping), residual

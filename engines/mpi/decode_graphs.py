@@ -58,6 +58,17 @@ def batch_sizes(largest: int) -> list[int]:
     return [*below, largest] if largest > 0 else []
 
 
+def graphs_bytes(sizes: Sequence[int], held: Callable[[int], int]) -> int:
+    """Bytes of the device that graphs of these sizes will hold together. The largest one's memory serves all of them;
+    beside it each has some of its own, the driver's and NCCL's, and that of the second largest stands for all.
+
+    held: captures the graph of a size beside those there are, and returns how many bytes the device has less.
+    """
+    largest, *others = sorted(sizes, reverse=True)
+    shared = held(largest)
+    return shared + len(others) * held(others[0]) if others else shared
+
+
 Record = Callable[[Callable[[], DecodeOutputs]], tuple[Callable[[], None], DecodeOutputs]]
 """Records the launches that a call makes: returns what launches them again, and what the call returned, which is
 written anew each time."""
@@ -116,6 +127,15 @@ class DecodeGraphs:
             self._inputs[size] = inputs
             self._replays[size], self._outputs[size] = self._record(partial(self._decode_in_place, inputs))
         self._sizes = sorted(self._replays)
+
+    def drop(self) -> None:
+        """Free all graphs and what they hold; later batches have none."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._sizes = []
+        for held in (self._replays, self._outputs, self._inputs):
+            held.clear()
+        self._logits = None
 
     def _decode_in_place(self, inputs: DecodeInputs) -> DecodeOutputs:
         outputs = self._decode(inputs)

@@ -105,6 +105,10 @@ class GpuSteps:
         """Capture graphs for decodes of so many sequences, where the device has them; others run eagerly."""
         self._graphs.capture(sizes, self._padding_row)
 
+    def close(self) -> None:
+        """Drop the graphs. Ranks do so before they leave their group: a graph may hold its communicator."""
+        self._graphs.drop()
+
     @torch.inference_mode()
     def update(self, plan: StepPlan) -> None:
         # Nothing is scrubbed: the kernels' masked loads never see what stands behind a sequence's keys.
@@ -174,7 +178,8 @@ class GpuSteps:
             return StepResult(None, scores)
         logits, host_rows = None, sampler.of_host(table_rows)
         if host_rows and outputs.logits is not None:
-            logits = outputs.logits[places]
+            # Not `[places]`: a list as an index is copied to the device while the host waits.
+            logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
         return StepResult(
             logits, scores, DeviceChoices(outputs, places, host_rows, sampler.with_logprobs(table_rows))
         )

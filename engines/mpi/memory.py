@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 _GIB = 1024**3
+_MOST_OUTSIDE = 256 * 1024**2
+"""Bytes that one CUDA graph may take outside of torch's allocator: one of 600 kernels takes some 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,7 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
         work()
         torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_reserved(device)
-        gc.collect()  # graphs and what they call hold each other
-        torch.cuda.empty_cache()
+        give_back()
         return peak - before
     before = in_use(device)
     forgotten = _forget_peak()
@@ -63,6 +64,30 @@ def measure_peak(device: torch.device, work: Callable[[], None]) -> int:
     peak = _status_bytes("VmHWM") if forgotten else _largest_resident()
     _trim()
     return max(0, peak - before)
+
+
+def measure_held(device: torch.device, work: Callable[[], None]) -> int:
+    """Bytes that a GPU has less when `work` is done: what torch's allocator holds, and what the driver and NCCL have
+    taken, of which it knows nothing."""
+
+    def taken() -> tuple[int, int]:
+        torch.cuda.synchronize(device)
+        give_back()
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        return held, total - free - held
+
+    before, others_before = taken()
+    work()
+    after, others_after = taken()
+    # Another process may come or go meanwhile: that is not ours.
+    return max(0, after - before) + min(max(0, others_after - others_before), _MOST_OUTSIDE)
+
+
+def give_back() -> None:
+    """Give the GPU back what nobody holds any more."""
+    gc.collect()  # graphs and what they call hold each other
+    torch.cuda.empty_cache()
 
 
 def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:

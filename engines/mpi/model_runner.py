@@ -18,7 +18,7 @@ from engines.models.cpu_storage import cpu_element
 from engines.models.loading import weight_source
 from engines.mpi import memory
 from engines.mpi.cpu_steps import CpuSteps
-from engines.mpi.decode_graphs import batch_sizes
+from engines.mpi.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.gpu_steps import GpuSteps, TableShape
 from engines.mpi.largest_step import NUM_BLOCKS, LargestStep, run_largest
 from engines.mpi.memory import MemoryUse
@@ -123,6 +123,11 @@ class ModelRunner:
         """As `StepRunner`."""
         return self._steps.compute(batch, targets, rows)
 
+    def close(self) -> None:
+        """Give back what must be gone before the ranks' group is: see `GpuSteps.close`."""
+        if isinstance(self._steps, GpuSteps):
+            self._steps.close()
+
     def _make_steps(
         self, config: MpiEngineConfig, step: LargestStep, cache: KvCache, num_layers: int | None = None
     ) -> StepRunner:
@@ -171,17 +176,23 @@ class ModelRunner:
         def compute() -> None:
             run_largest(step, steps(), config.cache.block_size, self.config.vocab_size, self._device)
 
-        def capture() -> None:
-            """All graphs share the memory of the largest."""
-            runner = steps()
-            if isinstance(runner, GpuSteps):
-                runner.capture([step.num_decodes])
-
         computing = memory.measure_peak(self._device, compute)
         if self._device.type != "cuda" or config.parallel.enforce_eager:
             return computing
         # Graphs keep theirs while other steps compute.
-        return computing + memory.measure_peak(self._device, capture)
+        graphs = self._profile_graphs(steps(), batch_sizes(step.num_decodes))
+        memory.give_back()
+        return computing + graphs
+
+    def _profile_graphs(self, steps: StepRunner, sizes: Sequence[int]) -> int:
+        """Bytes that graphs of these sizes hold."""
+        if not isinstance(steps, GpuSteps):
+            return 0
+        held = graphs_bytes(
+            sizes, lambda size: memory.measure_held(self._device, lambda: steps.capture([size]))
+        )
+        steps.close()
+        return held
 
     def _make_cache(
         self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int

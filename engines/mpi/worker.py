@@ -65,6 +65,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             while rank.executor.follow():
                 pass
+        # Graphs hold the group's communicator, which waits for them when it is destroyed.
+        rank.runner.close()
+        rank.comm.close()
     except Exception as error:  # the process edge: the cause must reach the board before we end
         logger.exception("the engine failed")
         board.set_state(EngineState.FAILED, f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from lmi_kernels._triton import uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 from lmi_kernels.grouped_matmul import down_matmul, down_reference, gate_up_matmul, gate_up_reference
 from lmi_kernels.linear import LinearWeight, batch_invariant_rows, linear, pack
-from lmi_kernels.route import example_logits, route, route_reference
+from lmi_kernels.route import example_logits, example_slots, route, route_reference
 from lmi_kernels.silu_and_mul import silu_and_mul
 from lmi_kernels.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
@@ -56,7 +56,13 @@ def pack_experts(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
     return ExpertWeights(tuple((pack(g), pack(d)) for g, d in zip(gate_up, down, strict=True)), None)
 
 
-def experts(x: torch.Tensor, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int) -> torch.Tensor:
+def experts(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    weights: ExpertWeights,
+    top_k: int,
+    slots: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Each row's weighted sum over the experts that it chooses.
 
     Args:
@@ -64,6 +70,8 @@ def experts(x: torch.Tensor, router_logits: torch.Tensor, weights: ExpertWeights
         router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
         weights: this rank's share of every expert.
         top_k: experts a row, at most num_experts.
+        slots: [num_rows], int64: rows with -1 are padding, for which no expert's weights are read, and 0 comes out. On
+            a CPU there are no such rows, and nobody looks. None: all rows are real.
 
     Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. On a CPU a row's bits do not
     depend on the other rows.
@@ -72,7 +80,7 @@ def experts(x: torch.Tensor, router_logits: torch.Tensor, weights: ExpertWeights
         return _experts_torch(x, router_logits, weights.single, top_k)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
-    return experts_triton(x, router_logits, *weights.stacked, top_k)[0]
+    return experts_triton(x, router_logits, *weights.stacked, top_k, slots)[0]
 
 
 def _experts_torch(
@@ -109,7 +117,12 @@ def _mlp(x: torch.Tensor, rows: torch.Tensor, gate_up: LinearWeight, down: Linea
 
 
 def experts_triton(
-    x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    slots: torch.Tensor | None = None,
 ) -> Results:
     """As `experts`, the weights being those of `pack_experts`; returns one tensor."""
     num_rows, num_experts = router_logits.shape
@@ -118,17 +131,22 @@ def experts_triton(
     # By numbers that the host knows, and a CUDA graph keeps; how rows spread over experts it does not know.
     mean = num_rows * top_k / num_experts
     key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
-    routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"])
+    routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"], slots)
     middle = gate_up_matmul(x, gate_up, routing, parameters("experts_gate_up", key, x.device))
     parts = down_matmul(middle, down, routing, parameters("experts_down", key, x.device))
-    return (parts if top_k == 1 else sum_choices(parts, top_k),)
+    return (parts if top_k == 1 and slots is None else sum_choices(parts, top_k, slots),)
 
 
 def experts_reference(
-    x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    slots: torch.Tensor | None = None,
 ) -> Results:
     """fp64, expert by expert."""
-    routing = route_reference(router_logits, top_k, block_m=1)
+    routing = route_reference(router_logits, top_k, block_m=1, slots=slots)
     parts = down_reference(gate_up_reference(x, gate_up, routing), down, routing)
     return (parts.view(len(x), top_k, -1).sum(dim=1),)
 
@@ -150,6 +168,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     """Each of the tiles once."""
     for rows, num_experts, top_k in ((1, 3, 1), (2, 8, 2), (17, 7, 3), (40, 5, 2), (60, 3, 2), (80, 3, 2)):
         yield _inputs(generator, (rows, num_experts, top_k, 36, 50), dtype)
+    for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
+        yield _inputs(generator, (rows, 8, top_k, 36, 50), dtype) | {"slots": example_slots(rows, num_real)}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
@@ -160,7 +180,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for rows in (1, 32, 64, 128, 192, 256, 2048) if dtype == torch.bfloat16 else (32, 2048):
         x = torch.empty(rows, hidden, dtype=dtype, device="meta")
         logits = torch.empty(rows, 8, dtype=dtype, device="meta")
-        yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2}
+        slots = torch.empty(rows, dtype=torch.int64, device="meta")
+        yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
 
 
 CHECKS = (OpCheck("experts", experts_triton, experts_reference, _examples, _production, ROUNDING),)

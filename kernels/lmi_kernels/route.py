@@ -48,7 +48,14 @@ def max_blocks(num_choices: int, num_experts: int, block_m: int) -> int:
 
 @jit
 def _choose(
-    logits_ptr, rows, num_rows, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr
+    logits_ptr,
+    slots_ptr,
+    rows,
+    num_rows,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
 ):
     """Of each row and expert the rank (TOP_K: not chosen) and the share, both [rows, EXPERTS]."""
     experts = tl.arange(0, EXPERTS)[None, :]
@@ -66,12 +73,16 @@ def _choose(
         left = tl.where(is_best, float("-inf"), left)
     exponentials = tl.exp(tl.where(ranks < TOP_K, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
+    if HAS_SLOTS:
+        # Here and not above: registers.
+        inside = (tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1) >= 0)[:, None]
     return tl.where(inside, ranks, TOP_K), shares
 
 
 @jit(do_not_specialize=("num_rows",))
 def _route_kernel(
     logits_ptr,
+    slots_ptr,
     sorted_ptr,
     ends_ptr,
     shares_ptr,
@@ -79,6 +90,7 @@ def _route_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
@@ -88,7 +100,7 @@ def _route_kernel(
     counts = tl.zeros([EXPERTS], tl.int32)
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
-        ranks, shares = _choose(logits_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K)
+        ranks, shares = _choose(logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, HAS_SLOTS)
         counts += tl.sum((ranks < TOP_K).to(tl.int32), axis=0)
     blocks = (counts + BLOCK_M - 1) // BLOCK_M
     end = tl.sum(tl.where(experts <= expert, blocks, 0))
@@ -98,7 +110,7 @@ def _route_kernel(
     place = first
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
-        ranks, shares = _choose(logits_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K)
+        ranks, shares = _choose(logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, HAS_SLOTS)
         mine = experts[None, :] == expert
         rank = tl.sum(tl.where(mine, ranks, 0), axis=1)
         share = tl.sum(tl.where(mine, shares, 0.0), axis=1)
@@ -114,13 +126,16 @@ def _route_kernel(
     )
 
 
-def route(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
+def route(
+    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+) -> Routing:
     """Choose experts and sort the choices.
 
     Args:
         router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
         top_k: experts a row, at most num_experts.
         block_m: rows that the products take together.
+        slots: [num_rows], int64: rows with -1 are padding, go to no expert, and have no shares. None: all are real.
     """
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k
@@ -130,6 +145,7 @@ def route(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
     shares = router_logits.new_empty(num_choices, dtype=torch.float32)
     _route_kernel[(num_experts,)](
         router_logits,
+        slots,
         sorted_choices,
         block_ends,
         shares,
@@ -137,6 +153,7 @@ def route(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
         NUM_EXPERTS=num_experts,
         EXPERTS=next_power_of_2(num_experts),
         TOP_K=top_k,
+        HAS_SLOTS=slots is not None,
         BLOCK_M=block_m,
         BLOCK_ROWS=_FEW_ROWS if num_rows <= _FEW_ROWS else _MANY_ROWS,
         num_warps=4 if num_rows <= _FEW_ROWS else 8,
@@ -144,39 +161,49 @@ def route(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
     return Routing(sorted_choices, block_ends, shares, block_m)
 
 
-def route_reference(router_logits: torch.Tensor, top_k: int, block_m: int) -> Routing:
-    """In plain loops, shares in fp64; places beyond the last block hold num_choices."""
+def route_reference(
+    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+) -> Routing:
+    """In plain loops, shares in fp64, those of padding 0; places beyond the last block hold num_choices."""
     num_rows, num_experts = router_logits.shape
     wide = router_logits.double()
     chosen = wide.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    real = torch.ones(num_rows, dtype=torch.bool) if slots is None else slots >= 0
     places: list[int] = []
     ends = []
     for expert in range(num_experts):
-        rows, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+        rows, ranks = torch.nonzero((chosen == expert) & real[:, None], as_tuple=True)
         places += (rows * top_k + ranks).tolist()
         places += [num_rows * top_k] * (-len(places) % block_m)
         ends.append(len(places) // block_m)
     places += [num_rows * top_k] * (
         max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(places)
     )
-    shares = torch.softmax(wide.gather(1, chosen), dim=-1).flatten()
+    shares = torch.softmax(wide.gather(1, chosen), dim=-1).where(real[:, None], 0.0).flatten()
     return Routing(
         torch.tensor(places, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32), shares, block_m
     )
 
 
-def _check(router_logits: torch.Tensor, top_k: int, block_m: int) -> Results:
-    """Of the sorted choices only those blocks that some expert has."""
-    routing = route(router_logits, top_k, block_m)
+def _check(
+    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+) -> Results:
+    """Of the sorted choices only those blocks that some expert has, and of the shares only those of real rows."""
+    routing = route(router_logits, top_k, block_m, slots)
+    shares = routing.shares
+    if slots is not None:
+        shares = shares.where(slots.repeat_interleave(top_k) >= 0, 0.0)
     used = (
         torch.arange(len(routing.sorted_choices), device=router_logits.device)
         < routing.block_ends[-1] * block_m
     )
-    return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, routing.shares
+    return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, shares
 
 
-def _reference(router_logits: torch.Tensor, top_k: int, block_m: int) -> Results:
-    routing = route_reference(router_logits, top_k, block_m)
+def _reference(
+    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+) -> Results:
+    routing = route_reference(router_logits, top_k, block_m, slots)
     return routing.sorted_choices, routing.block_ends, routing.shares
 
 
@@ -189,11 +216,20 @@ def example_logits(
     return logits.to(dtype)
 
 
+def example_slots(num_rows: int, num_real: int) -> torch.Tensor:
+    """Padding behind the real rows, as in the graphs of decodes."""
+    return torch.where(torch.arange(num_rows) < num_real, torch.arange(num_rows) * 7, -1)
+
+
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     shapes = ((1, 3, 1, 16), (2, 8, 2, 16), (40, 5, 3, 16), (7, 4, 4, 32), (17, 1, 1, 16), (700, 6, 2, 64))
     for num_rows, num_experts, top_k, block_m in shapes:
         logits = example_logits(generator, num_rows, num_experts, dtype)
         yield {"router_logits": logits, "top_k": top_k, "block_m": block_m}
+    for num_rows, num_real in ((8, 5), (24, 17), (3, 0)):
+        logits = example_logits(generator, num_rows, 8, dtype)
+        slots = example_slots(num_rows, num_real)
+        yield {"router_logits": logits, "top_k": 2, "block_m": 16, "slots": slots}
     # Extremes: shares of 0 and 1, and no difference at all.
     logits = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [-5e4, -6e4, -5e4]], dtype=dtype)
     yield {"router_logits": logits, "top_k": 2, "block_m": 16}

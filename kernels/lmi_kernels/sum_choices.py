@@ -13,42 +13,69 @@ _BLOCK = 1024
 
 
 @jit
-def _sum_choices_kernel(parts_ptr, out_ptr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_choices_kernel(
+    parts_ptr,
+    slots_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    TOP_K: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """BLOCK columns of one row a program."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < HIDDEN
+    real = inside
+    if HAS_SLOTS:
+        # Nobody has written the parts of padding.
+        real = inside & (tl.load(slots_ptr + row) >= 0)
     total = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(TOP_K):
-        part = tl.load(parts_ptr + (row * TOP_K + rank) * HIDDEN + columns, mask=inside, other=0.0)
+        part = tl.load(parts_ptr + (row * TOP_K + rank) * HIDDEN + columns, mask=real, other=0.0)
         total += part.to(tl.float32)
     tl.store(out_ptr + row * HIDDEN + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def sum_choices(parts: torch.Tensor, top_k: int) -> torch.Tensor:
+def sum_choices(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> torch.Tensor:
     """parts: [num_rows * top_k, hidden], a row's one after another -> [num_rows, hidden] in their dtype.
+
+    slots: as of `route`; the sum of a padding row is 0.
 
     No atomic additions: the order of the sum is always the same.
     """
     num_choices, hidden = parts.shape
     out = parts.new_empty(num_choices // top_k, hidden)
     grid = (len(out), cdiv(hidden, _BLOCK))
-    _sum_choices_kernel[grid](parts, out, HIDDEN=hidden, TOP_K=top_k, BLOCK=_BLOCK, num_warps=4)
+    _sum_choices_kernel[grid](
+        parts,
+        slots,
+        out,
+        HIDDEN=hidden,
+        TOP_K=top_k,
+        HAS_SLOTS=slots is not None,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
     return out
 
 
-def _launch(parts: torch.Tensor, top_k: int) -> Results:
-    return (sum_choices(parts, top_k),)
+def _launch(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> Results:
+    return (sum_choices(parts, top_k, slots),)
 
 
-def sum_choices_reference(parts: torch.Tensor, top_k: int) -> Results:
+def sum_choices_reference(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> Results:
     """fp64."""
-    return (parts.double().view(-1, top_k, parts.shape[1]).sum(dim=1),)
+    total = parts.double().view(-1, top_k, parts.shape[1]).sum(dim=1)
+    return (total if slots is None else total.where(slots[:, None] >= 0, 0.0),)
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     for rows, top_k, hidden in ((1, 1, 36), (3, 2, 1500), (5, 3, 64)):
         yield {"parts": torch.randn(rows * top_k, hidden, generator=generator).to(dtype), "top_k": top_k}
+    parts = torch.randn(10, 36, generator=generator).to(dtype)
+    parts[4:6] = torch.nan
+    yield {"parts": parts, "top_k": 2, "slots": torch.tensor([3, 0, -1, 5, 9])}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:

@@ -1,7 +1,8 @@
-"""Tuned launch parameters, by device name, operation and key: `tuned/<device name>.json`.
+"""Tuned launch parameters, by operation and key: `tuned/<device name>.json`.
 
-A file holds {operation: {key: {parameter: number}}}. What a device's own file does not name is taken from
-`tuned/default.json`, which fits every GPU from sm_80 on (99 KiB of shared memory). Nothing is tuned at run time.
+A file holds {operation: {key: {parameter: number}}}. What a device's own file (`NVIDIA_H200`) does not name is taken
+from that of its compute capability (`sm_90`), then from `default`, which fits every GPU from sm_80 on (99 KiB of shared
+memory). Nothing is tuned at run time.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def parameters(operation: str, key: str, device: torch.device) -> Parameters:
     """Launch parameters of one kernel, such as {"block_n": 64, "num_warps": 4, "num_stages": 2}.
 
     Raises:
-        KeyError: neither the device's file nor the default one names the operation and the key.
+        KeyError: none of the device's files names the operation and the key.
     """
-    for name in (device_name(device), DEFAULT):
+    for name in tables(device):
         found = _table(name).get(operation, {}).get(key)
         if found is not None:
             return found
@@ -32,9 +33,12 @@ def parameters(operation: str, key: str, device: torch.device) -> Parameters:
 
 
 @functools.cache
-def device_name(device: torch.device) -> str:
-    """As the files are named: `NVIDIA_H200`; `default` for what is no GPU."""
-    return torch.cuda.get_device_name(device).replace(" ", "_") if device.type == "cuda" else DEFAULT
+def tables(device: torch.device) -> tuple[str, ...]:
+    """Names of the files that count for a device, the nearest first."""
+    if device.type != "cuda":
+        return (DEFAULT,)
+    major, minor = torch.cuda.get_device_capability(device)
+    return torch.cuda.get_device_name(device).replace(" ", "_"), f"sm_{major}{minor}", DEFAULT
 
 
 @functools.cache

@@ -65,6 +65,15 @@ def test_matrix_products_are_strict_if_answers_must_not_depend_on_the_batch() ->
     assert launch.engine_environment({}, invariant, PATHS)["MKL_CBWR"] == "AUTO,STRICT"
 
 
+def test_memory_of_gpus_grows_in_place_unless_somebody_says_otherwise() -> None:
+    def setting(base: dict[str, str]) -> str:
+        return launch.engine_environment(base, CONFIG, PATHS)["PYTORCH_ALLOC_CONF"]
+
+    assert setting({}) == "expandable_segments:True"
+    assert setting({"PYTORCH_ALLOC_CONF": "backend:native"}) == "backend:native"
+    assert setting({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}) == "max_split_size_mb:64"
+
+
 def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
     assert launch.mpi_environment({}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so"
     assert launch.mpi_environment({"LD_PRELOAD": "/a.so"}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so /a.so"

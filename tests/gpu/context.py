@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from tests.gpu.results import Results
+from tests.gpu.timing import Deadline
 
 T = TypeVar("T")
 
@@ -21,8 +22,17 @@ class Context:
     """Tiny shapes; figures mean nothing."""
     folder: Path
     """For scratch files."""
-    out: Path | None = None
+    out: Path
     """Where the results go."""
+    deadline: Deadline
+    """When the part will be ended."""
+
+    def has(self, seconds: float, name: str) -> bool:
+        """Whether there is so much time left; where there is not, the results say that `name` was not measured."""
+        if self.smoke or self.deadline.left > seconds:
+            return True
+        self.results.missing(name, f"{self.deadline.left:.0f} s were left, it takes {seconds:.0f}")
+        return False
 
     def size(self, real: T, tiny: T) -> T:
         return tiny if self.smoke else real

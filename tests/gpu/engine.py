@@ -23,7 +23,7 @@ from engines.mpi.executor import StepExecutor
 from engines.mpi.model_runner import DTYPES, ModelRunner
 from engines.mpi.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator, SingleProcess
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from tests.gpu.timing import Deadline, synchronize
@@ -38,7 +38,8 @@ class Limits:
     max_num_seqs: int
     max_model_len: int
     max_step_tokens: int
-    cache_tokens: int
+    cache_tokens: int | None
+    """None: the cache is what `utilization` of the device's memory leaves."""
     block_size: int = BLOCK_SIZE
 
 
@@ -75,6 +76,8 @@ class Engine:
         dtype: str = "bf16",
         paged: bool = True,
         load_format: str = "dummy",
+        utilization: float = 0.9,
+        comm: Communicator | None = None,
     ) -> None:
         self.device = device
         self.limits = limits
@@ -83,17 +86,21 @@ class Engine:
         self._starts = 0
         element = torch.float32.itemsize if device.type == "cpu" else DTYPES[dtype].itemsize
         per_token = ModelConfig.from_folder(folder).kv_elements_per_token * element
-        blocks = -(-limits.cache_tokens // limits.block_size)
+        cache_bytes = None
+        if limits.cache_tokens is not None:
+            blocks = -(-limits.cache_tokens // limits.block_size)
+            cache_bytes = blocks * limits.block_size * per_token
+        self.comm = comm or SingleProcess()
         settings = SchedulerSettings(
             limits.max_num_seqs, limits.max_step_tokens, limits.max_step_tokens, max_waiting=100_000
         )
         config = MpiEngineConfig(
             model=ModelSettings(str(folder), folder.name, dtype, limits.max_model_len, load_format),
             parallel=ParallelConfig(1, device.type),
-            cache=CacheConfig(limits.block_size, paged, blocks * limits.block_size * per_token),
+            cache=CacheConfig(limits.block_size, paged, cache_bytes, utilization),
             scheduler=SchedulerConfig(settings),
         )
-        self.runner = ModelRunner(config, SingleProcess(), device, self.stopwatch)
+        self.runner = ModelRunner(config, self.comm, device, self.stopwatch)
         with tempfile.TemporaryDirectory() as place:
             self._board = StatusBoard.create(Path(place) / "status", 1)
 
@@ -118,7 +125,7 @@ class Engine:
         settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
         vocab_size = self.config.vocab_size
         scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len, vocab_size)
-        executor = StepExecutor(self.runner, SingleProcess(), self._board, self.stopwatch)
+        executor = StepExecutor(self.runner, self.comm, self._board, self.stopwatch)
         sampler = Sampler(vocab_size, self.device)
         core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
         self._starts += 1

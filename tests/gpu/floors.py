@@ -1,4 +1,5 @@
-"""The least time that work can take: max(bytes / copy bandwidth, operations / matmul rate).
+"""The least time that work can take: max(bytes / copy bandwidth, operations / matmul rate), for attention and for the
+matrix products each, one after the other.
 
 Bytes: weights read once (embeddings are a lookup) and the keys and values of every sequence. Operations: two for each
 weight and token, and four for each query element and key."""
@@ -22,7 +23,9 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Phase:
+    """Work of one kind, in which the device is held up by memory or by arithmetic."""
+
     bytes: float
     operations: float
 
@@ -31,13 +34,36 @@ class Work:
         return max(self.bytes / ceilings.copy, self.operations / ceilings.matmul)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step's. One phase needs the other's results: neither can hide behind it."""
+
+    attention: Phase
+    products: Phase
+
+    @property
+    def operations(self) -> float:
+        return self.attention.operations + self.products.operations
+
+    def floor(self, ceilings: Ceilings) -> float:
+        """Seconds."""
+        return self.attention.floor(ceilings) + self.products.floor(ceilings)
+
+
 def decode_work(config: ModelConfig, num_seqs: int, context: int, element: int = 2) -> Work:
     """A step of one token for each sequence; context: keys of all sequences together."""
-    weights = _layers(config, _touched_experts(config, num_seqs)) + _head(config)
-    computed = _layers(config, _chosen_experts(config)) + _head(config)
+    return mixed_work(config, num_seqs, context, 0, element)
+
+
+def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int, element: int = 2) -> Work:
+    """A step of one token for each sequence, and a chunk of one more, the first of its prompt, without logits."""
+    tokens = num_seqs + chunk
+    weights = _layers(config, _touched_experts(config, tokens)) + _head(config)
+    computed = 2 * _layers(config, _chosen_experts(config)) * tokens + 2 * _head(config) * num_seqs
+    keys, pairs = element * config.kv_elements_per_token * context, chunk * (chunk + 1) / 2
     return Work(
-        element * (weights + config.kv_elements_per_token * context),
-        2 * computed * num_seqs + _attention(config, context),
+        Phase(keys, _attention(config, context + pairs)),
+        Phase(element * weights, computed),
     )
 
 
@@ -46,7 +72,13 @@ def prefill_work(config: ModelConfig, num_tokens: int, element: int = 2) -> Work
     weights = _layers(config, _touched_experts(config, num_tokens)) + _head(config)
     computed = 2 * _layers(config, _chosen_experts(config)) * num_tokens + 2 * _head(config)
     pairs = num_tokens * (num_tokens + 1) / 2
-    return Work(element * weights, computed + _attention(config, pairs))
+    return Work(Phase(0.0, _attention(config, pairs)), Phase(element * weights, computed))
+
+
+def product_work(num_rows: int, outputs: int, inputs: int, element: int = 2) -> Phase:
+    """A matrix product of so many rows: weights, rows and results, each once."""
+    moved = outputs * inputs + num_rows * (outputs + inputs)
+    return Phase(element * moved, 2.0 * num_rows * outputs * inputs)
 
 
 def trace_floor(

@@ -1,4 +1,6 @@
-"""transformers' continuous batching (`generate_batch`), on the same shapes, weights and requests.
+"""`python -m tests.gpu.peer MODEL FILE`: transformers' continuous batching (`generate_batch`), on the same shapes,
+weights and requests as ours, in a process of its own: nothing of ours depends on what it imports or sets. FILE is JSON
+(`Findings`), written again after each run.
 
 `generate_batch` gives all requests one output length; its manager, which it is made of, takes one for each, and is what
 runs here.
@@ -6,31 +8,30 @@ runs here.
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
+import traceback
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from engines.models.dummy_weights import DummyWeights
-from tests.gpu.context import Context
+from tests.gpu.engine import free
+from tests.gpu.peer_findings import Findings, PeerRun
+from tests.gpu.shapes import real
 from tests.gpu.timing import Deadline
-from tests.gpu.traces import Trace
+from tests.gpu.traces import Trace, tiny, w6
 
 _CPU_PAGE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class PeerRun:
-    num_tokens: int
-    seconds: float
-    done: bool
-    """False: time was over; tokens are those of the requests that had ended."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
+PARTS = (256, 128, 64, 32)
+"""Requests of the run: as many as it may be expected to end in time."""
+_PILOT_SECONDS = 20.0
+_SECONDS = 75.0
+"""For the run itself, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,16 @@ FLAGS = (
 """With sdpa it chooses a flash kernel itself where one is installed."""
 
 
-def load(config: dict[str, Any], context: Context) -> Any:
+def load(config: dict[str, Any], device: torch.device) -> Any:
     """The model with the random weights that the engine makes for the same names."""
     shape = {
         name: value for name, value in config.items() if name not in ("architectures", "model_type", "dtype")
     }
-    # The engine turns these off for itself, which costs speed; they stand for the whole process.
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     described = AutoConfig.for_model(config["model_type"], **shape)
-    dtype = torch.bfloat16 if context.device.type == "cuda" else torch.float32
-    with torch.device(context.device):
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(described, dtype=dtype, attn_implementation="sdpa")
-    weights = DummyWeights(config["dtype"], dtype, dtype, context.device)
+    weights = DummyWeights(config["dtype"], dtype, dtype, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights.whole(name, tuple(parameter.shape)))
@@ -123,3 +121,50 @@ def _sizes(model: Any, trace: Trace) -> dict[str, int]:
     names = {each.name for each in fields(ContinuousBatchingConfig)}
     page = "page_size" if "page_size" in names else "block_size"
     return {page: _CPU_PAGE, "num_blocks": longest * len(trace.prompts), "max_batch_tokens": 512}
+
+
+def compare(name: str, file: Path, seconds: float, smoke: bool) -> None:
+    """The best flags by a short run of each, then as much of the trace as time allows."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config, deadline, findings = real(name, smoke), Deadline(seconds), Findings()
+    trace = tiny(config["vocab_size"]) if smoke else w6()
+    findings.write(file)
+    model = load(config, device)
+    pilot = Trace(trace.prompts[:32], tuple(min(count, 24) for count in trace.outputs[:32]))
+    best, speed = FLAGS[0], 0.0
+    for flags in FLAGS[:1] if smoke else FLAGS:
+        # The run itself needs most of the time.
+        if findings.pilots and deadline.left < 0.6 * seconds:
+            break
+        try:
+            found = run(model, pilot, flags, Deadline(_PILOT_SECONDS)).tokens_per_second
+        except Exception as error:
+            traceback.print_exc()
+            findings.errors[flags.name] = f"{type(error).__name__}: {error}"[:200]
+            findings.write(file)
+            continue
+        findings.pilots[flags.name] = found
+        print(f"{flags.name}: {found:.0f} tokens/s in a short run", flush=True)
+        if found > speed:
+            best, speed = flags, found
+        findings.write(file)
+        free(device)
+    if not findings.pilots:
+        return
+    left = min(_SECONDS, deadline.left - 5.0)
+    counts = sorted({min(count, len(trace.outputs)) for count in PARTS}, reverse=True)
+    count = next((n for n in counts if trace.part(n).num_output_tokens <= speed * left), counts[-1])
+    findings.flags, findings.num_requests = best.name, count
+    findings.run = run(model, trace.part(count), best, Deadline(left))
+    findings.write(file)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    compare(given.model, given.file, given.seconds, given.smoke)
+    sys.exit(0)

@@ -1,24 +1,21 @@
-"""`python -m tests.gpu.report [JSON...] > docs/gpu-results.md`: what `tests.gpu.check` has seen, as a page. What no
-file tells of was not run, and the page says so."""
+"""`python -m tests.gpu.report [FOLDER...] > docs/gpu-results.md`: what `tests.gpu.check` has seen, as a page. Of a part
+that was run several times the last run counts. What no folder tells of was not run, and the page says so."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.check import PARTS
+from tests.gpu.plan import PARTS
+from tests.gpu.records import FILE, Run, read
 from tests.gpu.targets import TARGETS
 
-Run = Mapping[str, Any]
-"""One file of `Results`."""
 NOT_RUN = "not run"
 _UNCOVERED = (
-    "tensor parallelism over several GPUs: NCCL, its sums and broadcasts inside CUDA graphs",
-    "the size of the KV cache by `option.gpu_memory_utilization`, beside what a real workload then takes",
+    "tensor parallelism over several GPUs: NCCL runs with one rank only",
     "the server itself on a GPU: start-up, `/ping` while graphs are captured, drain, a failing device",
     "engine=Python on a GPU",
     "the container image",
@@ -31,7 +28,7 @@ def render(runs: Sequence[Run]) -> str:
     """The page.
 
     Raises:
-        ValueError: a file is of a smoke run, or of a part that does not exist, or two are of one part.
+        ValueError: results are of a smoke run, or of a part that does not exist.
     """
     by_part: dict[str, Run] = {}
     for run in runs:
@@ -40,8 +37,6 @@ def render(runs: Sequence[Run]) -> str:
             raise ValueError(f"the results of {part} are of a smoke run: its figures mean nothing")
         if part not in PARTS:
             raise ValueError(f"there is no part {part!r}; parts are {', '.join(PARTS)}")
-        if part in by_part:
-            raise ValueError(f"two files are of the part {part}")
         by_part[part] = run
     lines = ["# Results on a GPU", "", *_introduction(by_part), "## Parts", "", *_parts(by_part), ""]
     lines += ["## Targets", "", *_targets(by_part), ""]
@@ -56,14 +51,15 @@ def render(runs: Sequence[Run]) -> str:
 def _introduction(by_part: Mapping[str, Run]) -> list[str]:
     lines = [
         "Made by `python -m tests.gpu.report`, from what `make gpu-check` writes. Shares are of ceilings that the same",
-        "process has measured (copy bandwidth, a bf16 matrix product on random data), or of the floor that these give:",
-        "max(bytes / copy bandwidth, operations / matmul rate). All models have random weights.",
+        "process has measured (copy bandwidth, a bf16 matrix product on random data), or of the floor that they give:",
+        "max(bytes / copy bandwidth, operations / matmul rate) of attention, and of the matrix products, summed. All",
+        "models have random weights.",
         "",
     ]
     if not by_part:
         return [*lines, "Nothing here has been run on a GPU yet.", ""]
-    devices = {_words(run["device"]) for run in by_part.values()}
-    versions = {_words(run["versions"]) for run in by_part.values()}
+    devices = {_words(run["device"]) for run in by_part.values() if run["device"]}
+    versions = {_words(run["versions"]) for run in by_part.values() if run["versions"]}
     lines += [f"- device: {each}" for each in sorted(devices)]
     lines += [f"- versions: {each}" for each in sorted(versions)]
     return [*lines, ""]
@@ -81,7 +77,9 @@ def _state(run: Run | None) -> str:
     if run is None:
         return NOT_RUN
     wrong = sum(entry["passed"] is False for entry in run["entries"])
-    state = f"run in {run['seconds']:.0f} s" if run["finished"] else "**cut short**"
+    state = f"run in {run['seconds']:.0f} s"
+    if not run["finished"]:
+        state = f"**cut short**{': ' if run['stopped'] else ''}{run['stopped']}"
     return state + (f", **{wrong} of {len(run['entries'])} not as they should be**" if wrong else "")
 
 
@@ -135,13 +133,22 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def write_page(out: Path) -> None:
+    """`results.md` beside the results; of a smoke run, which has no figures, none."""
+    try:
+        page = render(read([out / FILE]))
+    except (OSError, ValueError):
+        return
+    (out / "results.md").write_text(page, encoding="utf-8")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="JSON files of tests.gpu.check")
-    runs = [json.loads(file.read_text(encoding="utf-8")) for file in parser.parse_args(argv).files]
+    parser.add_argument("folders", nargs="*", type=Path, help="where tests.gpu.check has written to")
+    files = [folder / FILE for folder in parser.parse_args(argv).folders]
     try:
-        sys.stdout.write(render(runs))
-    except ValueError as error:
+        sys.stdout.write(render(read(files)))
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -1,8 +1,7 @@
-"""What a part of the GPU check has seen, in a JSON file that is whole after every measurement."""
+"""What a part of the GPU check has seen; every entry is written down at once."""
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import traceback
@@ -10,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
+from tests.gpu.records import Records
 from tests.gpu.targets import TARGETS
 from tests.gpu.timing import Timing
 
@@ -43,20 +42,18 @@ class Entry:
 class Results:
     """Prints as it goes."""
 
-    def __init__(self, part: str, device: torch.device, smoke: bool, file: Path | None = None) -> None:
+    def __init__(self, part: str, device: torch.device, smoke: bool, records: Records | None = None) -> None:
         self.smoke = smoke
         self.entries: list[Entry] = []
-        self._file = file
-        self._head = {
-            "part": part,
-            "smoke": smoke,
-            "device": describe_device(device),
-            "versions": versions(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-        self._started = time.monotonic()
-        self._finished = False
-        self._write()
+        self._part = part
+        self._records = records
+        self._write(
+            "begin",
+            smoke=smoke,
+            device=describe_device(device),
+            versions=versions(),
+            date=time.strftime("%Y-%m-%d", time.gmtime()),
+        )
 
     @property
     def failed(self) -> list[Entry]:
@@ -125,8 +122,7 @@ class Results:
 
     def finish(self) -> None:
         """All of the part was run."""
-        self._finished = True
-        self._write()
+        self._write("end")
 
     def _passed(self, share: float | None, target: str) -> bool | None:
         """Nothing is asked of a smoke run's figures."""
@@ -137,20 +133,11 @@ class Results:
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)
         print(_line(entry), flush=True)
-        self._write()
+        self._write("entry", **asdict(entry))
 
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        data = {
-            **self._head,
-            "seconds": time.monotonic() - self._started,
-            "finished": self._finished,
-            "entries": [asdict(entry) for entry in self.entries],
-        }
-        partial = self._file.with_name(self._file.name + ".partial")
-        partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-        partial.replace(self._file)
+    def _write(self, kind: str, **values: object) -> None:
+        if self._records is not None:
+            self._records.write(self._part, kind, **values)
 
 
 def describe_device(device: torch.device) -> dict[str, str]:

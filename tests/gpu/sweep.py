@@ -79,7 +79,7 @@ def climb(subject: Subject, device: torch.device, deadline: Deadline, repeats: i
 def override(subject: Subject, parameters: tuning.Parameters, device: torch.device) -> Iterator[None]:
     """Launchers take these parameters of the device inside."""
     # The one place that all of them ask, directly or by a name that they have imported.
-    table = tuning._table(tuning.device_name(device)).setdefault(subject.operation, {})
+    table = tuning._table(tuning.tables(device)[0]).setdefault(subject.operation, {})
     before = table.get(subject.key)
     table[subject.key] = parameters
     try:

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu import sweep
+from tests.gpu.context import Context
 from tests.gpu.parts import aws
+from tests.gpu.parts.engine import first_difference, report_gap
+from tests.gpu.parts.races import verdict
+from tests.gpu.results import Results
 from tests.gpu.sweep import Subject, climb
-from tests.gpu.timeline import gaps
+from tests.gpu.timeline import by_name, gaps
 from tests.gpu.timing import Deadline, Timing
 from tests.support.paths import REPO_ROOT, child_environment
 
-_ABSENT = ("flask", "zmq", "msgspec", "boto3", "gevent", "gunicorn", "prometheus_client", "openai")
+_ABSENT = (
+    "flask",
+    "zmq",
+    "msgspec",
+    "boto3",
+    "gevent",
+    "gunicorn",
+    "prometheus_client",
+    "openai",
+    "hypothesis",
+    "psutil",
+)
 _IMPORT_ALL = """
 import importlib, sys
 from importlib.abc import MetaPathFinder
@@ -24,16 +42,22 @@ class Absent(MetaPathFinder):
         if name.partition(".")[0] in sys.argv[1].split(","):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-from tests.gpu import report
-from tests.gpu.check import PARTS
-for part in PARTS.values():
-    importlib.import_module(f"tests.gpu.parts.{part.module}")
+from tests.gpu import chapters, one_kernel, one_part
+from tests.gpu.plan import PARTS
+for module in sorted({part.module for part in PARTS.values()} - set(sys.argv[2].split(","))):
+    importlib.import_module(f"tests.gpu.parts.{module}")
 """
 
 
-def test_a_machine_without_the_web_stack_can_run_all_parts() -> None:
+@pytest.mark.parametrize(
+    ("absent", "but"),
+    [(_ABSENT, ""), ((*_ABSENT, "transformers", "mpi4py", "pytest"), "engine")],
+    ids=["without the web stack", "our own without the peer"],
+)
+def test_parts_import_what_they_need_and_no_more(absent: tuple[str, ...], but: str) -> None:
+    """But for those whose oracle it is, no part needs transformers."""
     done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL, ",".join(_ABSENT)],
+        [sys.executable, "-c", _IMPORT_ALL, ",".join(absent), but],
         cwd=REPO_ROOT,
         env=child_environment({"PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'kernels'}"}),
         capture_output=True,
@@ -66,6 +90,62 @@ def test_gaps_are_what_no_activity_covers() -> None:
     assert gaps([(3.0, 4.0)]) == 0.0
     with pytest.raises(ValueError, match="no work"):
         gaps([])
+
+
+def test_a_table_of_kernels_has_the_longest_first() -> None:
+    found = by_name([("a", 1.0), ("b", 5.0), ("a", 3.0), ("c" * 99, 0.5)])
+    assert [(each.name, each.count, each.seconds) for each in found] == [
+        ("b", 1, 5.0),
+        ("a", 2, 4.0),
+        ("c" * 70, 1, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "right", "place"),
+    [([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], 2), ([4], [4], 1), ([], [1], 0)],
+)
+def test_where_tokens_begin_to_differ(found: list[int], right: list[int], place: int) -> None:
+    assert first_difference(found, right) == place
+
+
+class _Tie:
+    """A model whose two likeliest tokens are a quarter apart, whatever the prompt."""
+
+    device = "cpu"
+
+    def __call__(self, ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=torch.tensor([0.5, 2.0, 1.75, -1.0]).expand(1, ids.shape[1], 4))
+
+
+def test_where_a_token_differs_the_gap_is_told(tmp_path: Path) -> None:
+    results = Results("engine-llama", torch.device("cpu"), smoke=True)
+    context = Context(results, torch.device("cpu"), True, tmp_path, tmp_path, Deadline(60.0))
+    report_gap(context, "request 1", _Tie(), [3, 3], found=[1, 2], right=[1, 1])
+    (entry,) = results.entries
+    assert entry.value == 0.25
+    assert entry.name.startswith("request 1: gap between the two likeliest logits")
+    assert "ours is the second: True" in entry.note
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", False),
+        ("========= Device not supported", None),
+    ],
+)
+def test_what_the_sanitizer_says(words: str, right: bool | None) -> None:
+    assert verdict(words) is right
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
+    results = Results("steps", torch.device("cpu"), smoke=False)
+    context = Context(results, torch.device("cpu"), False, tmp_path, tmp_path, Deadline(10.0))
+    assert context.has(1.0, "short")
+    assert not context.has(20.0, "long")
+    assert [(entry.name, entry.passed) for entry in results.entries] == [("long", None)]
 
 
 def test_the_median_and_its_spread() -> None:

@@ -1,8 +1,10 @@
-"""When the GPU did nothing, from the profiler's timeline."""
+"""What the GPU did and when it did nothing, from the profiler's timeline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -11,21 +13,50 @@ from tests.gpu.timing import Call
 
 SHORT_US = 5.0
 """Gaps between the kernels of a graph are shorter."""
+_NAME = 70
+"""Characters: cuBLAS's and torch's kernels have names of hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    count: int
+    seconds: float
+    """Of all launches together."""
 
 
 def idle_share(calls: Sequence[Call]) -> float:
     """Share of the time from the first activity to the last that lies in gaps longer than `SHORT_US`."""
+    return gaps((event.time_range.start, event.time_range.end) for event in _events(calls))
+
+
+def kernels(calls: Sequence[Call]) -> list[Kernel]:
+    """By name, the one that takes most time first."""
+    return by_name(
+        (str(event.name), (event.time_range.end - event.time_range.start) / 1e6) for event in _events(calls)
+    )
+
+
+def by_name(spans: Iterable[tuple[str, float]]) -> list[Kernel]:
+    """spans: names and seconds."""
+    found: dict[str, tuple[int, float]] = {}
+    for name, seconds in spans:
+        count, total = found.get(name[:_NAME], (0, 0.0))
+        found[name[:_NAME]] = count + 1, total + seconds
+    return sorted((Kernel(name, *each) for name, each in found.items()), key=lambda each: -each.seconds)
+
+
+def _events(calls: Sequence[Call]) -> list[Any]:
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for call in calls:
             call()
         torch.cuda.synchronize()
     cuda = torch.autograd.DeviceType.CUDA
-    return gaps(
-        (event.time_range.start, event.time_range.end)
-        for event in profiler.events()
-        if event.device_type == cuda
-    )
+    found = [event for event in profiler.events() if event.device_type == cuda]
+    if not found:
+        raise ValueError("the profiler saw no work on the GPU")
+    return found
 
 
 def gaps(spans: Iterable[tuple[float, float]]) -> float:

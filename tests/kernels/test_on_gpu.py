@@ -11,8 +11,9 @@ import torch
 from lmi_kernels.checks import OpCheck, all_checks
 from tests.gpu.context import Context
 from tests.gpu.large_kernels import COMPARISONS
-from tests.gpu.parts.kernels import DTYPES
+from tests.gpu.one_kernel import DTYPES
 from tests.gpu.results import Results
+from tests.gpu.timing import Deadline
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 
@@ -32,6 +33,7 @@ def test_kernel_equals_its_reference(check: OpCheck, dtype: torch.dtype) -> None
 @torch.inference_mode()
 def test_kernel_is_right_at_the_sizes_of_use(name: str, tmp_path: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    context = Context(Results("kernels-bf16", device, smoke=False), device, smoke=False, folder=tmp_path)
+    results = Results("kernels-bf16", device, smoke=False)
+    context = Context(results, device, smoke=False, folder=tmp_path, out=tmp_path, deadline=Deadline(600.0))
     error, allowed = COMPARISONS[name](context)
     assert error <= allowed

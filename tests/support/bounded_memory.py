@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from triton.runtime import interpreter
 
 from lmi_kernels._triton import INTERPRETED
 
@@ -32,6 +31,8 @@ def bounded_memory() -> Iterator[None]:
     if not INTERPRETED:
         yield
         return
+    from triton.runtime import interpreter
+
     extents: list[Extent] = []
     take_arguments = interpreter.GridExecutor._init_args_hst
 

@@ -58,7 +58,7 @@ def recorded_variants(tuned_for: str) -> Iterator[set[Variant]]:
         stack.enter_context(patch.object(driver, "_active", AbsentGpu()))
         stack.enter_context(patch.object(JITFunction, "run", record))
         stack.enter_context(patch.object(_triton, "INTERPRETED", True))
-        stack.enter_context(patch.object(tuning, "device_name", lambda device: tuned_for))
+        stack.enter_context(patch.object(tuning, "tables", lambda device: (tuned_for, tuning.DEFAULT)))
         stack.enter_context(patch.object(tuning, "num_multiprocessors", lambda device: 132))
         stack.enter_context(_ZeroedMemory())
         yield found

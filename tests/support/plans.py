@@ -12,8 +12,8 @@ from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.mpi.step_runner import StepResult
 from engines.sampling.batch import SamplingRow
-from tests.support.tiny_models import BLOCK_SIZE
 
+BLOCK_SIZE = 4
 _BY_THE_HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 
 

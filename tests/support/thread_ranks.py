@@ -54,6 +54,9 @@ class ThreadCommunicator:
     def abort(self) -> None:
         self._meeting.barrier.abort()
 
+    def close(self) -> None:
+        pass
+
     def _exchange(self, value: Any) -> list[Any]:
         self._meeting.said[self.rank] = value
         self._meeting.barrier.wait()

@@ -15,11 +15,10 @@ from engines.models.config import ModelConfig
 from engines.mpi.model_runner import DTYPES, ModelRunner
 from engines.parallel import Communicator, SingleProcess
 from engines.stopwatch import Stopwatch
+from tests.support.plans import BLOCK_SIZE
 
 VOCAB_SIZE = 97
 """Odd, so that it never divides by the number of ranks."""
-
-BLOCK_SIZE = 4
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

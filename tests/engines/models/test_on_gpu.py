@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from tests.gpu.context import Context
-from tests.gpu.parts.engine import KINDS, check_model
+from tests.gpu.parts.engine import check_model
 from tests.gpu.results import Results
+from tests.gpu.shapes import CONFIGS
+from tests.gpu.timing import Deadline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,11 +22,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_tokens_and_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda", torch.cuda.current_device())
     results = Results("engine", device, smoke=True)
-    check_model(Context(results, device, smoke=True, folder=tmp_path), kind, tmp_path / kind)
+    context = Context(results, device, smoke=True, folder=tmp_path, out=tmp_path, deadline=Deadline(600.0))
+    check_model(context, kind, tmp_path / kind)
     assert results.entries
     assert not results.failed

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi import memory
+from engines.mpi.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.largest_step import LargestStep
 from engines.mpi.model_runner import ModelRunner
 from engines.mpi.step_plan import WANT_LOGITS
@@ -204,3 +205,57 @@ def test_the_largest_steps_are_within_the_limits_and_reach_them(tokens: int, seq
     assert chunks.num_tokens == min(tokens, seqs * 127)
     assert singles.num_sampled == min(tokens, seqs)
     assert set(singles.wants) == {WANT_LOGITS}
+
+
+class _Gpu:
+    """A GPU on which a graph takes memory of the driver's beside that of the allocator, which all graphs share."""
+
+    SHARED, OF_EACH = 900 * MIB, 25 * MIB
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        self.outside = 500 * MIB
+        self.num_graphs = 0
+
+    def capture(self, size: int) -> None:
+        self.reserved = self.SHARED
+        self.outside += self.OF_EACH
+        self.num_graphs += 1
+
+    @property
+    def taken(self) -> int:
+        return self.reserved + self.outside
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
+    found = _Gpu()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: found.reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (141 * GIB - found.taken, 141 * GIB))
+    return found
+
+
+def test_memory_for_graphs_is_that_of_all_of_them(gpu: _Gpu) -> None:
+    sizes = batch_sizes(256)
+    assert len(sizes) == 35
+
+    def held(size: int) -> int:
+        return memory.measure_held(torch.device("cuda"), lambda: gpu.capture(size))
+
+    predicted = graphs_bytes(sizes, held)
+    assert gpu.num_graphs == 2
+    real = _Gpu()
+    before = real.taken
+    for size in reversed(sizes):
+        real.capture(size)
+    assert predicted == real.taken - before
+
+
+def test_memory_that_another_process_takes_meanwhile_is_not_that_of_a_graph(gpu: _Gpu) -> None:
+    def work() -> None:
+        gpu.capture(1)
+        gpu.outside += 40 * GIB
+
+    assert memory.measure_held(torch.device("cuda"), work) < 2 * GIB

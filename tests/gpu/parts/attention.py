@@ -36,21 +36,29 @@ _TINY_DECODES = {"1 x 50 + 2 x 8": (50, 8, 8)}
 @torch.inference_mode()
 def run(context: Context) -> None:
     limits = ceilings.measure(context)
-    for heads in context.size((LLAMA, FALCON_40B), (Heads(2, 1, 16),)):
-        for block_size in context.size((16, 64), (16,)):
-            for name, lens in context.size(DECODES, _TINY_DECODES).items():
-                title = f"decode, head dim {heads.dim}, {name}, pages of {block_size}"
-                with context.results.guard(title):
-                    _decode(context, limits, title, heads, lens, block_size)
     heads = context.size(LLAMA, Heads(2, 1, 16))
+    _decodes(context, limits, heads, 16)
     with context.results.guard("prefill, causal, head dim 128"):
         ours = _prefill(context, limits, heads, 1, context.size(8192, 40), target=True)
         _peers(context, heads, context.size(8192, 40), ours)
-    for others, count, length in ((heads, 1, 2048), (heads, 4, 2048), (FALCON_40B, 1, 8192)):
+    # What has no target of its own, as far as there is time.
+    for others, block_size in context.size(((LLAMA, 64), (FALCON_40B, 16), (FALCON_40B, 64)), ()):
+        _decodes(context, limits, others, block_size)
+    for others, count, length in context.size(
+        ((LLAMA, 1, 2048), (LLAMA, 4, 2048), (FALCON_40B, 1, 8192)), ()
+    ):
         title = f"prefill, causal, head dim {others.dim}, {count} x {length}"
-        if not context.smoke:
+        if context.has(8.0, title):
             with context.results.guard(title):
                 _prefill(context, limits, others, count, length)
+
+
+def _decodes(context: Context, limits: Ceilings, heads: Heads, block_size: int) -> None:
+    for name, lens in context.size(DECODES, _TINY_DECODES).items():
+        title = f"decode, head dim {heads.dim}, {name}, pages of {block_size}"
+        if context.has(8.0, title):
+            with context.results.guard(title):
+                _decode(context, limits, title, heads, lens, block_size)
 
 
 def _decode(

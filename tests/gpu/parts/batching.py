@@ -13,7 +13,7 @@ from tests.gpu.traces import Trace, tiny, w3
 
 MODEL = "llama-3-8b"
 _REQUESTS, _CAP = 1000, 512
-_SECONDS = 240.0
+_SECONDS = 45.0
 """For one arm."""
 
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import torch
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.checks import all_checks
-from lmi_kernels.rms_norm import CHECKS
 from tests.gpu import large_kernels
 from tests.gpu.context import Context
-from tests.support.op_parity import check_parity
-from tests.support.seeds import fresh_generator
+from tests.gpu.one_kernel import command, operations, run_in_process
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_AT_ONCE = 8
 
 
 def run(context: Context, dtype: str) -> None:
-    """A dtype a part: there are hundreds of variants to compile."""
+    """Each operation in a process of its own, several at once: most of the time is the compiler's."""
     results = context.results
     # The interpreter is slow, and wrong about bf16: there all operations have tests of their own.
-    for check in all_checks() if not INTERPRETED else CHECKS:
-        with results.guard(f"{check.name}, {dtype}"):
-            tried = DTYPES["fp32" if INTERPRETED else dtype]
-            count = check_parity(check, tried, fresh_generator(), context.device.type)
-            results.check(f"{check.name}, {dtype}", True, f"{count} examples")
-    for name, compare in large_kernels.COMPARISONS.items() if dtype == "bf16" else ():
-        with results.guard(name):
-            error, allowed = compare(context)
-            results.check(name, error <= allowed, f"relative error {error:.1e}, allowed {allowed:.0e}")
+    names = ["rms_norm"] if INTERPRETED else operations()
+    tried = "fp32" if INTERPRETED else dtype
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+        futures = {
+            pool.submit(lambda name=name: run_in_process(command(name, tried), context.deadline.left)): name
+            for name in names
+        }
+        for name, compare in large_kernels.COMPARISONS.items() if dtype == "bf16" else ():
+            with results.guard(name):
+                error, allowed = compare(context)
+                results.check(name, error <= allowed, f"relative error {error:.1e}, allowed {allowed:.0e}")
+        for future in as_completed(futures):
+            passed, words = future.result()
+            results.check(f"{futures[future]}, {dtype}", passed, words)

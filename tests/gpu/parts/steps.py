@@ -9,18 +9,19 @@ from dataclasses import dataclass
 import torch
 
 from engines.core import SamplingParams
-from engines.mpi.step_plan import StepPlan
+from engines.mpi.step_plan import WANT_NOTHING, StepPlan
 from engines.sampling.batch import SamplingRow
 from tests.gpu import ceilings
 from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, free, random_prompts
-from tests.gpu.floors import Ceilings, decode_work, prefill_work
+from tests.gpu.floors import Ceilings, decode_work, mixed_work, prefill_work
 from tests.gpu.generating import generating
 from tests.gpu.shapes import real, write
 from tests.gpu.timing import Call, time_calls
 from tests.support.plans import PlanMaker
 
 _GREEDY = SamplingParams(max_new_tokens=1)
+_NUCLEUS = SamplingParams(max_new_tokens=1, temperature=0.8, top_p=0.9, seed=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +64,33 @@ def _measure(context: Context, ceilings_: Ceilings, model: Model) -> None:
     engine.fill_cache()
     context.results.figure(f"{model.name}: loaded and captured", time.perf_counter() - started, "s")
     for batch, target in batches.items():
-        _decode(context, ceilings_, engine, model.name, _decode_plan(engine, batch, keys), target)
+        _decode(context, ceilings_, engine, model.name, decode_plan(engine, batch, keys), target)
+    for batch in (min(batches), most):
+        with context.results.guard(f"{model.name}, decode of {batch} with top-p"):
+            _nucleus(context, engine, model.name, decode_plan(engine, batch, keys))
     if model.name == "qwen3-0.6b" or context.smoke:
-        _graphs(context, engine, model.name, _decode_plan(engine, 1, keys))
+        _graphs(context, engine, model.name, decode_plan(engine, 1, keys))
     if model.name == "llama-3-8b":
         _prefill(context, ceilings_, engine, model.name, context.size(2048, 16))
-    _host(context, engine, model, most, keys)
+    with context.results.guard(f"{model.name}, mixed step"):
+        _mixed(context, ceilings_, engine, model.name, most, keys)
+    with context.results.guard(f"{model.name}: launched without waiting for the device"):
+        _never_waits(context, engine, model.name, decode_plan(engine, min(batches), keys))
+    if context.has(20.0, f"{model.name}: the step loop"):
+        _host(context, engine, model, most, keys)
 
 
 def load(context: Context, name: str, num_seqs: int, longest: int) -> Engine:
-    """For sequences that have half of the longest length, and some."""
+    """For sequences that have half of the longest length, and some; and one more, for its prompt."""
+    tokens = max(num_seqs * (longest // 2 + 256), 2 * longest) + longest
     return Engine(
         write(real(name, context.smoke), context.folder / name),
         context.device,
-        Limits(num_seqs, longest, context.size(8192, 16), max(num_seqs * (longest // 2 + 256), 2 * longest)),
+        Limits(num_seqs + 1, longest, context.size(8192, 32), tokens),
     )
 
 
-def _decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
+def decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
     """The last of so many keys of each sequence, whose pages lie anywhere."""
     block_size, cache = engine.limits.block_size, engine.runner.cache
     pages = -(-keys // block_size)
@@ -91,9 +101,9 @@ def _decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
     return maker.plan({row: [row % 97] for row in range(batch)})
 
 
-def _step(engine: Engine, plan: StepPlan) -> Call:
+def step(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
     """What one step takes, from its plan on."""
-    rows = [SamplingRow(f"step {i}", _GREEDY, [0], 1) for i in range(plan.num_sampled)]
+    rows = [SamplingRow(f"step {i}", params, [0], 1) for i in range(plan.num_sampled)]
     engine.runner.update(plan)
 
     def call() -> object:
@@ -102,27 +112,27 @@ def _step(engine: Engine, plan: StepPlan) -> Call:
     return call
 
 
-def _replay(engine: Engine, plan: StepPlan) -> Call:
+def replay(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
     """The graph alone, again and again; on a CPU, where there is none, the whole step."""
-    step = _step(engine, plan)
-    step()
+    whole = step(engine, plan, params)
+    whole()
     if engine.device.type != "cuda":
-        return step
+        return whole
     batch, graphs = engine.runner.prepare(plan), engine.runner._steps._graphs
     if not batch.bucket:
         raise AssertionError(f"no graph was captured for {plan.num_sequences} sequences")
 
     @torch.inference_mode()
-    def replay() -> object:
+    def again() -> object:
         return graphs.replay(batch.bucket, batch.numbers)
 
-    return replay
+    return again
 
 
 def _decode(
     context: Context, ceilings_: Ceilings, engine: Engine, name: str, plan: StepPlan, target: str
 ) -> None:
-    timing = time_calls([_replay(engine, plan)], context.device, repeats=context.size(30, 1))
+    timing = time_calls([replay(engine, plan)], context.device, repeats=context.size(30, 1))
     batch, keys = plan.num_sequences, plan.starts[0] + 1
     floor = decode_work(engine.config, batch, batch * keys).floor(ceilings_)
     context.results.time(
@@ -136,10 +146,10 @@ def _decode(
 
 
 def _graphs(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
-    step = _step(engine, plan)
-    with_graphs = time_calls([step], context.device, repeats=context.size(30, 1))
+    whole = step(engine, plan)
+    with_graphs = time_calls([whole], context.device, repeats=context.size(30, 1))
     with engine.eagerly():
-        without = time_calls([step], context.device, repeats=context.size(10, 1))
+        without = time_calls([whole], context.device, repeats=context.size(10, 1))
     context.results.time(f"{name}, whole step of 1 sequence, with graphs", with_graphs)
     context.results.time(
         f"{name}, whole step of 1 sequence, without graphs",
@@ -150,12 +160,30 @@ def _graphs(context: Context, engine: Engine, name: str, plan: StepPlan) -> None
     )
 
 
-def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, length: int) -> None:
+def _nucleus(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
+    """What drawing from the likeliest tokens costs: one graph serves both."""
+    repeats, batch = context.size(30, 1), plan.num_sequences
+    greedy = time_calls([replay(engine, plan)], context.device, repeats)
+    drawn = time_calls([replay(engine, plan, _NUCLEUS)], context.device, repeats)
+    context.results.time(
+        f"{name}, decode of {batch} with top-p {_NUCLEUS.top_p}, graph alone",
+        drawn,
+        share=drawn.median / greedy.median,
+        of="the time of greedy tokens",
+    )
+
+
+def prefill_plan(engine: Engine, length: int) -> StepPlan:
     block_size = engine.limits.block_size
     maker = PlanMaker(block_size)
     maker.begin(0, range(-(-length // block_size)))
-    prompt = random_prompts(engine.config.vocab_size, (length,), 3)[0]
-    timing = time_calls([_step(engine, maker.plan({0: prompt}))], context.device, repeats=context.size(10, 1))
+    return maker.plan({0: random_prompts(engine.config.vocab_size, (length,), 3)[0]})
+
+
+def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, length: int) -> None:
+    timing = time_calls(
+        [step(engine, prefill_plan(engine, length))], context.device, repeats=context.size(10, 1)
+    )
     rate = prefill_work(engine.config, length).operations / timing.median
     context.results.time(
         f"{name}, prefill of {length}",
@@ -165,6 +193,45 @@ def _prefill(context: Context, ceilings_: Ceilings, engine: Engine, name: str, l
         target="llama-prefill",
         note=f"{rate / 1e12:.0f} TFLOP/s, launched kernel by kernel",
     )
+
+
+def _mixed(context: Context, ceilings_: Ceilings, engine: Engine, name: str, batch: int, keys: int) -> None:
+    """All sequences generate, and one more has a chunk of its prompt computed."""
+    block_size, chunk = engine.limits.block_size, context.size(512, 5)
+    pages = -(-keys // block_size)
+    maker = PlanMaker(block_size)
+    for row in range(batch):
+        maker.begin(row, range(row * pages, (row + 1) * pages), keys - 1)
+    maker.begin(batch, range(batch * pages, batch * pages + -(-chunk // block_size)))
+    prompt = random_prompts(engine.config.vocab_size, (chunk,), 5)[0]
+    plan = maker.plan({**{row: [row % 97] for row in range(batch)}, batch: prompt}, {batch: WANT_NOTHING})
+    timing = time_calls([step(engine, plan)], context.device, repeats=context.size(10, 1))
+    floor = mixed_work(engine.config, batch, batch * keys, chunk).floor(ceilings_)
+    context.results.time(
+        f"{name}, mixed step: {batch} decodes at {keys} keys and a chunk of {chunk}",
+        timing,
+        share=floor / timing.median,
+        of="its floor",
+        note=f"floor {floor * 1e3:.2f} ms, launched kernel by kernel",
+    )
+
+
+def _never_waits(context: Context, engine: Engine, name: str, plan: StepPlan) -> None:
+    """CUDA calls that wait for the device raise an error: with what the device samples, and what the host does."""
+    by_host = SamplingParams(max_new_tokens=1, top_logprobs=1)
+    for params, who in ((_GREEDY, "device"), (by_host, "host")):
+        call = step(engine, plan, params)
+        call()
+        if context.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+            with engine.eagerly():
+                call()
+        finally:
+            if context.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        context.results.check(f"{name}: launched without waiting for the device, tokens by the {who}", True)
 
 
 def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int) -> None:
@@ -180,8 +247,8 @@ def _host(context: Context, engine: Engine, model: Model, batch: int, keys: int)
             decodes.step()
         wall = (time.perf_counter() - started) / steps
         waited = (engine.stopwatch.totals.get("wait", 0.0) - before) / steps
-    replay = _replay(engine, _decode_plan(engine, batch, mean))
-    busy = time_calls([replay], context.device, repeats=context.size(30, 1)).median
+    alone = replay(engine, decode_plan(engine, batch, mean))
+    busy = time_calls([alone], context.device, repeats=context.size(30, 1)).median
     title = f"{model.name}, {batch} sequences"
     context.results.figure(f"{title}: whole step", wall * 1e3, "ms", f"at {mean} keys")
     context.results.figure(

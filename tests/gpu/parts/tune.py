@@ -18,7 +18,8 @@ from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv
 from tests.gpu.sweep import Subject
 from tests.gpu.timing import Call, Deadline
 
-_SECONDS = 450.0
+_TO_END = 15.0
+"""Seconds for what is under way when time is over."""
 
 _DECODE = {
     "block_n": (32, 64, 128),
@@ -96,8 +97,8 @@ def subjects(context: Context) -> list[Subject]:
 
 @torch.inference_mode()
 def run(context: Context) -> None:
-    deadline = Deadline(context.size(_SECONDS, 60.0))
-    name = tuning.device_name(context.device)
+    deadline = Deadline(context.deadline.left - _TO_END)
+    name = tuning.tables(context.device)[0]
     winners: dict[str, dict[str, tuning.Parameters]] = {}
     for subject in subjects(context):
         title = f"{subject.operation}, {subject.key}"
@@ -120,12 +121,10 @@ def run(context: Context) -> None:
 
 def _write(context: Context, device_name: str, winners: dict[str, dict[str, tuning.Parameters]]) -> None:
     """All of the device's parameters, the new ones among them."""
-    if context.out is None:
-        return
     table = {operation: dict(keys) for operation, keys in tuning._table(device_name).items()}
     for operation, keys in winners.items():
         table.setdefault(operation, {}).update(keys)
-    file = context.out.parent / "tuned" / f"{device_name}.json"
+    file = context.out / "tuned" / f"{device_name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(f"written: {file}", flush=True)

@@ -25,15 +25,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from lmi_kernels import tuning
 from lmi_kernels.checks import all_checks
 from tests.support.absent_gpu import AbsentGpu
+from tests.support.compile_only import compile_only
 
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
-_H200 = "NVIDIA_H200"
+_SM_90 = "sm_90"
 _SLOW_TO_COMPILE = ("prefill_attention", "varlen_attention", "decode_attention", "experts")
 """These first, so that no process is left with one of them at the end."""
 _ASSEMBLED_FOR = {80: (80, 86), 86: (86,), 90: (90,)}
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     @property
     def whole(self) -> bool:
         """All variants; else one shows that the operation compiles with these parameters."""
-        return self.capability == 80 or self.tuned_for == _H200
+        return self.capability == 80 or self.tuned_for == _SM_90
 
     @property
     def dtypes(self) -> dict[torch.dtype, int | None]:
@@ -59,7 +59,7 @@ class Job(NamedTuple):
         conversions: once is enough."""
         if not self.whole:
             return {torch.bfloat16: 1}
-        return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _H200 else {})
+        return {torch.bfloat16: None} | ({torch.float16: 1} if self.tuned_for == _SM_90 else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +91,20 @@ class Variant:
 def compile_operation(job: Job) -> list[Variant]:
     """All variants of an operation's kernels. Not in a process that serves: Triton's driver is replaced."""
     launched: dict[str, tuple[Any, dict[str, Any]]] = {}
-    run = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+    def keep(kernel: Any, kwargs: dict[str, Any]) -> None:
         launched.setdefault(kernel.hash, (kernel, kwargs))
-        return kernel
 
     device = 2 * job.capability + (job.tuned_for != tuning.DEFAULT)
     driver.set_active(AbsentGpu(job.capability, device))
-    tuning.device_name = lambda device: job.tuned_for
-    tuning.num_multiprocessors = lambda device: 132
-    JITFunction.run = compile_only
     knobs.runtime.add_stages_inspection_hook = _end_with_ptx
     try:
         (check,) = (check for check in all_checks() if check.name == job.operation)
-        for dtype, num_calls in job.dtypes.items():
-            for inputs in itertools.islice(check.production(dtype), num_calls):
-                check.launch(**inputs)
+        with compile_only((job.tuned_for, tuning.DEFAULT), 132, keep):
+            for dtype, num_calls in job.dtypes.items():
+                for inputs in itertools.islice(check.production(dtype), num_calls):
+                    check.launch(**inputs)
     finally:
-        JITFunction.run = run
         knobs.runtime.add_stages_inspection_hook = None
     return [
         _variant(job, capability, kernel, kwargs)
@@ -170,7 +164,7 @@ def jobs(operations: list[str]) -> Iterator[Job]:
     names = [check.name for check in all_checks() if not operations or check.name in operations]
     for name in sorted(names, key=lambda name: name not in _SLOW_TO_COMPILE):
         yield from (Job(name, capability, tuning.DEFAULT) for capability in _SHARED_LIMITS)
-        yield Job(name, 90, _H200)
+        yield Job(name, 90, _SM_90)
 
 
 def main() -> int:

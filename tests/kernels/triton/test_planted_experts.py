@@ -73,6 +73,10 @@ PLANTED = (
         "no block for the tail", "route", "route", "(counts + BLOCK_M - 1) // BLOCK_M", "counts // BLOCK_M"
     ),
     Planted("later rows overwrite", "route", "route", "place += tl.sum(chosen)", "place += 0"),
+    Planted("padding goes to experts", "route", "route", "other=-1) >= 0)", "other=-1) >= -1)"),
+    Planted(
+        "padding is summed", "sum_choices", "sum_choices", "slots_ptr + row) >= 0", "slots_ptr + row) >= -1"
+    ),
     Planted("one part short", "sum_choices", "sum_choices", "static_range(TOP_K)", "static_range(TOP_K - 1)"),
 )
 

@@ -1,0 +1,88 @@
+"""How a rank ends: its graphs go before its group, and the group before the process."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engines.health import StatusBoard
+from engines.mpi import worker
+from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
+from engines.parallel import NcclCommunicator
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_drops_its_graphs_then_leaves_its_group(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    rank = SimpleNamespace(
+        comm=SimpleNamespace(rank=number, close=lambda: done.append("group")),
+        runner=SimpleNamespace(close=lambda: done.append("graphs")),
+        executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
+    )
+    monkeypatch.setattr(worker, "die_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "_start", lambda *given: rank)
+    monkeypatch.setattr(worker, "_lead", lambda *given: done.append("led"))
+    monkeypatch.setattr(worker.MpiEngineConfig, "from_json", lambda text: None)
+    StatusBoard.create(tmp_path / "status", 2)
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    arguments = ["--config", str(config), "--status", str(tmp_path / "status"), "--address", "ipc://x"]
+    assert worker.main(arguments) == 0
+    assert done == ["followed" if number else "led", "graphs", "group"]
+
+
+class _Graph:
+    """Stands for a CUDA graph, which holds the communicator whose sums it has recorded."""
+
+    def replay(self) -> None:
+        """Nothing."""
+
+
+def test_dropped_graphs_are_gone() -> None:
+    made: list[weakref.ref[_Graph]] = []
+
+    def decode(inputs: DecodeInputs) -> DecodeOutputs:
+        tokens = inputs.rows.long()
+        return DecodeOutputs(tokens, tokens >= 0, torch.zeros(len(tokens), 3))
+
+    def record(call: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:
+        graph = _Graph()
+        made.append(weakref.ref(graph))
+        return graph.replay, call()
+
+    graphs = DecodeGraphs(decode, CPU, record)
+    graphs.capture([1, 2, 4], padding_row=9)
+    gc.collect()
+    assert graphs.bucket(3) == 4
+    assert all(graph() is not None for graph in made)
+    graphs.drop()
+    gc.collect()
+    assert [graph() for graph in made] == [None] * 3
+    assert graphs.bucket(1) == 0
+
+
+def test_the_group_of_gpus_is_destroyed_before_the_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    comm: Any = SimpleNamespace(
+        Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda: None, Allreduce=lambda *given, op: None
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(IN_PLACE=0, MAX=1, MIN=2)))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **named: said.append("init"))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: said.append("destroy"))
+    communicator = NcclCommunicator(comm, tmp_path, CPU)
+    communicator.close()
+    assert said == ["init", "destroy"]

@@ -1,0 +1,97 @@
+"""Batches that are filled up to a graph's size, and what the host gets of them, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import lmi_kernels
+from engines.core import SamplingParams
+from engines.mpi import gpu_steps
+from engines.mpi.model_runner import ModelRunner
+from engines.sampling.batch import SamplingRow
+from lmi_kernels._triton import INTERPRETED
+from tests.support.plans import PlanMaker
+from tests.support.recorded_graphs import EagerGraphs
+from tests.support.tiny_models import make_runner, save_llama, save_model
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
+
+_SHAPE: dict[str, Any] = {
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
+    found = EagerGraphs()
+    monkeypatch.setattr(gpu_steps, "graph_recorder", lambda device: found)
+    return found
+
+
+def _decode(runner: ModelRunner, count: int, params: SamplingParams) -> Any:
+    """A step of so many single tokens."""
+    maker = PlanMaker()
+    for row in range(count):
+        maker.begin(row, [row])
+    plan = maker.plan({row: [5] for row in range(count)})
+    runner.update(plan)
+    rows = [SamplingRow(f"r{row}", params, [5], 1) for row in range(count)]
+    return runner.compute(runner.prepare(plan), rows=rows)
+
+
+def test_padding_goes_to_no_expert(
+    tmp_path: Path, graphs: EagerGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, "mixtral", **_SHAPE)
+    runner = make_runner(tmp_path)
+    seen: list[torch.Tensor] = []
+    experts = lmi_kernels.experts
+
+    def watched(x: Any, logits: Any, weights: Any, top_k: int, slots: torch.Tensor) -> torch.Tensor:
+        seen.append(slots)
+        return experts(x, logits, weights, top_k, slots)
+
+    monkeypatch.setattr(lmi_kernels, "experts", watched)
+    _decode(runner, 3, SamplingParams(max_new_tokens=1))
+    assert graphs.num_replays == 1
+    assert (seen[-1] >= 0).tolist() == [True, True, True, False]
+
+
+class _NoLists(TorchFunctionMode):
+    """A list as an index makes the host wait for the device: it is copied there, and not from pinned memory."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(each, list) for each in index), f"a list as an index: {index}"
+        return func(*args, **(kwargs or {}))
+
+
+def test_logits_for_the_host_are_not_taken_by_a_list(tmp_path: Path, graphs: EagerGraphs) -> None:
+    save_llama(tmp_path, **_SHAPE)
+    runner = make_runner(tmp_path)
+    with _NoLists():
+        result = _decode(runner, 3, SamplingParams(max_new_tokens=1, top_logprobs=1))
+    assert graphs.num_replays == 1
+    assert result.logits.shape[0] == 3
+    # The next replay writes over the graph's own logits.
+    before = result.logits.clone()
+    _decode(runner, 2, SamplingParams(max_new_tokens=1, top_logprobs=1))
+    assert torch.equal(result.logits, before)

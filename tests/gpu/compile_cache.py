@@ -1,0 +1,88 @@
+"""Triton's cache of compiled kernels, between machines: what a launch needs of it, in a few small archives."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_KEPT = (".json", ".cubin", ".so")
+"""Of what the compiler leaves; the rest is its way there, which is larger and read by nobody."""
+ARCHIVE = "triton-cache-{}.tar.gz"
+MOST_ARCHIVES = 3
+ARCHIVE_BYTES = 14_000_000
+_PIECE_BYTES = 4 * ARCHIVE_BYTES
+"""Of files before they are compressed: machine code shrinks to a fourth and less."""
+
+
+class CompileCache:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._packed: set[str] = set()
+
+    def __len__(self) -> int:
+        """Kernels and launchers."""
+        return sum(1 for _ in self.folder.iterdir())
+
+    def unpack(self, source: Path) -> int:
+        """Take what `source` holds, an archive or a folder of them; returns how many archives could be read."""
+        archives = sorted(source.glob(ARCHIVE.format("*"))) if source.is_dir() else [source]
+        count = 0
+        for archive in archives:
+            try:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(self.folder, filter="data")
+                count += 1
+            except (OSError, tarfile.TarError) as error:
+                print(f"{archive}: {error}", flush=True)
+        self._name_places()
+        return count
+
+    def pack(self, out: Path) -> list[Path]:
+        """All of it as archives in `out`, at most `MOST_ARCHIVES` of `ARCHIVE_BYTES`, in place of those that are there;
+        none where there is nothing new. What is oldest and does not fit is left out: it is compiled again."""
+        folders = [path for path in self.folder.iterdir() if path.is_dir()]
+        if {path.name for path in folders} <= self._packed:
+            return []
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        made: list[Path] = []
+        for piece in _pieces(folders):
+            if len(made) == MOST_ARCHIVES:
+                break
+            archive = out / ARCHIVE.format(len(made))
+            partial = out / "triton-cache.partial"
+            with tarfile.open(partial, "w:gz", compresslevel=6) as tar:
+                for folder in piece:
+                    for file in sorted(folder.iterdir()):
+                        if file.suffix in _KEPT:
+                            tar.add(file, f"{folder.name}/{file.name}")
+            if partial.stat().st_size > ARCHIVE_BYTES:
+                partial.unlink()
+                continue
+            partial.rename(archive)
+            made.append(archive)
+        self._packed = {path.name for path in folders}
+        return made
+
+    def _name_places(self) -> None:
+        """A group of files says where they are: here."""
+        for group in self.folder.glob("*/__grp__*.json"):
+            names = json.loads(group.read_text(encoding="utf-8"))["child_paths"]
+            places = {name: str(group.parent / name) for name in names}
+            group.write_text(json.dumps({"child_paths": places}), encoding="utf-8")
+
+
+def _pieces(folders: list[Path]) -> Iterator[list[Path]]:
+    piece: list[Path] = []
+    size = 0
+    for folder in folders:
+        own = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in _KEPT)
+        if piece and size + own > _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(folder)
+        size += own
+    if piece:
+        yield piece

@@ -1,0 +1,80 @@
+"""`python -m tests.gpu.one_kernel NAME DTYPE`: one operation's Triton kernel against its reference, on the GPU, in a
+process of its own: an access out of bounds ends all of a process's work on the device. Prints how many examples."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import torch
+
+from lmi_kernels.checks import all_checks
+from tests.support.op_parity import check_parity
+from tests.support.seeds import fresh_generator
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+_LONGEST = (
+    "varlen_attention",
+    "prefill_attention",
+    "decode_attention",
+    "truncate_logits",
+    "experts",
+    "choose_tokens",
+)
+"""Of which there is most to compile."""
+
+
+def operations() -> list[str]:
+    """All of them; those that take longest first, so that nobody waits for one of them at the end."""
+    names = [check.name for check in all_checks()]
+    return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
+
+
+def command(name: str, dtype: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "tests.gpu.one_kernel", name, dtype, *more]
+
+
+def run_in_process(arguments: Sequence[str], seconds: float) -> tuple[bool, str]:
+    """Whether it ended well, and its last words."""
+    # Not a pipe, which what it has started may hold open when it is ended.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        try:
+            code = subprocess.run(
+                arguments, stdout=output, stderr=subprocess.STDOUT, timeout=max(1.0, seconds), check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return False, f"it took longer than {seconds:.0f} s"
+        output.seek(0)
+        words = output.read()
+    if code:
+        print(words, flush=True)
+    lines = [line for line in words.splitlines() if line.strip()]
+    return code == 0, lines[-1][:300] if lines else f"ended with {code}, without a word"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("dtype", choices=list(DTYPES))
+    parser.add_argument("--examples", type=int, help="the first so many; none: all")
+    arguments = parser.parse_args()
+    (check,) = (check for check in all_checks() if check.name == arguments.name)
+    if arguments.examples:
+        first, count = check.examples, arguments.examples
+        check = dataclasses.replace(
+            check, examples=lambda generator, dtype: itertools.islice(first(generator, dtype), count)
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = False
+    print(f"{check_parity(check, DTYPES[arguments.dtype], fresh_generator(), device)} examples")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""One part of the GPU check, in this process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from lmi_kernels import runs_triton
+from tests.gpu.context import Context
+from tests.gpu.plan import PARTS, SOME_FAILED
+from tests.gpu.records import Records
+from tests.gpu.results import Results
+from tests.gpu.timing import Deadline
+
+
+def run_part(name: str, out: Path, seconds: float, smoke: bool) -> int:
+    """The exit code: 0 when all is as it should be, else `SOME_FAILED`; 2: there is no GPU. Raises what the part cannot
+    catch."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+    elif not (smoke and runs_triton(device)):
+        print(
+            "there is no GPU here; --smoke with TRITON_INTERPRET=1 tries the code out on a CPU",
+            file=sys.stderr,
+        )
+        return 2
+    part, results = PARTS[name], Results(name, device, smoke, Records(out))
+    module = importlib.import_module(f"tests.gpu.parts.{part.module}")
+    with tempfile.TemporaryDirectory() as folder:
+        context = Context(results, device, smoke, Path(folder), out, Deadline(seconds))
+        module.run(context, *part.arguments)
+    results.finish()
+    print(f"{len(results.entries)} entries, {len(results.failed)} not as they should be")
+    return SOME_FAILED if results.failed else 0

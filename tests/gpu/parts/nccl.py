@@ -1,0 +1,90 @@
+"""Part `nccl`: `NcclCommunicator` with one rank: what it says under graph capture, the engine with it, and its end,
+which must not hang. Several ranks need several GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from engines.parallel import Communicator, NcclCommunicator, SingleProcess
+from tests.gpu.context import Context
+from tests.gpu.engine import Engine, Limits, free, greedy, random_prompts, run_requests
+from tests.gpu.shapes import reduced, write
+
+MODEL = "llama-3-8b"
+
+
+_WORLD = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Barrier=lambda: None)
+"""One rank's, so that MPI need not be there."""
+
+
+class _OneRank(NcclCommunicator):
+    def smallest(self, value: int) -> int:
+        return value
+
+    def agree(self, status: int) -> int:
+        return status
+
+    def broadcast_plan(self, plan: bytes | None) -> bytes:
+        assert plan is not None
+        return plan
+
+
+def run(context: Context) -> None:
+    results = context.results
+    if context.device.type == "cuda":
+        comm: Any = _OneRank(_WORLD, context.folder, context.device)
+    else:
+        comm = SingleProcess()
+    with results.guard("sums in a graph"):
+        _check_graph(context, comm)
+    with results.guard("the engine with NCCL"):
+        _check_engine(context, comm)
+    free(context.device)
+    comm.close()
+    results.check("the group is gone before the process ends", True)
+
+
+@torch.inference_mode()
+def _check_graph(context: Context, comm: Communicator) -> None:
+    device = context.device
+    x = torch.arange(4096, dtype=torch.float32, device=device).view(64, 64)
+
+    def work() -> list[torch.Tensor]:
+        gathered = comm.gather_columns(x + 1, [64])
+        assert gathered is not None
+        return [comm.all_reduce(x * 2), comm.broadcast(x + 3), gathered]
+
+    found = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = work()
+        x.add_(1.0)
+        graph.replay()
+        torch.cuda.synchronize(device)
+        del graph
+    right = [x * 2, x + 3, x + 1]
+    same = all(torch.equal(each, want) for each, want in zip(found, right, strict=True))
+    context.results.check("sums, broadcasts and gathers of one rank, in a graph", same)
+
+
+def _check_engine(context: Context, comm: Communicator) -> None:
+    """Its graphs hold NCCL's operations: the tokens are those without, and dropping them is enough to end."""
+    folder = write(reduced(MODEL, context.smoke), context.folder / MODEL)
+    limits = Limits(context.size(16, 2), context.size(200, 30), context.size(256, 16), context.size(4096, 64))
+    tokens = []
+    for each in (SingleProcess(), comm):
+        engine = Engine(folder, context.device, limits, comm=each)
+        prompts = random_prompts(engine.config.vocab_size, context.size((5, 30, 100, 64), (3, 5)), 0)
+        count = context.size(24, 2)
+        requests = [greedy(f"request {i}", prompt, count) for i, prompt in enumerate(prompts)]
+        outcome = run_requests(engine.start(), requests, context.device)
+        tokens.append(outcome.tokens)
+        engine.runner.close()
+        del engine
+        free(context.device)
+    context.results.check("the engine's tokens are those without NCCL", tokens[0] == tokens[1])

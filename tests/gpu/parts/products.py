@@ -1,0 +1,82 @@
+"""Part `products`: matrix products of few rows as shares of their floors, with the weights of each layer, on the same
+library as the engine's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+import lmi_kernels
+from tests.gpu import ceilings
+from tests.gpu.context import Context
+from tests.gpu.engine import free
+from tests.gpu.floors import Ceilings, Phase, product_work
+from tests.gpu.timing import Call, time_graph
+
+ROWS = (1, 4, 16, 32, 256)
+SHAPES: dict[str, tuple[int, int]] = {
+    "Llama-3-8B, queries, keys, values": (6144, 4096),
+    "Llama-3-8B, attention's output": (4096, 4096),
+    "Llama-3-8B, gates and ups": (28672, 4096),
+    "Llama-3-8B, down": (4096, 14336),
+    "Llama-3-8B, head": (128256, 4096),
+    "Falcon-40B, queries, keys, values": (9216, 8192),
+    "Falcon-40B, up": (32768, 8192),
+    "Falcon-40B, down": (8192, 32768),
+}
+"""Outputs and inputs."""
+_ROTATED = 0.4e9
+"""Bytes of weights that one round reads at least: many times the L2 cache."""
+
+
+@torch.inference_mode()
+def run(context: Context) -> None:
+    limits = ceilings.measure(context)
+    free(context.device)
+    # As the engine sets it: sums are fp32 everywhere.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    for name, (outputs, inputs) in context.size(SHAPES, {"tiny": (32, 16)}).items():
+        if context.has(5.0, name):
+            with context.results.guard(name):
+                _dense(context, limits, name, outputs, inputs)
+            free(context.device)
+    if context.has(15.0, "Mixtral-8x7B, experts"):
+        with context.results.guard("Mixtral-8x7B, experts"):
+            _experts(context, limits)
+
+
+def _dense(context: Context, limits: Ceilings, name: str, outputs: int, inputs: int) -> None:
+    copies = 1 if context.smoke else max(2, int(-(-_ROTATED // (2 * outputs * inputs))))
+    weights = [lmi_kernels.pack(context.random(outputs, inputs, scale=inputs**-0.5)) for _ in range(copies)]
+    for rows in context.size(ROWS, (2,)):
+        x = context.random(rows, inputs, dtype=context.size(torch.bfloat16, torch.float32))
+        calls: list[Call] = [partial(lmi_kernels.linear, x, weight) for weight in weights]
+        _time(context, limits, f"{name}, {rows} rows", calls, product_work(rows, outputs, inputs))
+
+
+def _experts(context: Context, limits: Ceilings) -> None:
+    """Both products and what is between them; random logits choose evenly."""
+    hidden, middle, count, top_k = context.size((4096, 14336, 8, 2), (32, 48, 3, 2))
+    weights = lmi_kernels.pack_experts(
+        context.random(count, 2 * middle, hidden, scale=hidden**-0.5),
+        context.random(count, hidden, middle, scale=middle**-0.5),
+    )
+    for rows in context.size(ROWS, (2,)):
+        x, logits = context.random(rows, hidden), context.random(rows, count)
+        touched = int(logits.float().topk(top_k).indices.unique().numel())
+        work = Phase(2.0 * touched * 3 * middle * hidden, 2.0 * rows * top_k * 3 * middle * hidden)
+        calls: list[Call] = [partial(lmi_kernels.experts, x, logits, weights, top_k)]
+        _time(context, limits, f"Mixtral-8x7B, experts, {rows} rows, {touched} of {count}", calls, work)
+
+
+def _time(context: Context, limits: Ceilings, name: str, calls: list[Call], work: Phase) -> None:
+    timing = time_graph(calls, context.device, repeats=context.size(20, 1))
+    bound = "memory" if work.bytes / limits.copy > work.operations / limits.matmul else "arithmetic"
+    context.results.time(
+        name,
+        timing,
+        share=work.floor(limits) / timing.median,
+        of="its floor",
+        note=f"{work.bytes / timing.median / 1e12:.2f} TB/s, bound by {bound}",
+    )

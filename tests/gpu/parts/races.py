@@ -1,0 +1,69 @@
+"""Part `races`: compute-sanitizer's racecheck of the kernels whose threads share scratch memory."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from tests.gpu.context import Context
+from tests.gpu.one_kernel import command, run_in_process
+
+_KERNELS = (
+    "decode_attention",
+    "varlen_attention",
+    "prefill_attention",
+    "plan_decode",
+    "combine_parts",
+    "truncate_logits",
+    "choose_tokens",
+    "token_logprobs",
+    "route",
+    "penalize",
+)
+_SECONDS = 90.0
+"""For one of them, examples being two: under the sanitizer all is many times slower."""
+
+
+def find_sanitizer() -> str:
+    """Its path; empty: it is not here."""
+    places = [
+        shutil.which("compute-sanitizer"),
+        *map(str, sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))),
+        *map(str, sorted(Path("/usr/local").glob("cuda*/compute-sanitizer/compute-sanitizer"))),
+    ]
+    return next((place for place in places if place), "")
+
+
+def run(context: Context) -> None:
+    results, sanitizer = context.results, find_sanitizer()
+    if not sanitizer or context.device.type != "cuda":
+        results.missing("races in shared memory", "there is no compute-sanitizer, or no GPU")
+        return
+    # With the plainest memory: the tool need not know segments that grow.
+    plain = ["env", "-u", "PYTORCH_ALLOC_CONF", "-u", "PYTORCH_CUDA_ALLOC_CONF"]
+    tool = [*plain, sanitizer, "--tool", "racecheck", "--error-exitcode", "9"]
+    with ThreadPoolExecutor(len(_KERNELS)) as pool:
+        futures = {
+            pool.submit(
+                lambda name=name: run_in_process(
+                    [*tool, *command(name, "bf16", "--examples", "2")], min(_SECONDS, context.deadline.left)
+                )
+            ): name
+            for name in _KERNELS
+        }
+        for future in as_completed(futures):
+            passed, words = future.result()
+            name = f"{futures[future]}: races in shared memory"
+            found = verdict(words)
+            if found is None:
+                results.missing(name, f"no verdict: {words}")
+            else:
+                results.check(name, passed and found, words)
+
+
+def verdict(words: str) -> bool | None:
+    """Of the sanitizer's last line: True: no race. None: it says nothing of races."""
+    match = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?", words)
+    return None if match is None else int(match[2]) == 0

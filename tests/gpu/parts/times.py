@@ -1,0 +1,53 @@
+"""Part `times`: where a step's time goes, by kernel, from the profiler's timeline. In a process of its own, because a
+profiler that has run once may go on slowing what comes after it."""
+
+from __future__ import annotations
+
+from tests.gpu import timeline
+from tests.gpu.context import Context
+from tests.gpu.engine import free
+from tests.gpu.parts.steps import decode_plan, load, prefill_plan, replay, step
+from tests.gpu.timing import Call
+
+MODEL = "llama-3-8b"
+_KERNELS = 14
+"""Of a step, those that take longest; the rest is one line."""
+_STEPS = 5
+
+
+def run(context: Context) -> None:
+    engine = load(context, MODEL, context.size(256, 2), context.size(2048, 64))
+    engine.fill_cache()
+    for batch in context.size((1, 32, 256), (2,)):
+        title = f"decode of {batch}"
+        with context.results.guard(title):
+            _table(context, title, replay(engine, decode_plan(engine, batch, context.size(1024, 20))))
+    length = context.size(2048, 16)
+    with context.results.guard(f"prefill of {length}"):
+        _table(context, f"prefill of {length}", step(engine, prefill_plan(engine, length)))
+    del engine
+    free(context.device)
+
+
+def _table(context: Context, title: str, call: Call) -> None:
+    call()
+    if context.device.type != "cuda":
+        context.results.missing(title, "the profiler looks at GPUs")
+        return
+    found = timeline.kernels([call] * _STEPS)
+    whole = sum(each.seconds for each in found)
+    rest = found[_KERNELS:]
+    for each in found[:_KERNELS]:
+        context.results.share(
+            f"{title}: {each.name}",
+            each.seconds / _STEPS * 1e3,
+            "ms",
+            each.seconds / whole,
+            "all kernels' time",
+            note=f"{each.count / _STEPS:.0f} launches, {each.seconds / each.count * 1e6:.1f} us each",
+        )
+    count = sum(each.count for each in found)
+    context.results.figure(f"{title}: other kernels", sum(e.seconds for e in rest) / _STEPS * 1e3, "ms")
+    context.results.figure(
+        f"{title}: all kernels", whole / _STEPS * 1e3, "ms", f"{count / _STEPS:.0f} launches a step"
+    )

@@ -1,0 +1,169 @@
+"""Chapters of the GPU check: they fit their time, a part that does not is ended, and nothing that was seen is lost."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import chapters
+from tests.gpu.chapters import Check, run_stage
+from tests.gpu.check import main
+from tests.gpu.compile_cache import CompileCache
+from tests.gpu.plan import CHAPTER_SECONDS, CHAPTERS, PARTS
+from tests.gpu.records import FILE, read
+from tests.gpu.targets import TARGETS
+
+_BEGIN = """
+import os, subprocess, sys, time
+from pathlib import Path
+from tests.gpu.records import Records
+records = Records(Path({out!r}))
+records.write({part!r}, "begin", smoke=False)
+records.write({part!r}, "entry", name="seen", passed=None)
+"""
+_ENDS = _BEGIN + "records.write({part!r}, 'end')"
+_HANGS = (
+    _BEGIN
+    + """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+Path({out!r}, "child").write_text(str(child.pid))
+time.sleep(300)
+"""
+)
+_MEETS = (
+    _BEGIN
+    + """
+Path({out!r}, {part!r}).touch()
+while len([name for name in ("steps", "idle") if Path({out!r}, name).exists()]) < 2:
+    time.sleep(0.01)
+"""
+)
+_FINDS = _ENDS + "\nsys.exit(3)"
+_FAILS = _BEGIN + "import no_such_module"
+_BREAKS = _BEGIN + "os.abort()"
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    cache = CompileCache(tmp_path / "kernels")
+    return Check(
+        tmp_path / "out", cache, smoke=False, environment={"PYTHONPATH": ".:kernels", "PATH": "/usr/bin"}
+    )
+
+
+def _instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Parts are this script."""
+
+    def command(check: Check, part: str, seconds: float) -> list[str]:
+        return [sys.executable, "-c", script.format(out=str(check.out), part=part)]
+
+    monkeypatch.setattr(chapters, "part_command", command)
+
+
+def test_every_chapter_fits_its_time() -> None:
+    for number, chapter in CHAPTERS.items():
+        assert chapter.seconds <= CHAPTER_SECONDS <= 480, number
+
+
+def test_every_part_is_in_a_chapter_and_every_target_in_a_part() -> None:
+    assert {part for chapter in CHAPTERS.values() for stage in chapter.stages for part in stage} == set(PARTS)
+    assert {target.part for target in TARGETS.values()} <= set(PARTS)
+
+
+def test_the_plan_names_every_part_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for number in CHAPTERS:
+        assert any(line.startswith(f"chapter {number}: ") for line in lines)
+    for name, part in PARTS.items():
+        assert any(line.split()[:2] == [name, str(part.seconds)] for line in lines), name
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _instead(monkeypatch, _HANGS)
+    monkeypatch.setattr(chapters, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(chapters, "_TO_END", 1.0)
+    seconds = 4.0
+    while not (check.out / "child").exists():  # a busy machine may need longer to begin
+        assert run_stage(check, ["steps"], time.monotonic() + seconds) == {"steps": None}
+        seconds *= 2
+    child = int((check.out / "child").read_text())
+    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+    (run,) = read([check.out / FILE])
+    assert [entry["name"] for entry in run["entries"]] == ["seen"]
+    assert "its time was over" in run["stopped"]
+    assert "steps" in check.wrong
+
+
+def _is_zombie(process: int) -> bool:
+    return ") Z " in Path(f"/proc/{process}/stat").read_text()
+
+
+def test_parts_of_a_stage_run_at_once(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other."""
+    _instead(monkeypatch, _MEETS)
+    assert run_stage(check, ["steps", "idle"], time.monotonic() + 100) == {"steps": 0, "idle": 0}
+
+
+@pytest.mark.parametrize(("script", "code"), [(_ENDS, 0), (_FAILS, 1), (_FINDS, 3), (_BREAKS, -6)])
+def test_how_a_part_ended(script: str, code: int, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    _instead(monkeypatch, script)
+    assert run_stage(check, ["steps"], time.monotonic() + 100) == {"steps": code}
+    assert check.wrong == (["steps"] if code else [])
+    (run,) = read([check.out / FILE])
+    assert len(run["entries"]) == 1
+    assert run["finished"] == (code in (0, 3))
+    assert bool(run["stopped"]) == (code in (1, -6))
+
+
+def test_without_time_a_part_is_not_started(check: Check) -> None:
+    assert run_stage(check, ["steps"], time.monotonic() + 1) == {"steps": None}
+    (run,) = read([check.out / FILE])
+    assert run["stopped"] == "no time was left for it"
+
+
+def _kernel(cache: Path, name: str) -> None:
+    """As Triton leaves them."""
+    folder = cache / name
+    folder.mkdir(parents=True)
+    for file in ("k.json", "k.cubin", "k.ptx", "k.ttir"):
+        (folder / file).write_text(name + file)
+    places = {file: str(folder / file) for file in ("k.json", "k.cubin", "k.ptx", "k.ttir")}
+    (folder / "__grp__k.json").write_text(str({"child_paths": places}).replace("'", '"'))
+
+
+def test_compiled_kernels_travel(tmp_path: Path) -> None:
+    here, there, out = CompileCache(tmp_path / "here"), CompileCache(tmp_path / "there"), tmp_path / "out"
+    out.mkdir()
+    _kernel(here.folder, "AAA")
+    assert len(here.pack(out)) == 1
+    assert here.pack(out) == []
+    _kernel(here.folder, "BBB")
+    (archive,) = here.pack(out)
+    with tarfile.open(archive) as tar:
+        names = sorted(tar.getnames())
+    assert names == [
+        f"{folder}/{name}" for folder in ("AAA", "BBB") for name in ("__grp__k.json", "k.cubin", "k.json")
+    ]
+    assert there.unpack(out) == 1
+    assert (there.folder / "AAA/k.cubin").read_text() == "AAAk.cubin"
+    assert str(there.folder) in (there.folder / "BBB/__grp__k.json").read_text()
+
+
+def test_archives_are_small_and_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.gpu.compile_cache._PIECE_BYTES", 40)
+    cache = CompileCache(tmp_path / "here")
+    for number in range(9):
+        _kernel(cache.folder, f"K{number}")
+    assert len(cache.pack(tmp_path)) == 3
+
+
+def test_an_archive_that_is_broken_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "triton-cache-0.tar.gz").write_bytes(b"no archive")
+    assert CompileCache(tmp_path / "there").unpack(tmp_path) == 0

@@ -1,0 +1,55 @@
+"""Which launch parameters a GPU gets: its own, those of its compute capability, those that fit all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lmi_kernels import tuning
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    tuning.tables.cache_clear()
+    yield
+    tuning.tables.cache_clear()
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
+def test_a_hopper_of_any_name_gets_tiles_for_its_shared_memory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(monkeypatch, name, (9, 0))
+    found = tuning.parameters("prefill_attention", "head_dim_128", GPU)
+    assert found == tuning._table("sm_90")["prefill_attention"]["head_dim_128"]
+    assert found != tuning._table(tuning.DEFAULT)["prefill_attention"]["head_dim_128"]
+
+
+def test_a_capability_without_a_file_gets_what_fits_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, "NVIDIA A10G", (8, 6))
+    assert tuning.tables(GPU) == ("NVIDIA_A10G", "sm_86", tuning.DEFAULT)
+    found = tuning.parameters("prefill_attention", "head_dim_128", GPU)
+    assert found == tuning._table(tuning.DEFAULT)["prefill_attention"]["head_dim_128"]
+
+
+def test_a_device_s_own_file_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, "NVIDIA H200", (9, 0))
+    own = {"NVIDIA_H200": {"experts": {"1": {"block_m": 99}}}}
+    table = tuning._table
+    monkeypatch.setattr(tuning, "_table", lambda name: own.get(name) or table(name))
+    assert tuning.parameters("experts", "1", GPU) == {"block_m": 99}
+    assert tuning.parameters("experts", "8", GPU) == table("sm_90")["experts"]["8"]
+
+
+def test_what_nobody_names_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no launch parameters for experts, 7"):
+        tuning.parameters("experts", "7", torch.device("cpu"))
