@@ -289,7 +289,13 @@ def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: 
 def test_a_request_that_waits_to_be_run_again_can_be_aborted(tmp_path: Path) -> None:
     lab = _Lab(tmp_path, batch_size=3, dies_after=[1], reload_looks=3)
     requests = _requests(3)
-    front = lab.serve(_submit(*requests), [], [], [(CLIENT, Abort("r1")), (CLIENT, GetStats(1))], *_turns(40))
+    front = lab.serve(
+        _submit(*requests),
+        [],
+        [],
+        [(CLIENT, Abort("r1", AbortReason.CLIENT_LEFT)), (CLIENT, GetStats(1))],
+        *_turns(40),
+    )
     assert lab.generator.batches[1:] == [["r0"], ["r2"]]
     assert _stats(front).gauges["lmi_requests_waiting"] == 2
     _check(front, requests[0])
