@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from container import prepare
 from container.launch import cache_dir, environment
 from container.progress import LogLines
+from tests.support.randomness import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,6 +104,7 @@ def test_the_tokenizer_splits_digits_as_the_model_was_trained(prepared: Path) ->
 
 
 @pytest.mark.model
+@pytest.mark.skipif(not FULL, reason="takes long: LMI_TEST_EXAMPLES=full")
 def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -46,9 +46,8 @@ def test_every_start_and_every_degree_gives_the_same_tokens(tmp_path: Path) -> N
             found = generate(server.client)
             texts.append(found["generated_text"])
             tokens = found["details"]["tokens"]
-            assert [token["text"] for token in tokens if token["id"] >= 258] == [
-                f"<{token['id']}>" for token in tokens if token["id"] >= 258
-            ]
+            # What is no byte shows its number, behind bytes that make no character.
+            assert all(one["text"].endswith(f"<{one['id']}>") for one in tokens if one["id"] >= 258)
             if name == "again":
                 chat = {"messages": [{"role": "user", "content": PROMPT}]}
                 refused = server.client.post("/v1/chat/completions", chat)

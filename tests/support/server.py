@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +24,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 READY_SECONDS = 120.0
 """How long a server may take until `/ping` answers 200; a machine under test is busy."""
 END_SECONDS = 35.0
+_RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Opens `/admin` of every server that is started here."""
 ADMIN_HEADERS = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -52,6 +56,18 @@ def properties_text(model: Path | str, **options: object) -> str:
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
+def _on_one_core(properties: str) -> list[str]:
+    """Words before the command of a server: where tests run side by side, each worker's server has a core of its own.
+
+    Two servers with a thread on each core would spend their time waiting for their own threads. Ranks keep all cores.
+    """
+    worker, taskset = os.environ.get("PYTEST_XDIST_WORKER"), shutil.which("taskset")
+    if worker is None or taskset is None or _RANKS.search(properties):
+        return []
+    cores = sorted(os.sched_getaffinity(0))
+    return [taskset, "-c", str(cores[int(worker.removeprefix("gw")) % len(cores)])]
+
+
 class ServerError(AssertionError):
     """The server did not do what was waited for. The text ends with the tail of its log."""
 
@@ -78,6 +94,7 @@ class Server:
         extra = {name: value.replace("{port}", str(self.port)) for name, value in (environment or {}).items()}
         extra.setdefault("LMI_ADMIN_TOKEN", ADMIN_TOKEN)
         command = [sys.executable, "-m", "container", "serve", str(folder), "--host", "127.0.0.1"]
+        command[:0] = _on_one_core(properties)
         if pass_port:
             command += ["--port", str(self.port)]
         self.started = time.monotonic()
