@@ -249,8 +249,9 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         thresholds = edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf)
         last_ids = torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator)
         if rows > 8:
-            # Only tokens of one logit are left, and not all of them.
+            # Only tokens of one logit are left, and only a few of them.
             logits[7:9, 1:vocab:3] = thresholds[7:9] = 20.0
+            last_ids[7:9] = vocab // 8
         if vocab > _SPAN:
             # Equal ones of one lane and of several, greedily.
             logits[0, [7, 7 + _SPAN, 8]] = 40.0

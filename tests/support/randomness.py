@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
+from collections import Counter
 
 FULL = os.environ.get("LMI_TEST_EXAMPLES") == "full"
 
 
+_calls: Counter[str] = Counter()
+
+
 def random_seed() -> int:
-    """Return LMI_TEST_SEED, else in a quick run the same number for the same test, else a new one."""
+    """Return LMI_TEST_SEED, else in a quick run the same numbers for the same test, else a new one."""
     if given := os.environ.get("LMI_TEST_SEED"):
         return int(given)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    return secrets.randbits(31) if FULL or not test else zlib.crc32(test.encode()) >> 1
+    if FULL or not test:
+        return secrets.randbits(31)
+    _calls[test] += 1
+    return zlib.crc32(f"{test} {_calls[test]}".encode()) >> 1
