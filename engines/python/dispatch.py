@@ -241,7 +241,7 @@ class Dispatch:
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
         self._deaths += 1
-        # Before anybody is told: who asks again at once must not find it ready.
+        # Before any answer is sent: a client that asks again at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
             running.deaths += 1
