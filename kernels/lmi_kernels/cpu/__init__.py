@@ -1,0 +1,1 @@
+"""Native CPU kernels: weights in panels, and programs of operations that a team of threads runs in one call."""

@@ -1,0 +1,96 @@
+"""The shared library of native kernels: found, loaded, and told which instruction set to use."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from lmi_kernels.cpu.structs import Op, Step
+
+logger = logging.getLogger(__name__)
+
+CHOICE = "LMI_CPU_KERNELS"
+"""Environment variable: `avx2` or `avx512` names an instruction set, `torch` does without native kernels."""
+_ACCEPTED = ("avx2", "avx512", "torch")
+
+
+class Library:
+    """The library's functions, by ctypes, which gives up the interpreter's lock during a call."""
+
+    def __init__(self, path: Path, wanted: str | None = None) -> None:
+        """wanted: an instruction set; None: the best that the processor has.
+
+        Raises:
+            OSError: the file cannot be loaded.
+            ValueError: the processor lacks the instruction set.
+        """
+        functions = ctypes.CDLL(str(path))
+        self.team_new = functions.lmi_team_new
+        self.team_new.argtypes, self.team_new.restype = [c_int32], c_void_p
+        self.team_free = functions.lmi_team_free
+        self.team_free.argtypes, self.team_free.restype = [c_void_p], None
+        self.run = functions.lmi_run
+        self.run.argtypes = [c_void_p, POINTER(Op), c_int64, POINTER(Step), POINTER(c_double)]
+        self.run.restype = None
+        self.weight_new = functions.lmi_weight_new
+        self.weight_new.argtypes, self.weight_new.restype = [c_int64, c_int64, c_int32, c_int32], c_void_p
+        self.weight_free = functions.lmi_weight_free
+        self.weight_free.argtypes, self.weight_free.restype = [c_void_p], None
+        self.weight_fill = functions.lmi_weight_fill
+        self.weight_fill.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
+        self.weight_fill.restype = None
+        self.weight_fill_bias = functions.lmi_weight_fill_bias
+        self.weight_fill_bias.argtypes = self.weight_fill.argtypes
+        self.weight_fill_bias.restype = None
+        self.instructions = use_instructions(functions, wanted)
+
+
+def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
+    """Choose the instruction set; returns its name.
+
+    Raises:
+        ValueError: the processor lacks it.
+    """
+    choose = functions.lmi_use_instructions
+    choose.argtypes, choose.restype = [c_char_p], c_char_p
+    name: bytes | None = choose(wanted.encode() if wanted else None)
+    if name is None:
+        raise ValueError(f"this processor has no {wanted or 'AVX2'} instructions")
+    return name.decode()
+
+
+def library_path() -> Path | None:
+    """Where the installation has put the library; None: it was not built."""
+    return next(iter(sorted(Path(__file__).parent.glob("_native*.so"))), None)
+
+
+@cache
+def load() -> Library | None:
+    """The library; None where the CPU is served by torch alone, of which the log says why.
+
+    Raises:
+        ValueError: `LMI_CPU_KERNELS` names what is unknown, or what this processor lacks.
+    """
+    wanted = os.environ.get(CHOICE)
+    if wanted not in (None, "", *_ACCEPTED):
+        raise ValueError(f"{CHOICE}={wanted!r}: accepted are {', '.join(_ACCEPTED)}")
+    if wanted == "torch":
+        logger.info("CPU kernels: torch's, as %s says", CHOICE)
+        return None
+    path = library_path()
+    if path is None:
+        logger.info("CPU kernels: torch's; native ones are not built here, see `make install`")
+        return None
+    try:
+        library = Library(path, wanted or None)
+    except (OSError, ValueError) as error:
+        if wanted:
+            raise ValueError(f"{CHOICE}={wanted}: {error}") from None
+        logger.info("CPU kernels: torch's; the native ones cannot be used: %s", error)
+        return None
+    logger.info("CPU kernels: native, %s", library.instructions)
+    return library

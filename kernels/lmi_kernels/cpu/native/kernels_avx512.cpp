@@ -1,0 +1,24 @@
+// The kernels for processors with AVX-512 F, BW, VL and DQ.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "native.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+
+namespace lmi {
+namespace {
+
+constexpr const char* kName = "avx512";
+constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
+
+#include "vec_avx512.inc"
+#include "kernels.inc"
+
+}  // namespace
+
+const Kernels* avx512_kernels() { return &kKernels; }
+
+}  // namespace lmi

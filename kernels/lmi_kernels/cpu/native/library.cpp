@@ -1,0 +1,70 @@
+// What the shared library exports; `library.py` calls it by ctypes.
+#include <chrono>
+#include <cstring>
+
+#include "native.h"
+#include "team.h"
+
+namespace lmi {
+namespace {
+
+bool processor_has(const Kernels& kernels) {
+  __builtin_cpu_init();
+  if (&kernels == avx512_kernels())
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+const Kernels* used = nullptr;
+
+struct Run {
+  const Op* ops;
+  int64_t num_ops;
+  const Step* step;
+  double* seconds;  // [kNumKinds], added to; or null
+};
+
+void run(void* argument, Worker& worker) {
+  using Clock = std::chrono::steady_clock;
+  const Run& run = *static_cast<Run*>(argument);
+  const bool timed = run.seconds && worker.index() == 0;
+  Clock::time_point before;
+  if (timed) before = Clock::now();
+  for (int64_t i = 0; i < run.num_ops; ++i) {
+    const Op& op = run.ops[i];
+    used->by_kind[op.kind](op.what, *run.step, worker);
+    worker.barrier();
+    if (timed) {
+      const auto now = Clock::now();
+      run.seconds[op.kind] += std::chrono::duration<double>(now - before).count();
+      before = now;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lmi
+
+using namespace lmi;
+
+// Use the kernels of this instruction set (null: the best that the processor has); returns its name, or null where
+// the processor lacks it.
+EXPORT const char* lmi_use_instructions(const char* wanted) {
+  for (const Kernels* kernels : {avx512_kernels(), avx2_kernels()})
+    if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(*kernels)) {
+      used = kernels;
+      return kernels->name;
+    }
+  return nullptr;
+}
+
+EXPORT Team* lmi_team_new(int32_t num_threads) { return new Team(num_threads); }
+
+EXPORT void lmi_team_free(Team* team) { delete team; }
+
+// Run operations [0, num_ops) over a step's rows. seconds: [kNumKinds], to which the time by kind is added; or null.
+EXPORT void lmi_run(Team* team, const Op* ops, int64_t num_ops, const Step* step, double* seconds) {
+  Run argument{ops, num_ops, step, seconds};
+  team->run(run, &argument);
+}

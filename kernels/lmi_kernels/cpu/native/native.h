@@ -1,0 +1,236 @@
+// What the native CPU kernels share: the structs that Python fills (`structs.py` mirrors them) and a worker's view of
+// its team.
+//
+// A program is a list of operations over the rows of one step, a row being a token. Every worker of a team runs the
+// whole list. An operation deals its work out by `Worker::claim`, so it must not matter who does what; between two
+// operations all wait for each other. One summation order per row, whatever the number of rows and workers, makes a
+// row's bits independent of its company.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace lmi {
+
+// How numbers are stored. Arithmetic is fp32 everywhere but in int8 products.
+enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4 };
+
+constexpr int64_t kPanel = 32;  // output features of a panel of a weight
+
+// A weight in panels of 32 output features; `weight.cpp` says how each storage lays a panel out. Columns of the last
+// panel beyond the last output feature are zero.
+struct Weight {
+  void* panels;
+  const float* bias;    // [panels x 32], or null
+  const float* scales;  // of integers: see weight.cpp; else null
+  int64_t in_features;
+  int64_t out_features;
+  int32_t storage;
+  int32_t reserved;
+};
+
+// The keys and values of one layer. Block b begins at `data + b * block_bytes` and has, for each KV head, a page of
+// keys [head_dim, block_size], then a page of values [block_size, head_dim]; with int8 the pages of all heads are
+// followed by scales, fp32: for each head those of its keys [block_size], then those of its values [block_size].
+struct KvLayer {
+  char* data;
+  int64_t block_bytes;
+  int32_t storage;
+  int32_t block_size;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+};
+
+// Consecutive rows of one sequence: its last `query_len` tokens so far.
+struct Sequence {
+  int64_t first_row;
+  int32_t query_len;
+  int32_t kv_len;         // keys, the step's own included
+  const int32_t* blocks;  // its block table
+};
+
+// What differs from step to step. Rows of a program may be fewer than the step's tokens: `places` picks them.
+struct Step {
+  int64_t num_rows;
+  const int32_t* ids;        // [num_rows], token ids
+  const int32_t* positions;  // [num_rows]
+  const int32_t* slots;      // [num_rows]: block * block_size + offset in the block, where keys and values go
+  const Sequence* sequences;
+  int64_t num_sequences;
+  const int32_t* places;  // [num_rows]: rows that `gather` picks
+};
+
+// A part of an operation's work: [start, stop).
+struct Range {
+  int64_t start;
+  int64_t stop;
+};
+
+class Team;
+
+// One thread of a team, within an operation.
+class Worker {
+ public:
+  Worker(Team& team, int index) : team_(team), index_(index) {}
+  int index() const { return index_; }
+  int count() const;
+  // Some of the pieces of [0, total) that nobody has claimed yet, from the first on: at least `least` unless fewer are
+  // left, more while many are (guided self-scheduling, Polychronopoulos and Kuck 1987), so that all workers end together
+  // even when one is interrupted. Empty when none are left.
+  Range claim(int64_t total, int64_t least = 1);
+  // Wait until all workers have come here; claims then begin anew.
+  void barrier();
+
+ private:
+  Team& team_;
+  int index_;
+};
+
+// An operation of a program: `what` points to the struct of its kind.
+enum OpKind : int32_t {
+  kEmbed = 0,
+  kGather = 1,
+  kNorm = 2,
+  kAdd = 3,
+  kGelu = 4,
+  kLinear = 5,
+  kRopeAndStore = 6,
+  kAttention = 7,
+  kExperts = 8,
+  kNumKinds = 9,
+};
+
+struct Op {
+  int32_t kind;
+  int32_t reserved;
+  const void* what;
+};
+
+// y = the embedding of each row's token, 0 where it is not one of [first_id, first_id + num_ids).
+struct Embed {
+  const Weight* table;  // in panels, as the head's: out_features are the ids
+  float* y;
+  int64_t y_stride;
+  int64_t first_id;
+};
+
+// y[i] = x[places[i]]
+struct Gather {
+  const float* x;
+  float* y;
+  int64_t x_stride;
+  int64_t y_stride;
+  int64_t width;
+};
+
+// RMSNorm (bias null) or LayerNorm of each row.
+struct Norm {
+  const float* x;
+  float* y;
+  const float* weight;
+  const float* bias;
+  int64_t x_stride;
+  int64_t y_stride;
+  int64_t width;
+  float eps;
+  int32_t reserved;
+};
+
+// y += x
+struct Add {
+  const float* x;
+  float* y;
+  int64_t x_stride;
+  int64_t y_stride;
+  int64_t width;
+};
+
+// y = gelu(y), the exact one
+struct Gelu {
+  float* y;
+  int64_t y_stride;
+  int64_t width;
+};
+
+enum Epilogue : int32_t {
+  kStore = 0,       // y = product
+  kAccumulate = 1,  // y += product
+  kSiluAndMul = 2,  // of a panel, columns 0..15 are gates, 16..31 what they let through: y has half as many columns
+};
+
+struct Linear {
+  const Weight* weight;
+  const float* x;
+  float* y;
+  int64_t x_stride;
+  int64_t y_stride;
+  int32_t epilogue;
+  int32_t reserved;
+  // Of integer weights: where rows are put as integers before they are multiplied, [max_rows, in_features rounded up
+  // to 64], and their scales, [max_rows]. Null for others.
+  int8_t* integers;
+  float* row_scales;
+};
+
+// On rows of query heads, then key heads, then value heads: norms of query and key heads (where there are weights),
+// rotary embedding of both in place (half-split), keys and values into the cache.
+struct RopeAndStore {
+  float* qkv;
+  int64_t stride;
+  const float* q_norm;   // [head_dim], or null
+  const float* k_norm;   // [head_dim], or null
+  const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: heads are not turned
+  const KvLayer* cache;
+  int32_t num_heads;
+  int32_t rotary_dim;  // so many of a head's first numbers are turned
+  float eps;
+  int32_t reserved;
+};
+
+// y = softmax(scale q k^T) v of each row's query heads over its sequence's keys up to its own position.
+struct Attention {
+  const float* q;  // rows of heads [num_heads, head_dim]
+  float* y;        // likewise
+  int64_t q_stride;
+  int64_t y_stride;
+  const KvLayer* cache;
+  int32_t num_heads;
+  float scale;
+  float* scratch;  // for parts of long sequences: `attention_scratch_bytes`
+  int64_t scratch_bytes;
+};
+
+// Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over these.
+struct Experts {
+  const float* x;
+  const float* router_logits;  // [rows, num_experts]
+  float* y;
+  int64_t x_stride;
+  int64_t y_stride;
+  const Weight* const* gate_up;  // [num_experts], interleaved as for kSiluAndMul
+  const Weight* const* down;     // [num_experts]
+  int32_t num_experts;
+  int32_t top_k;
+  int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
+  float* shares;     // scratch: [max_rows * top_k]
+  float* inputs;     // scratch: [max_rows * top_k, hidden]
+  float* middle;     // scratch: [max_rows * top_k, intermediate]
+  float* parts;      // scratch: [max_rows * top_k, hidden]
+  int8_t* integers;  // as of Linear, for max_rows * top_k rows
+  float* row_scales;
+};
+
+using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
+
+// The kernels of one instruction set, by kind.
+struct Kernels {
+  const char* name;
+  Kernel by_kind[kNumKinds];
+};
+
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace lmi

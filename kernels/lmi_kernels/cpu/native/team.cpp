@@ -1,0 +1,106 @@
+#include "team.h"
+
+#include <immintrin.h>
+#include <sched.h>
+
+namespace lmi {
+namespace {
+
+constexpr int kSpins = 4000;       // before a waiting thread lets others run
+constexpr int kIdleSpins = 20000;  // before an idle thread sleeps
+
+template <class Done>
+void spin_until(Done done) {
+  for (int spins = 0; !done(); ++spins) {
+    _mm_pause();
+    if (spins >= kSpins) {
+      sched_yield();
+      spins = 0;
+    }
+  }
+}
+
+}  // namespace
+
+Team::Team(int num_threads) {
+  for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { follow(index); });
+}
+
+Team::~Team() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+    calls_.fetch_add(1);
+  }
+  wake_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void Team::run(Work work, void* argument) {
+  claimed_.store(0, std::memory_order_relaxed);
+  Worker first(*this, 0);
+  if (threads_.empty()) return work(argument, first);
+  work_ = work;
+  argument_ = argument;
+  working_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
+  calls_.fetch_add(1);
+  if (sleeping_.load()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  work(argument, first);
+  spin_until([this] { return working_.load(std::memory_order_acquire) == 0; });
+}
+
+void Team::follow(int index) {
+  for (uint64_t seen = 0; wait_for_work(seen);) {
+    seen = calls_.load(std::memory_order_acquire);
+    Worker worker(*this, index);
+    work_(argument_, worker);
+    working_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+bool Team::wait_for_work(uint64_t seen) {
+  for (int spins = 0; spins < kIdleSpins; ++spins) {
+    if (calls_.load(std::memory_order_acquire) != seen) return !ending_;
+    _mm_pause();
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleeping_.fetch_add(1);
+  wake_.wait(lock, [this, seen] { return calls_.load() != seen; });
+  sleeping_.fetch_sub(1);
+  return !ending_;
+}
+
+int Worker::count() const { return team_.size(); }
+
+Range Worker::claim(int64_t total, int64_t least) {
+  std::atomic<int64_t>& claimed = team_.claimed_;
+  int64_t start = claimed.load(std::memory_order_relaxed), stop;
+  do {
+    if (start >= total) return {total, total};
+    const int64_t share = (total - start) / (2 * count());
+    stop = start + (share > least ? share : least);
+    if (stop > total) stop = total;
+  } while (!claimed.compare_exchange_weak(start, stop, std::memory_order_relaxed));
+  return {start, stop};
+}
+
+void Worker::barrier() {
+  Team& team = team_;
+  if (team.threads_.empty()) {
+    team.claimed_.store(0, std::memory_order_relaxed);
+    return;
+  }
+  const uint64_t phase = team.phase_.load(std::memory_order_relaxed);
+  if (team.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == team.size()) {
+    team.arrived_.store(0, std::memory_order_relaxed);
+    team.claimed_.store(0, std::memory_order_relaxed);
+    team.phase_.store(phase + 1, std::memory_order_release);
+    return;
+  }
+  spin_until([&team, phase] { return team.phase_.load(std::memory_order_acquire) != phase; });
+}
+
+}  // namespace lmi

@@ -1,0 +1,48 @@
+// Threads that are started once and run programs together. While a program runs, waiting threads spin: an operation
+// lasts microseconds. Between programs they spin for a moment, then sleep.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "native.h"
+
+namespace lmi {
+
+class Team {
+ public:
+  using Work = void (*)(void* argument, Worker& worker);
+
+  explicit Team(int num_threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+  // Call `work` on every thread, the caller's among them, and return when all are done. One caller at a time.
+  void run(Work work, void* argument);
+
+ private:
+  friend class Worker;
+  void follow(int index);
+  bool wait_for_work(uint64_t seen);
+
+  std::vector<std::thread> threads_;
+  Work work_ = nullptr;
+  void* argument_ = nullptr;
+  alignas(64) std::atomic<uint64_t> calls_{0};
+  alignas(64) std::atomic<int> working_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint64_t> phase_{0};
+  alignas(64) std::atomic<int64_t> claimed_{0};
+  std::atomic<bool> ending_{false};
+  std::atomic<int> sleeping_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+}  // namespace lmi

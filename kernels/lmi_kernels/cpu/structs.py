@@ -1,0 +1,197 @@
+"""The structs of `native/native.h`, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+
+class Storage(IntEnum):
+    """How a native weight, or the KV cache, stores numbers."""
+
+    BF16 = 0
+    FP16 = 1
+    FP32 = 2
+    INT8 = 3
+    INT4 = 4
+
+
+STORAGES = {torch.bfloat16: Storage.BF16, torch.float16: Storage.FP16, torch.float32: Storage.FP32}
+
+
+class OpKind(IntEnum):
+    EMBED = 0
+    GATHER = 1
+    NORM = 2
+    ADD = 3
+    GELU = 4
+    LINEAR = 5
+    ROPE_AND_STORE = 6
+    ATTENTION = 7
+    EXPERTS = 8
+
+
+class Epilogue(IntEnum):
+    STORE = 0
+    ACCUMULATE = 1
+    SILU_AND_MUL = 2
+
+
+class Struct(ctypes.Structure):
+    """One whose fields are given by name."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+
+
+class KvLayer(Struct):
+    _fields_ = (
+        ("data", c_void_p),
+        ("block_bytes", c_int64),
+        ("storage", c_int32),
+        ("block_size", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+    )
+
+
+class Sequence(Struct):
+    _fields_ = (
+        ("first_row", c_int64),
+        ("query_len", c_int32),
+        ("kv_len", c_int32),
+        ("blocks", c_void_p),
+    )
+
+
+class Step(Struct):
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("sequences", c_void_p),
+        ("num_sequences", c_int64),
+        ("places", c_void_p),
+    )
+
+
+class Op(Struct):
+    _fields_ = (("kind", c_int32), ("reserved", c_int32), ("what", c_void_p))
+
+
+class Embed(Struct):
+    KIND = OpKind.EMBED
+    _fields_ = (("table", c_void_p), ("y", c_void_p), ("y_stride", c_int64), ("first_id", c_int64))
+
+
+class Gather(Struct):
+    KIND = OpKind.GATHER
+    _fields_ = (
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("width", c_int64),
+    )
+
+
+class Norm(Struct):
+    KIND = OpKind.NORM
+    _fields_ = (
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("width", c_int64),
+        ("eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Add(Struct):
+    KIND = OpKind.ADD
+    _fields_ = Gather._fields_
+
+
+class Gelu(Struct):
+    KIND = OpKind.GELU
+    _fields_ = (("y", c_void_p), ("y_stride", c_int64), ("width", c_int64))
+
+
+class Linear(Struct):
+    KIND = OpKind.LINEAR
+    _fields_ = (
+        ("weight", c_void_p),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("epilogue", c_int32),
+        ("reserved", c_int32),
+        ("integers", c_void_p),
+        ("row_scales", c_void_p),
+    )
+
+
+class RopeAndStore(Struct):
+    KIND = OpKind.ROPE_AND_STORE
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("stride", c_int64),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("cache", c_void_p),
+        ("num_heads", c_int32),
+        ("rotary_dim", c_int32),
+        ("eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Attention(Struct):
+    KIND = OpKind.ATTENTION
+    _fields_ = (
+        ("q", c_void_p),
+        ("y", c_void_p),
+        ("q_stride", c_int64),
+        ("y_stride", c_int64),
+        ("cache", c_void_p),
+        ("num_heads", c_int32),
+        ("scale", c_float),
+        ("scratch", c_void_p),
+        ("scratch_bytes", c_int64),
+    )
+
+
+class Experts(Struct):
+    KIND = OpKind.EXPERTS
+    _fields_ = (
+        ("x", c_void_p),
+        ("router_logits", c_void_p),
+        ("y", c_void_p),
+        ("x_stride", c_int64),
+        ("y_stride", c_int64),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("choices", c_void_p),
+        ("shares", c_void_p),
+        ("inputs", c_void_p),
+        ("middle", c_void_p),
+        ("parts", c_void_p),
+        ("integers", c_void_p),
+        ("row_scales", c_void_p),
+    )
+
+
+SECONDS = c_double * len(OpKind)
+"""What `lmi_run` adds the time of each kind to."""

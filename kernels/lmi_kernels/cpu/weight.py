@@ -1,0 +1,67 @@
+"""Weights of linears in panels, as the native kernels read them; see `native/weight.cpp`."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import STORAGES
+
+
+class NativeWeight:
+    """A matrix [out_features, in_features] in panels, stored in the dtype that it is given in, and its bias."""
+
+    def __init__(
+        self,
+        library: Library,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        """
+        Args:
+            weight: [out_features, in_features]; bf16, fp16 or fp32.
+            bias: [out_features] or None.
+            gated: the first half of the rows are gates, the second what they let through: they are interleaved for
+                `Epilogue.SILU_AND_MUL`.
+
+        Raises:
+            ValueError: a dtype that is not stored.
+            MemoryError: there is no memory for it.
+        """
+        if weight.dtype not in STORAGES:
+            raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
+        self.out_features, self.in_features = weight.shape
+        self.gated = gated
+        self.storage = STORAGES[weight.dtype]
+        columns = self._padded_columns if gated else self.out_features
+        handle = library.weight_new(columns, self.in_features, self.storage, bias is not None)
+        if not handle:
+            raise MemoryError(f"no memory for a weight of {self.out_features} x {self.in_features}")
+        self.handle: int = handle
+        weakref.finalize(self, library.weight_free, handle)
+        weight = weight.contiguous()
+        bias = None if bias is None else bias.float().contiguous()
+        for first, rows, width in self._runs():
+            part = weight[rows : rows + width]
+            library.weight_fill(handle, first, 1, part.data_ptr(), width)
+            if bias is not None:
+                library.weight_fill_bias(handle, first, 1, bias[rows:].data_ptr(), width)
+
+    @property
+    def _padded_columns(self) -> int:
+        """Of a gated weight: whole panels of 16 gates and what they let through."""
+        return -(-self.out_features // 2 // 16) * 32
+
+    def _runs(self) -> list[tuple[int, int, int]]:
+        """(first column in the panels, first row, how many)."""
+        if not self.gated:
+            return [(0, 0, self.out_features)]
+        middle = self.out_features // 2
+        runs = []
+        for start in range(0, middle, 16):
+            width = min(16, middle - start)
+            runs += [(2 * start, start, width), (2 * start + 16, middle + start, width)]
+        return runs
