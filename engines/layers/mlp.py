@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 import lmi_kernels
-from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.linear import GatedLinear, Linear, RowParallelLinear
+from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
 
 
 class GatedMlp:
     """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, gate_up: Linear, down: RowParallelLinear) -> None:
-        """`gate_up` gives this rank's part of the middle twice: gates, then what they let through."""
+    def __init__(self, gate_up: GatedLinear, down: RowParallelLinear) -> None:
         self._gate_up = gate_up
         self._down = down
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. Padding is computed like any row."""
-        return self._down(lmi_kernels.silu_and_mul(self._gate_up(x)))
+        return self._down(self._gate_up(x))
 
 
 class PartialMlp:
@@ -48,6 +48,5 @@ class Experts:
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. slots: as of `lmi_kernels.experts`."""
-        return self._comm.all_reduce(
-            lmi_kernels.experts(x, self._router(x), self._weights, self._top_k, slots)
-        )
+        out = lmi_kernels.experts(x, self._router(x), self._weights, self._top_k, slots)
+        return sum_over_ranks(out, self._comm)

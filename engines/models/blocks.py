@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+import lmi_kernels
 from engines.layers.attention import Attention
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.linear import GatedLinear, Linear, RowParallelLinear
 from engines.layers.mlp import GatedMlp
 from engines.layers.step_attention import Heads
 from engines.models.config import ModelConfig
@@ -42,12 +43,41 @@ class Parts:
         share, config = self.head_share, self.config
         return Heads(share.queries.size, share.keys_values.size, config.head_dim, norms, config.norm_eps)
 
+    def linear(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool
+    ) -> Linear:
+        """Several projections of the same input as one, of `shape` over all ranks."""
+        return Linear(self._columns(names, shards, shape, biased, gated=False))
+
+    def gated_linear(self, names: Sequence[str], shape: tuple[int, int], biased: bool) -> GatedLinear:
+        """The gate and what it lets through, of the MLP's middle."""
+        return GatedLinear(self._columns(names, [self.middle, self.middle], shape, biased, gated=True))
+
+    def scattered_linear(
+        self, name: str, pieces: Sequence[Shard], shape: tuple[int, int], biased: bool
+    ) -> Linear:
+        """One projection from several ranges of a tensor's rows."""
+        weight = self.weights.pieces(f"{name}.weight", pieces, shape)
+        bias = self.weights.pieces(f"{name}.bias", pieces, shape[:1]) if biased else None
+        return Linear(lmi_kernels.pack(weight, bias))
+
+    def whole_linear(self, name: str, shape: tuple[int, int]) -> Linear:
+        """A projection that every rank has."""
+        return Linear(lmi_kernels.pack(self.weights.whole(f"{name}.weight", shape)))
+
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> RowParallelLinear:
         """A projection back to the hidden size from `inputs` features, of which `shard` are this rank's."""
         hidden = self.config.hidden_size
         weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
-        return RowParallelLinear(weight, bias, self.comm)
+        return RowParallelLinear(lmi_kernels.pack(weight, bias if self.comm.rank == 0 else None), self.comm)
+
+    def _columns(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool, gated: bool
+    ) -> lmi_kernels.LinearWeight:
+        weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
+        bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+        return lmi_kernels.pack(weight, bias, gated)
 
 
 def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
@@ -55,9 +85,12 @@ def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEm
     config, comm = parts.config, parts.comm
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
-    lookup = parts.weights.rows([embedding], [shard], shape)
-    weight = lookup if config.tie_word_embeddings else parts.weights.rows([head], [shard], shape)
-    return VocabParallelEmbedding(lookup, shard, comm), VocabParallelHead(weight, config.vocab_size, comm)
+    table = parts.weights.rows([embedding], [shard], shape)
+    packed = lmi_kernels.pack(table)
+    lookup = table if packed.native is None else packed
+    if not config.tie_word_embeddings:
+        packed = lmi_kernels.pack(parts.weights.rows([head], [shard], shape))
+    return VocabParallelEmbedding(lookup, shard, comm), VocabParallelHead(packed, config.vocab_size, comm)
 
 
 def attention(
@@ -68,25 +101,18 @@ def attention(
     q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    qkv = _fused(parts, names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
+    qkv = parts.linear(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
     inputs = config.num_heads * config.head_dim
     output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
     return Attention(layer, qkv, output, parts.heads(norms), parts.stopwatch)
 
 
 def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:
-    config, middle = parts.config, parts.middle
+    config = parts.config
     names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
     shape = (2 * config.intermediate_size, config.hidden_size)
-    gate_up = _fused(parts, names, [middle, middle], shape, config.mlp_bias)
-    down = parts.row_parallel(f"{prefix}.mlp.down_proj", middle, config.intermediate_size, config.mlp_bias)
+    gate_up = parts.gated_linear(names, shape, config.mlp_bias)
+    down = parts.row_parallel(
+        f"{prefix}.mlp.down_proj", parts.middle, config.intermediate_size, config.mlp_bias
+    )
     return GatedMlp(gate_up, down)
-
-
-def _fused(
-    parts: Parts, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool
-) -> Linear:
-    """Several projections of the same input as one, of `shape` over all ranks."""
-    weight = parts.weights.rows([f"{name}.weight" for name in names], shards, shape)
-    bias = parts.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
-    return Linear(weight, bias)

@@ -1,4 +1,5 @@
-"""How a CPU holds matrices: packed as fp16 where that keeps every number of a matrix, else in fp32.
+"""How a CPU holds matrices: native kernels as they are stored; torch packed as fp16 where that keeps every number of
+a matrix, else in fp32.
 
 Numbers of bf16 are exact in fp16 but for the smallest, of which a trained matrix nearly always has some; models that
 were quantised once have none. Which kind a checkpoint is shows in some of its numbers. Knows no torch.
@@ -18,12 +19,17 @@ _MOST_BYTES = 1 << 18
 _MOST_HEADER_BYTES = 100_000_000
 
 
-def cpu_element(folder: Path, stored: str, dtype: str, load_format: str = "auto") -> int | None:
+def cpu_element(
+    folder: Path, stored: str, dtype: str, load_format: str = "auto", native: bool = False
+) -> int | None:
     """Bytes of a matrix's numbers on a CPU, at most; None: they are packed as fp16, which `ModelConfig.weight_bytes`
     knows.
 
-    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded.
+    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded; native: by
+    native kernels.
     """
+    if native:
+        return 2 if dtype != "fp32" or stored in ("float16", "bfloat16") else 4
     if dtype == "fp16" or stored == "float16":
         return None
     if stored == "bfloat16" and load_format != "dummy" and _are_exact(folder):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from engines.models.safetensors_files import BadCheckpoint
+from engines.models.weights import given_dtype
 from engines.partition import Shard
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -36,8 +37,11 @@ _STEP = 0.02 / (0x10000 / math.sqrt(3.0))
 class DummyWeights:
     """`WeightSource` without files. Matrices and biases have mean 0, weights of norms mean 1, both deviation 0.02."""
 
-    def __init__(self, stored: str, storage: torch.dtype, compute: torch.dtype, device: torch.device) -> None:
-        """Numbers are rounded as those of a checkpoint are: to what it is stored in, to `storage`, to `compute`.
+    def __init__(
+        self, stored: str, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
+    ) -> None:
+        """Numbers are rounded as those of a checkpoint are: to what it is stored in, to `storage`, to `compute` (None:
+        see `WeightReader`).
 
         stored: `dtype` of config.json; what is not known counts as float32.
         """
@@ -100,7 +104,8 @@ class DummyWeights:
         self._scratch = None
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self._compute, device=self._device)
+        dtype = given_dtype(self._stored, self._storage, self._compute, len(shape))
+        out = torch.empty(shape, dtype=dtype, device=self._device)
         self.owned_bytes += out.numel() * self._stored.itemsize
         return out
 

@@ -11,8 +11,8 @@ import torch
 import lmi_kernels
 from engines.kv_cache import KvCache
 from engines.layers.attention import Attention
-from engines.layers.linear import Linear
 from engines.layers.mlp import PartialMlp
+from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
 from engines.models.blocks import Parts
@@ -71,7 +71,7 @@ class _Layer:
             inputs, residual = lmi_kernels.add_layer_norms(x, residual, self._norms, self._eps)
         out = self._mlp(inputs[-1])
         out += self._attention(inputs[0], cache, step)
-        return self._comm.all_reduce(out), residual
+        return sum_over_ranks(out, self._comm), residual
 
 
 def _affine(parts: Parts, name: str) -> Affine:
@@ -84,11 +84,10 @@ def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
     rows = [piece.scaled(config.head_dim) for piece in _qkv_heads(config, parts.head_share)]
     name = f"{prefix}.query_key_value"
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    weight = parts.weights.pieces(f"{name}.weight", rows, shape)
-    bias = parts.weights.pieces(f"{name}.bias", rows, shape[:1]) if biased else None
+    qkv = parts.scattered_linear(name, rows, shape, biased)
     columns = parts.head_share.queries.scaled(config.head_dim)
     dense = parts.row_parallel(f"{prefix}.dense", columns, config.num_heads * config.head_dim, biased)
-    return Attention(layer, Linear(weight, bias), dense.partial, parts.heads(), parts.stopwatch)
+    return Attention(layer, qkv, dense.partial, parts.heads(), parts.stopwatch)
 
 
 def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
@@ -106,9 +105,8 @@ def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
 
 
 def _mlp(parts: Parts, prefix: str) -> PartialMlp:
-    config, weights, middle = parts.config, parts.weights, parts.middle
-    name, shape = f"{prefix}.dense_h_to_4h", (config.intermediate_size, config.hidden_size)
-    weight = weights.rows([f"{name}.weight"], [middle], shape)
-    bias = weights.rows([f"{name}.bias"], [middle], shape[:1]) if config.mlp_bias else None
+    config, middle = parts.config, parts.middle
+    shape = (config.intermediate_size, config.hidden_size)
+    up = parts.linear([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias)
     down = parts.row_parallel(f"{prefix}.dense_4h_to_h", middle, config.intermediate_size, config.mlp_bias)
-    return PartialMlp(Linear(weight, bias), down)
+    return PartialMlp(up, down)

@@ -12,11 +12,12 @@ from engines.models.weights import WeightReader, WeightSource
 
 
 def weight_source(
-    model: ModelSettings, stored: str, storage: torch.dtype, compute: torch.dtype, device: torch.device
+    model: ModelSettings, stored: str, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
 ) -> WeightSource:
     """What `model.load_format` names.
 
-    stored: `dtype` of config.json. Numbers are rounded to `storage`, then given in `compute` on `device`.
+    stored: `dtype` of config.json. Numbers are rounded to `storage`, then given in `compute` on `device`; see
+    `WeightReader`.
 
     Raises:
         BadCheckpoint: the folder has no weights that can be read.

@@ -6,7 +6,6 @@ Each rank owns a share of every expert's middle: all ranks have the same work wh
 from __future__ import annotations
 
 import lmi_kernels
-from engines.layers.linear import Linear
 from engines.layers.mlp import Experts
 from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
@@ -33,7 +32,7 @@ def _experts(parts: Parts, prefix: str) -> Experts:
         raise ValueError(f"{config.architecture} without experts is no Mixtral")
     experts = [f"{block}.experts.{index}" for index in range(routing.num_experts)]
     hidden, width = config.hidden_size, config.intermediate_size
-    router = Linear(weights.whole(f"{block}.gate.weight", (routing.num_experts, hidden)))
+    router = parts.whole_linear(f"{block}.gate", (routing.num_experts, hidden))
     # w1 is the gate, w3 what it lets through.
     names = [f"{expert}.{part}.weight" for expert in experts for part in ("w1", "w3")]
     gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))

@@ -49,9 +49,10 @@ class WeightReader:
     """`WeightSource` over a folder of safetensors files."""
 
     def __init__(
-        self, folder: Path, storage: torch.dtype, compute: torch.dtype, device: torch.device
+        self, folder: Path, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
     ) -> None:
-        """Weights are rounded to `storage`, then given in `compute` on `device`.
+        """Weights are rounded to `storage`, then given in `compute` on `device`. compute None: matrices as they are
+        stored, vectors in fp32.
 
         Raises:
             BadCheckpoint: as `SafetensorsFiles`.
@@ -153,4 +154,18 @@ class WeightReader:
 
     def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
         self.owned_bytes += tensor.numel() * tensor.element_size()
-        return tensor.to(self._storage).to(self._device, self._compute)
+        # Widening to fp32 changes no number.
+        rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
+        return rounded.to(self._device, given_dtype(tensor.dtype, self._storage, self._compute, tensor.dim()))
+
+
+def given_dtype(
+    stored: torch.dtype, storage: torch.dtype, compute: torch.dtype | None, num_dims: int
+) -> torch.dtype:
+    """In which dtype a weight is given: in `compute`; where that is None, matrices in the smallest one that holds their
+    numbers rounded to `storage`, and vectors in fp32."""
+    if compute is not None:
+        return compute
+    if num_dims < 2:
+        return torch.float32
+    return stored if storage is torch.float32 else storage

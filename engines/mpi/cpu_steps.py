@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -62,19 +63,18 @@ class CpuSteps:
         self, batch: Batch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
-        invariant = self._limits.batch_invariant
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._leads else None
-            scores = score_prompts(
-                hidden, batch.prompt_rows, batch.prompt_lens, mine, self._model.logits, invariant
-            )
-        num_sampled = len(batch.sample_rows)
-        if num_sampled == 0:
+            head = partial(self._head, hidden)
+            scores = score_prompts(batch.prompt_rows, batch.prompt_lens, mine, head)
+        if len(batch.sample_rows) == 0:
             return StepResult(None, scores)
-        places = batch.sample_rows
-        padding = batch_invariant_rows(num_sampled, dense=invariant) - num_sampled
-        if padding:
-            places = torch.cat((places, places[:1].expand(padding)))
-        logits = self._model.logits(hidden[places])
-        return StepResult(None if logits is None else logits[:num_sampled], scores)
+        return StepResult(self._head(hidden, batch.sample_rows), scores)
+
+    def _head(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+        """Logits of some rows, padded so that their bits do not depend on how many they are."""
+        count = len(places)
+        padding = batch_invariant_rows(count, dense=self._limits.batch_invariant) - count
+        logits = self._model.logits(hidden[torch.cat((places, places[:1].expand(padding)))])
+        return None if logits is None else logits[:count]

@@ -210,7 +210,9 @@ class GpuSteps:
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._comm.rank == 0 else None
-            scores = score_prompts(hidden, batch.prompt_rows, batch.prompt_lens, mine, self._model.logits)
+            scores = score_prompts(
+                batch.prompt_rows, batch.prompt_lens, mine, lambda rows: self._model.logits(hidden[rows])
+            )
         if not len(last_rows):
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
         last = last_rows.long()

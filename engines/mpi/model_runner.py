@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,21 +17,28 @@ from engines.models import MODELS
 from engines.models.config import ModelConfig
 from engines.models.cpu_storage import cpu_element
 from engines.models.loading import weight_source
+from engines.models.native import record_forward
 from engines.mpi import memory
 from engines.mpi.cpu_steps import CpuSteps
 from engines.mpi.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.gpu_steps import GpuSteps, TableShape
 from engines.mpi.largest_step import NUM_BLOCKS, LargestStep, run_largest
 from engines.mpi.memory import MemoryUse
+from engines.mpi.native_steps import NativeSteps
 from engines.mpi.prompt_logprobs import PromptTargets
 from engines.mpi.rehearsal import rehearse
 from engines.mpi.step_plan import StepPlan
 from engines.mpi.step_runner import LaidOut, StepResult, StepRunner
+from engines.native_kv_cache import NativeKvCache
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
 from lmi_kernels.attention_plan import GroupLimits
+from lmi_kernels.cpu.rows import NotRecorded
+from lmi_kernels.cpu.team import Team, shared_team
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GROUP_KEYS = 2048
@@ -72,18 +80,26 @@ class ModelRunner:
         storage = DTYPES[config.model.dtype]
         # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
         self._dtype = torch.float32 if device.type == "cpu" else storage
+        self._stopwatch = stopwatch
+        self._team = None if runs_triton(device) else shared_team()
+        """Of native kernels; None: there are none, or the model is not for them."""
         before, started = memory.in_use(device), time.perf_counter()
-        weights = weight_source(config.model, self.config.dtype, storage, self._dtype, device)
+        compute = self._dtype if self._team is None else None
+        weights = weight_source(config.model, self.config.dtype, storage, compute, device)
         self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
         weights.close()
         loaded = time.perf_counter()
         weight_bytes = memory.in_use(device) - before
         self._rotary = RotaryTable(
-            self.config, config.model.max_model_len, device, as_table=runs_triton(device)
+            self.config,
+            config.model.max_model_len,
+            device,
+            as_table=self._team is not None or runs_triton(device),
         )
         self._contiguous = not config.cache.paged
         self._batch_invariant = config.parallel.batch_invariant
         self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
+        self._team = self._team and self._recordable(self._team)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
         self.largest_step = step
         """The step that memory is measured for: no later setting may allow a larger one."""
@@ -129,8 +145,27 @@ class ModelRunner:
             self._steps.close()
 
     def _make_steps(
-        self, config: MpiEngineConfig, step: LargestStep, cache: KvCache, num_layers: int | None = None
+        self,
+        config: MpiEngineConfig,
+        step: LargestStep,
+        cache: KvCache | NativeKvCache,
+        num_layers: int | None = None,
     ) -> StepRunner:
+        leads = self._comm.rank == 0
+        if self._team is not None and isinstance(cache, NativeKvCache):
+            return NativeSteps(
+                self._model,
+                cache,
+                self._rotary.table,
+                self._team,
+                step.num_tokens,
+                step.num_decodes,
+                leads,
+                self._stopwatch,
+                num_layers,
+            )
+        if isinstance(cache, NativeKvCache):
+            raise ValueError("a native KV cache is for native kernels")
         if runs_triton(self._device):
             return GpuSteps(
                 self._model,
@@ -145,14 +180,15 @@ class ModelRunner:
         limits = GroupLimits(
             cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
         )
-        leads = self._comm.rank == 0
         return CpuSteps(self._model, cache, self._rotary, limits, self._contiguous, leads, num_layers)
 
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""
         ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
         model = config.model
-        on_cpu = cpu_element(Path(model.path), self.config.dtype, model.dtype, model.load_format)
+        on_cpu = cpu_element(
+            Path(model.path), self.config.dtype, model.dtype, model.load_format, self._team is not None
+        )
         weights = self.config.weight_bytes(self._dtype.itemsize if on_gpu else on_cpu, ranks)
         first_use = 0 if on_gpu else _FIRST_USE_BYTES
         activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)
@@ -196,7 +232,7 @@ class ModelRunner:
 
     def _make_cache(
         self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int
-    ) -> KvCache:
+    ) -> KvCache | NativeKvCache:
         block_size, asked = config.cache.block_size, config.cache.kv_cache_bytes
         block_bytes = block_size * self.config.kv_elements_on(self._comm.world_size) * self._dtype.itemsize
         local_block_bytes = self._local(block_bytes)
@@ -232,8 +268,18 @@ class ModelRunner:
         """This rank's part of bytes of the cache over all ranks. Beyond as many ranks as KV heads each has one."""
         return cache // max(self.config.num_kv_heads, self._comm.world_size) * self._kv_heads
 
-    def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache:
-        head_dim = self.config.head_dim
-        return KvCache(
-            num_layers, self._kv_heads, num_blocks, block_size, head_dim, self._dtype, self._device
-        )
+    def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:
+        shape = num_layers, self._kv_heads, num_blocks, block_size, self.config.head_dim
+        if self._team is not None:
+            return NativeKvCache(*shape, self._dtype)
+        return KvCache(*shape, self._dtype, self._device)
+
+    def _recordable(self, team: Team) -> Team | None:
+        """The team if the model can be recorded as a native program."""
+        cache = self._new_cache(1, 1, self.config.num_layers)
+        try:
+            record_forward(self._model, cache, self._rotary.table, team, 1, None)
+        except NotRecorded as reason:
+            logger.info("native kernels are called operation by operation: %s", reason)
+            return None
+        return team

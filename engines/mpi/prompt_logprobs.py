@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from engines.core import PromptLogprob
-from lmi_kernels import batch_invariant_rows
 
-_SLICE_ROWS = 128
+SLICE_ROWS = 128
 """Rows whose logits are made at once: a long prompt's, over a large vocabulary, would be gigabytes."""
 
 
@@ -25,30 +24,25 @@ class PromptTargets:
 
 
 def score_prompts(
-    hidden: torch.Tensor,
     rows: torch.Tensor,
     lens: Sequence[int],
     targets: Sequence[PromptTargets] | None,
     head: Callable[[torch.Tensor], torch.Tensor | None],
-    batch_invariant: bool = False,
 ) -> list[list[PromptLogprob]]:
     """Log-probabilities of each chunk's next tokens, log-softmax in fp32 of the model's logits.
 
     Args:
-        hidden: [num_rows, hidden] of the step.
         rows, lens: as in `Batch`.
         targets: one for each of `lens`, on rank 0; None on the others, which compute their part of the head.
-        head: [n, hidden] -> [n, vocab_size] on rank 0, None on the others.
-        batch_invariant: the head's weights may be dense, and its rows are padded for that.
+        head: numbers of rows, [n] -> their logits, [n, vocab_size], on rank 0, None on the others.
     """
     found: list[PromptLogprob | None] = []
     wanted = None if targets is None else _by_row(lens, targets)
-    for start in range(0, len(rows), _SLICE_ROWS):
-        part = rows[start : start + _SLICE_ROWS]
-        padding = part[:1].expand(batch_invariant_rows(len(part), dense=batch_invariant) - len(part))
-        logits = head(hidden[torch.cat((part, padding))])
+    for start in range(0, len(rows), SLICE_ROWS):
+        part = rows[start : start + SLICE_ROWS]
+        logits = head(part)
         if logits is not None and wanted is not None:
-            found += _score(logits[: len(part)], wanted[start : start + len(part)])
+            found += _score(logits, wanted[start : start + len(part)])
     scores, start = [], 0
     for count in lens if wanted is not None else ():
         scores.append([score for score in found[start : start + count] if score is not None])

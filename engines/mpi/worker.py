@@ -34,6 +34,7 @@ from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from lmi_kernels import dense_rows_are_bit_equal
+from lmi_kernels.cpu.team import set_num_threads
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s engine rank {number} %(levelname)s %(message)s"
     )
-    torch.set_num_threads(config.parallel.threads_per_rank)
+    set_num_threads(config.parallel.threads_per_rank)
     device = torch.device("cpu")
     if config.parallel.device == "cuda":
         device = torch.device("cuda", number)

@@ -6,11 +6,19 @@ from lmi_kernels.choose_tokens import choose_tokens
 from lmi_kernels.count_tokens import count_tokens_
 from lmi_kernels.decode_attention import decode_attention
 from lmi_kernels.decode_plan import DecodePlan, plan_decode
+from lmi_kernels.embedding import embedding
 from lmi_kernels.experts import ExpertWeights, experts, pack_experts
 from lmi_kernels.gelu import gelu
 from lmi_kernels.gelu_and_mul import gelu_and_mul
 from lmi_kernels.layer_norm import add_layer_norms, layer_norms
-from lmi_kernels.linear import LinearWeight, batch_invariant_rows, dense_rows_are_bit_equal, linear, pack
+from lmi_kernels.linear import (
+    LinearWeight,
+    batch_invariant_rows,
+    dense_rows_are_bit_equal,
+    gated_linear,
+    linear,
+    pack,
+)
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.penalties import penalize
 from lmi_kernels.prefill_attention import prefill_attention
@@ -41,7 +49,9 @@ __all__ = [
     "count_tokens_",
     "decode_attention",
     "dense_rows_are_bit_equal",
+    "embedding",
     "experts",
+    "gated_linear",
     "gelu",
     "gelu_and_mul",
     "layer_norms",

@@ -14,10 +14,10 @@ import torch
 
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.cpu.rows import NotRecorded, Rows
 from lmi_kernels.grouped_matmul import down_matmul, down_reference, gate_up_matmul, gate_up_reference
-from lmi_kernels.linear import LinearWeight, batch_invariant_rows, linear, pack
+from lmi_kernels.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
 from lmi_kernels.route import example_logits, example_slots, route, route_reference
-from lmi_kernels.silu_and_mul import silu_and_mul
 from lmi_kernels.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
 
@@ -53,7 +53,9 @@ def pack_experts(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
         )
     if uses_triton(gate_up):
         return ExpertWeights(None, (gate_up.contiguous(), down.contiguous()))
-    return ExpertWeights(tuple((pack(g), pack(d)) for g, d in zip(gate_up, down, strict=True)), None)
+    return ExpertWeights(
+        tuple((pack(g, gated=True), pack(d)) for g, d in zip(gate_up, down, strict=True)), None
+    )
 
 
 def experts(
@@ -76,11 +78,21 @@ def experts(
     Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. On a CPU a row's bits do not
     depend on the other rows.
     """
+    if isinstance(x, Rows):
+        return _recorded(x, router_logits, weights, top_k)
     if weights.single is not None:
         return _experts_torch(x, router_logits, weights.single, top_k)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
     return experts_triton(x, router_logits, *weights.stacked, top_k, slots)[0]
+
+
+def _recorded(x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int) -> torch.Tensor:
+    pairs = [(g.native, d.native) for g, d in weights.single or ()]
+    natives = [(g, d) for g, d in pairs if g is not None and d is not None]
+    if not isinstance(router_logits, Rows) or not natives or len(natives) < len(pairs):
+        raise NotRecorded("experts whose weights are not native")
+    return x.recorder.experts(x, router_logits, natives, top_k)
 
 
 def _experts_torch(
@@ -113,7 +125,7 @@ def _mlp(x: torch.Tensor, rows: torch.Tensor, gate_up: LinearWeight, down: Linea
     dense = gate_up.packed is None or down.packed is None
     padding = batch_invariant_rows(len(rows), dense) - len(rows)
     padded = torch.cat((rows, rows[:1].expand(padding)))
-    return linear(silu_and_mul(linear(x[padded], gate_up)), down)[: len(rows)]
+    return linear(gated_linear(x[padded], gate_up), down)[: len(rows)]
 
 
 def experts_triton(

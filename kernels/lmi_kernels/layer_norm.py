@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.cpu.rows import Rows
 
 Affine = tuple[torch.Tensor, torch.Tensor]
 """A LayerNorm's weight and bias, [hidden] each."""
@@ -30,6 +31,8 @@ def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Resul
         ValueError: neither one nor two affines.
     """
     _check(affines)
+    if isinstance(x, Rows):
+        return tuple(x.recorder.norm(x, weight, bias, eps) for weight, bias in affines)
     if uses_triton(x):
         return layer_norms_triton(x, *_flat(affines), eps=eps)
     return _layer_norms_torch(x, affines, eps)
@@ -51,6 +54,9 @@ def add_layer_norms(
         ValueError: neither one nor two affines.
     """
     _check(affines)
+    if isinstance(x, Rows):
+        total = x + residual
+        return layer_norms(total, affines, eps), total
     if uses_triton(x):
         *outs, residual = add_layer_norms_triton(x, residual, *_flat(affines), eps=eps)
         return tuple(outs), residual

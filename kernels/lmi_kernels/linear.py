@@ -1,8 +1,8 @@
 """y = x @ w.T + b, in fp32 arithmetic on a CPU and in the weights' own dtype on a GPU.
 
-On a CPU, weights that survive the round trip through fp16 exactly are kept as packed fp16 and widened in
-registers (FBGEMM): the product is that of fp32 weights, at half the memory traffic. bf16 and fp16 are never
-multiplied on a CPU: there is no hardware path on most, and emulation is tens of times slower.
+On a CPU native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
+that survive the round trip through fp16 exactly are kept as packed fp16 (FBGEMM), others in fp32: bf16 and fp16 are
+never multiplied by torch on a CPU, where emulation is tens of times slower.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lmi_kernels._triton import runs_triton
+from lmi_kernels.cpu.eager import multiply
+from lmi_kernels.cpu.library import load
+from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.weight import NativeWeight
+from lmi_kernels.silu_and_mul import silu_and_mul
+
 _PROBED_SHAPES = ((192, 36), (960, 576), (576, 1536), (64, 2048))
 """Output and input features of the products that `dense_rows_are_bit_equal` compares."""
 _PROBED_ROWS = (1, 4, 8, 16, 24, 32, 56, 64, 96, 128, 256)
@@ -21,22 +28,27 @@ _PROBED_ROWS = (1, 4, 8, 16, 24, 32, 56, 64, 96, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """A weight made ready for `linear`: either packed (CPU) or dense."""
+    """A weight made ready for `linear` or `gated_linear`: native or packed (CPU), or dense."""
 
     packed: Any | None
     dense: torch.Tensor | None
     bias: torch.Tensor | None
+    native: NativeWeight | None = None
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
-    """Make a weight ready for `linear`.
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> LinearWeight:
+    """Make a weight ready for `linear`, or (gated) for `gated_linear`.
 
     Args:
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
+        gated: the first half of the rows are gates, the second what they let through.
     """
     if weight.device.type != "cpu":
         return LinearWeight(None, weight, bias)
+    library = None if runs_triton(weight.device) else load()
+    if library is not None:
+        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gated))
     dense = weight.float()
     fp32_bias = None if bias is None else bias.float()
     if "fbgemm" in torch.backends.quantized.supported_engines and _exact_in_fp16(dense):
@@ -46,12 +58,26 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight
 
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     """x: [num_rows, in_features] -> [num_rows, out_features], in x's dtype; sums are fp32."""
+    if weight.native is not None:
+        return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else multiply(x, weight.native)
     if weight.packed is not None:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
         return y
     if weight.dense is None:
-        raise ValueError("a LinearWeight holds either a packed or a dense weight")
+        raise ValueError("a LinearWeight holds a native, a packed or a dense weight")
     return F.linear(x, weight.dense, weight.bias)
+
+
+def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """silu(gate(x)) * up(x) (Shazeer 2020, arXiv:2002.05202).
+
+    Args:
+        x: [num_rows, in_features].
+        weight: packed as gated, [2 * middle, in_features].
+
+    Returns: [num_rows, middle], in x's dtype.
+    """
+    return linear(x, weight) if weight.native is not None else silu_and_mul(linear(x, weight))
 
 
 def batch_invariant_rows(num_rows: int, dense: bool = False) -> int:

@@ -9,10 +9,13 @@ import torch
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
+from lmi_kernels.cpu.rows import Rows
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
+    if isinstance(x, Rows):
+        return x.recorder.norm(x, weight, None, eps)
     if uses_triton(x):
         return rms_norm_triton(x, weight, eps)[0]
     return _rms_norm_torch(x, weight, eps)
@@ -30,6 +33,9 @@ def add_rms_norm(
 
     Returns: the normalised sum and the sum, each [num_tokens, hidden] in x's dtype.
     """
+    if isinstance(x, Rows):
+        total = x + residual
+        return rms_norm(total, weight, eps), total
     if uses_triton(x):
         return add_rms_norm_triton(x, residual, weight, eps)
     residual = residual + x

@@ -34,6 +34,8 @@ from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seeds import fresh_generator, generator_from, integers
 
+pytestmark = pytest.mark.usefixtures("torch_kernels")
+
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:

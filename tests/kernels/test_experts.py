@@ -12,6 +12,8 @@ from lmi_kernels.experts import experts_reference
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from, integers
 
+pytestmark = pytest.mark.usefixtures("torch_kernels")
+
 
 def _layer(
     generator: torch.Generator, num_experts: int, hidden: int, intermediate: int, exact_in_fp16: bool

@@ -6,6 +6,8 @@ import torch
 from lmi_kernels import LinearWeight, batch_invariant_rows, linear, pack
 from tests.support.seeds import fresh_generator
 
+pytestmark = pytest.mark.usefixtures("torch_kernels")
+
 SHAPES = [(1, 1), (37, 5), (48, 64), (100, 33), (192, 576), (576, 1536)]
 
 

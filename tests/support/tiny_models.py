@@ -109,7 +109,7 @@ def make_runner(
     max_model_len: int = 64,
     device: str = "cpu",
     load_format: str = "auto",
-    max_step_tokens: int = 64,
+    max_step_tokens: int = 256,
     enforce_eager: bool = False,
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""

@@ -117,12 +117,20 @@ class Norm(Struct):
 
 class Add(Struct):
     KIND = OpKind.ADD
-    _fields_ = Gather._fields_
+    _fields_ = (
+        ("x", c_void_p),
+        ("other", c_void_p),
+        ("y", c_void_p),
+        ("x_stride", c_int64),
+        ("other_stride", c_int64),
+        ("y_stride", c_int64),
+        ("width", c_int64),
+    )
 
 
 class Gelu(Struct):
     KIND = OpKind.GELU
-    _fields_ = (("y", c_void_p), ("y_stride", c_int64), ("width", c_int64))
+    _fields_ = Gather._fields_
 
 
 class Linear(Struct):
@@ -144,7 +152,7 @@ class RopeAndStore(Struct):
     KIND = OpKind.ROPE_AND_STORE
     _fields_ = (
         ("qkv", c_void_p),
-        ("stride", c_int64),
+        ("qkv_stride", c_int64),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("cos_sin", c_void_p),
@@ -175,9 +183,10 @@ class Experts(Struct):
     KIND = OpKind.EXPERTS
     _fields_ = (
         ("x", c_void_p),
-        ("router_logits", c_void_p),
+        ("logits", c_void_p),
         ("y", c_void_p),
         ("x_stride", c_int64),
+        ("logits_stride", c_int64),
         ("y_stride", c_int64),
         ("gate_up", c_void_p),
         ("down", c_void_p),
@@ -191,6 +200,10 @@ class Experts(Struct):
         ("integers", c_void_p),
         ("row_scales", c_void_p),
     )
+
+
+def address(struct: Struct) -> int:
+    return ctypes.addressof(struct)
 
 
 SECONDS = c_double * len(OpKind)

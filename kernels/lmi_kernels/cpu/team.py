@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Sequence
 
-from lmi_kernels.cpu.library import Library
+import torch
+
+from lmi_kernels.cpu.library import Library, load
 from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 
 
@@ -23,19 +26,46 @@ class Program:
 
 
 class Team:
-    """Threads that are started once. Only one program runs at a time."""
+    """Threads that are started once. Programs run one after the other."""
 
     def __init__(self, library: Library, num_threads: int) -> None:
         """num_threads: the caller's among them."""
+        self.num_threads = num_threads
         self._library = library
         self._handle = library.team_new(num_threads)
+        self._lock = threading.Lock()
         self._seconds = SECONDS()
         weakref.finalize(self, library.team_free, self._handle)
 
-    def run(self, program: Program, step: Step) -> None:
-        """Run a program over a step's rows."""
-        self._library.run(self._handle, program.ops, program.num_ops, step, self._seconds)
+    def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
+        """Run operations [first, first + count), or all, over a step's rows."""
+        count = program.num_ops - first if count is None else min(count, program.num_ops - first)
+        ops = program.ops if first == 0 else ctypes.byref(program.ops[first])
+        with self._lock:
+            self._library.run(self._handle, ops, count, step, self._seconds)
 
     def seconds(self) -> dict[OpKind, float]:
         """The time of all programs so far by kind of operation."""
         return {kind: self._seconds[kind] for kind in OpKind}
+
+
+_team: Team | None = None
+_num_threads: int | None = None
+
+
+def set_num_threads(count: int) -> None:
+    """Have this process compute with so many threads, the caller's among them. Where native kernels are used they are
+    the team's, and torch keeps to one: two pools that wait by spinning would be in each other's way."""
+    global _num_threads
+    _num_threads = count
+    torch.set_num_threads(1 if load() is not None else count)
+
+
+def shared_team() -> Team | None:
+    """The process's team, started when it is first asked for; None where there are no native kernels."""
+    global _team
+    library = load()
+    count = _num_threads or torch.get_num_threads()
+    if library is not None and (_team is None or _team.num_threads != count):
+        _team = Team(library, count)
+    return _team if library is not None else None

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import STORAGES
+from lmi_kernels.cpu.structs import STORAGES, Storage
 
 
 class NativeWeight:
@@ -49,6 +49,14 @@ class NativeWeight:
             library.weight_fill(handle, first, 1, part.data_ptr(), width)
             if bias is not None:
                 library.weight_fill_bias(handle, first, 1, bias[rows:].data_ptr(), width)
+
+    def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Numbers that a product of so many rows needs for itself, by field of its struct: rows as integers, where
+        the weight is of integers."""
+        if self.storage not in (Storage.INT8, Storage.INT4):
+            return {}
+        width = -(-self.in_features // 64) * 64
+        return {"integers": (num_rows * width, torch.int8), "row_scales": (num_rows, torch.float32)}
 
     @property
     def _padded_columns(self) -> int:

@@ -15,6 +15,7 @@ from engines.models.weights import WeightReader
 from engines.mpi.model_runner import ModelRunner
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
+from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -140,7 +141,7 @@ def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_
     # Fair shares: nobody has more than one KV group, of one layer's worth, above the others.
     assert max(owned) == owned[0]
     assert max(owned) - min(owned) <= 0.6 * sum(owned) / degree
-    kv_heads = [runner.cache.layers[0].shape[1] for runner in runners]
+    kv_heads = [num_kv_heads(runner.cache) for runner in runners]
     assert sum(kv_heads) == config.num_kv_heads + held_again
 
 

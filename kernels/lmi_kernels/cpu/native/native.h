@@ -138,18 +138,22 @@ struct Norm {
   int32_t reserved;
 };
 
-// y += x
+// y = x + other; y may be one of them.
 struct Add {
   const float* x;
+  const float* other;
   float* y;
   int64_t x_stride;
+  int64_t other_stride;
   int64_t y_stride;
   int64_t width;
 };
 
-// y = gelu(y), the exact one
+// y = gelu(x), the exact one; y may be x.
 struct Gelu {
+  const float* x;
   float* y;
+  int64_t x_stride;
   int64_t y_stride;
   int64_t width;
 };
@@ -178,7 +182,7 @@ struct Linear {
 // rotary embedding of both in place (half-split), keys and values into the cache.
 struct RopeAndStore {
   float* qkv;
-  int64_t stride;
+  int64_t qkv_stride;
   const float* q_norm;   // [head_dim], or null
   const float* k_norm;   // [head_dim], or null
   const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: heads are not turned
@@ -205,9 +209,10 @@ struct Attention {
 // Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over these.
 struct Experts {
   const float* x;
-  const float* router_logits;  // [rows, num_experts]
+  const float* logits;  // the router's, [rows, num_experts]
   float* y;
   int64_t x_stride;
+  int64_t logits_stride;
   int64_t y_stride;
   const Weight* const* gate_up;  // [num_experts], interleaved as for kSiluAndMul
   const Weight* const* down;     // [num_experts]

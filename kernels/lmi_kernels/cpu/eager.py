@@ -1,0 +1,56 @@
+"""Native operations on tensors, one call each: for what is not recorded as a program."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels.cpu.structs import Embed, Epilogue, Linear, Step, Struct
+from lmi_kernels.cpu.team import Program, shared_team
+from lmi_kernels.cpu.weight import NativeWeight
+
+
+def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
+    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight silu(gate) * up; fp32.
+
+    Raises:
+        RuntimeError: there are no native kernels any more.
+    """
+    x = x.float().contiguous()
+    width = weight.out_features // 2 if weight.gated else weight.out_features
+    # Of a gated weight whole panels come out.
+    y = torch.empty(len(x), -(-width // 16) * 16 if weight.gated else width)
+    epilogue = Epilogue.SILU_AND_MUL if weight.gated else Epilogue.STORE
+    scratch = {
+        name: torch.empty(size, dtype=dtype) for name, (size, dtype) in weight.scratch_sizes(len(x)).items()
+    }
+    linear = Linear(
+        weight=weight.handle,
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        epilogue=epilogue,
+        **{name: tensor.data_ptr() for name, tensor in scratch.items()},
+    )
+    _run(linear, Step(num_rows=len(x)))
+    return y[:, :width].contiguous()
+
+
+def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tensor:
+    """ids: [num_rows] -> [num_rows, in_features], fp32: the table's columns `id - first_id`, 0 where there is none.
+
+    Raises:
+        RuntimeError: there are no native kernels any more.
+    """
+    y = torch.empty(len(ids), table.in_features)
+    numbers = ids.to(torch.int32)
+    embed = Embed(table=table.handle, y=y.data_ptr(), y_stride=y.stride(0), first_id=first_id)
+    _run(embed, Step(num_rows=len(ids), ids=numbers.data_ptr()))
+    return y
+
+
+def _run(operation: Struct, step: Step) -> None:
+    team = shared_team()
+    if team is None:
+        raise RuntimeError("a native weight needs native kernels")
+    team.run(Program([operation]), step)
