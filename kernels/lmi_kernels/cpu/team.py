@@ -27,6 +27,7 @@ class Team:
 
     def __init__(self, library: Library, num_threads: int) -> None:
         """num_threads: the caller's among them."""
+        self.num_threads = num_threads
         self._library = library
         self._handle = library.team_new(num_threads)
         self._seconds = SECONDS()
