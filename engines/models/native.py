@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from engines.layers.recorded_attention import RecordedAttention
-from lmi_kernels.cpu.recorder import Recorder, Recording
-from lmi_kernels.cpu.rows import NotRecorded, Rows
+from lmi_kernels.cpu.binding import Recording, bind
+from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
 from lmi_kernels.cpu.team import Team
 
 
@@ -30,9 +30,9 @@ def record_forward(
     Raises:
         NotRecorded: the model does what no native operation does.
     """
-    recorder = Recorder(max_rows)
+    recorder = Recorder(team, max_rows)
     hidden = model.forward(recorder.ids(), cache, RecordedAttention(cos_sin), num_layers)
-    return recorder.bind(_rows(hidden), team)
+    return bind(recorder, _rows(hidden))
 
 
 def record_logits(model: _Model, hidden: torch.Tensor, team: Team, max_rows: int) -> Recording:
@@ -42,11 +42,11 @@ def record_logits(model: _Model, hidden: torch.Tensor, team: Team, max_rows: int
     Raises:
         NotRecorded: as `record_forward`.
     """
-    recorder = Recorder(max_rows)
+    recorder = Recorder(team, max_rows)
     logits = model.logits(recorder.gathered(hidden, hidden.shape[1]))
     if logits is None:
         raise NotRecorded("a head without logits")
-    return recorder.bind(_rows(logits), team)
+    return bind(recorder, _rows(logits))
 
 
 def _rows(tensor: torch.Tensor) -> Rows:

@@ -35,7 +35,7 @@ from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
 from lmi_kernels.attention_plan import GroupLimits
-from lmi_kernels.cpu.rows import NotRecorded
+from lmi_kernels.cpu.recorder import NotRecorded
 from lmi_kernels.cpu.team import Team, shared_team
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from lmi_kernels.cpu.eager import look_up
-from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.linear import LinearWeight
 
 

@@ -14,7 +14,7 @@ import torch
 
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.cpu.rows import NotRecorded, Rows
+from lmi_kernels.cpu.recorder import NotRecorded, Rows
 from lmi_kernels.grouped_matmul import down_matmul, down_reference, gate_up_matmul, gate_up_reference
 from lmi_kernels.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
 from lmi_kernels.route import example_logits, example_slots, route, route_reference

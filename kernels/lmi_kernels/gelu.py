@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.recorder import Rows
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

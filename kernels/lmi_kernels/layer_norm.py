@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.recorder import Rows
 
 Affine = tuple[torch.Tensor, torch.Tensor]
 """A LayerNorm's weight and bias, [hidden] each."""

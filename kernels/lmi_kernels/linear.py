@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from lmi_kernels._triton import runs_triton
 from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.library import load
-from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.silu_and_mul import silu_and_mul
 

@@ -9,7 +9,7 @@ import torch
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.cpu.rows import Rows
+from lmi_kernels.cpu.recorder import Rows
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

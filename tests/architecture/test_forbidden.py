@@ -74,7 +74,7 @@ def test_no_check_is_an_assert() -> None:
     assert not wrong, wrong
 
 
-_READERS = ("container", "lmi_server.properties")
+_READERS = ("container", "lmi_server.properties", "lmi_kernels.cpu.library")
 
 
 def test_the_environment_is_read_in_few_places() -> None:

@@ -27,6 +27,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.metrics": 1,
     "engines.wire": 1,
     "engines.kv_cache": 1,
+    "engines.native_kv_cache": 1,
     "engines.parallel": 1,
     "engines.sampling": 2,
     "engines.layers": 2,

@@ -6,7 +6,7 @@ import torch
 
 from lmi_kernels.cpu.structs import Embed, Epilogue, Linear, Step, Struct
 from lmi_kernels.cpu.team import Program, shared_team
-from lmi_kernels.cpu.weight import NativeWeight
+from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
@@ -18,7 +18,7 @@ def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
     x = x.float().contiguous()
     width = weight.out_features // 2 if weight.gated else weight.out_features
     # Of a gated weight whole panels come out.
-    y = torch.empty(len(x), -(-width // 16) * 16 if weight.gated else width)
+    y = torch.empty(len(x), padded(width) if weight.gated else width)
     epilogue = Epilogue.SILU_AND_MUL if weight.gated else Epilogue.STORE
     scratch = {
         name: torch.empty(size, dtype=dtype) for name, (size, dtype) in weight.scratch_sizes(len(x)).items()

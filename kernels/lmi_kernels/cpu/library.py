@@ -46,6 +46,10 @@ class Library:
         self.weight_fill_bias = functions.lmi_weight_fill_bias
         self.weight_fill_bias.argtypes = self.weight_fill.argtypes
         self.weight_fill_bias.restype = None
+        self.attention_scratch_bytes = functions.lmi_attention_scratch_bytes
+        """(number of threads, query heads, KV heads, head_dim) -> what `Attention.scratch` has to hold."""
+        self.attention_scratch_bytes.argtypes = [c_int32] * 4
+        self.attention_scratch_bytes.restype = c_int64
         self.instructions = use_instructions(functions, wanted)
 
 

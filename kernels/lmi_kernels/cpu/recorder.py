@@ -1,33 +1,66 @@
-"""A model's own Python, run once on `Rows` that hold no numbers, written down as a program of native operations.
-
-So a model is described once. The program is then bound to buffers: a sum is added by the linear that computes one of
-its parts where that is possible, and a buffer is used again as soon as nobody reads it any more.
-"""
+"""A model's own Python, run once on `Rows` that hold no numbers, written down as a list of native operations: so a
+model is described once. `binding.py` makes a program of the list."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.rows import NotRecorded, Rows
 from lmi_kernels.cpu.structs import Epilogue, Struct
-from lmi_kernels.cpu.team import Program, Team
-from lmi_kernels.cpu.weight import NativeWeight
+from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.weight import NativeWeight, padded
 
 Outside = Callable[[torch.Tensor], Any]
 """What is done with rows between two native operations, in place."""
-_LANES = 16
-"""Rows begin at multiples of so many numbers: 64 bytes."""
-_NEVER = 1 << 30
+
+
+class NotRecorded(Exception):
+    """A model does with its rows what no native operation does."""
+
+
+class Rows(torch.Tensor):
+    """[number of rows of a step, width], without numbers. The operations of `lmi_kernels` write themselves into the
+    recorder; of torch's only `+` does, all others raise `NotRecorded`."""
+
+    recorder: Recorder
+
+    @staticmethod
+    def make(recorder: Recorder, width: int) -> Rows:
+        rows = torch.empty(0, width, device="meta").as_subclass(Rows)
+        rows.recorder = recorder
+        return rows
+
+    @property
+    def width(self) -> int:
+        return int(self.shape[-1])
+
+    def __add__(self, other: Any) -> Rows:
+        if not isinstance(other, Rows):
+            raise NotRecorded("the sum of rows and something else")
+        return self.recorder.add(self, other)
+
+    __radd__ = __add__
+    __iadd__ = __add__  # rows never change
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func.__name__ == "__get__":
+            return super().__torch_function__(func, types, args, kwargs)
+        raise NotRecorded(f"torch's {func.__name__}")
 
 
 @dataclass(eq=False, slots=True)
-class _Node:
+class Node:
     """One operation, or (without a struct) something that is done outside."""
 
     struct: type[Struct] | None
@@ -46,11 +79,13 @@ class _Node:
 class Recorder:
     """Takes operations down, in the order of their calls."""
 
-    def __init__(self, max_rows: int) -> None:
-        """max_rows: of a step that the program is run with."""
+    def __init__(self, team: Team, max_rows: int) -> None:
+        """team: runs the program; max_rows: of a step that it is run with."""
+        self.team = team
         self.max_rows = max_rows
-        self._nodes: list[_Node] = []
-        self._ending: Outside | None = None
+        self.nodes: list[Node] = []
+        self.ending: Outside | None = None
+        """Makes what a run returns of its result."""
 
     def ids(self) -> Rows:
         """The step's token ids."""
@@ -101,7 +136,7 @@ class Recorder:
             "choices": (2 * choices + len(weights) + 1, torch.int32),
             "shares": (choices, torch.float32),
             "inputs": (choices * hidden, torch.float32),
-            "middle": (choices * _padded(down[0].in_features), torch.float32),
+            "middle": (choices * padded(down[0].in_features), torch.float32),
             "parts": (choices * hidden, torch.float32),
             **max(gate_up[0], down[0], key=lambda each: each.in_features).scratch_sizes(choices),
         }
@@ -142,43 +177,24 @@ class Recorder:
 
     def attention(self, qkv: Rows, num_heads: int, scale: float, cache: structs.KvLayer) -> Rows:
         """Of the query heads, which come first in `qkv`."""
-        fields = {"cache": structs.address(cache), "num_heads": num_heads, "scale": scale}
+        size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
+        fields = {
+            "cache": structs.address(cache),
+            "num_heads": num_heads,
+            "scale": scale,
+            "scratch_bytes": size,
+        }
+        scratch = {"scratch": (size, torch.uint8)}
         output = Rows.make(self, num_heads * cache.head_dim)
-        return self._record(structs.Attention, {"q": qkv}, output, fields, keeps=[cache])
+        return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=[cache])
 
     def outside(self, x: Rows, function: Outside) -> Rows:
         """Have `function` change rows in place, [num_rows, width and padding], between native operations."""
-        return self._add(_Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", outside=function))
+        return self._add(Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", outside=function))
 
     def end_with(self, function: Outside) -> None:
         """Have `Recording.run` return what `function` makes of the result."""
-        self._ending = function
-
-    def bind(self, result: Rows, team: Team) -> Recording:
-        """The program, ready to be run by a team.
-
-        Raises:
-            NotRecorded: rows are changed in place that are read again later.
-        """
-        nodes = _with_sums_in_linears(self._nodes)
-        places = _places(nodes, result, self.max_rows)
-        parts: list[Program | tuple[Outside, torch.Tensor]] = []
-        operations: list[Struct] = []
-        keeps: list[object] = []
-        shared: dict[str, torch.Tensor] = {}
-        for node in nodes:
-            for name, (size, dtype) in node.scratch.items():
-                if name not in shared or shared[name].numel() < size:
-                    shared[name] = torch.empty(size, dtype=dtype)
-        for node in nodes:
-            if node.outside is not None:
-                parts += [Program(operations, keeps), (node.outside, places[id(node.output)])]
-                operations, keeps = [], []
-                continue
-            operations.append(_bound(node, places, shared))
-            keeps += [*node.keeps, places[id(node.output)], *(shared[name] for name in node.scratch)]
-        parts.append(Program(operations, keeps))
-        return Recording(team, parts, places[id(result)][:, : result.width], self._ending)
+        self.ending = function
 
     def _record(
         self,
@@ -190,127 +206,8 @@ class Recorder:
         scratch: dict[str, tuple[int, torch.dtype]] | None = None,
         keeps: list[object] | None = None,
     ) -> Rows:
-        return self._add(_Node(struct, reads, output, fields, in_place, scratch or {}, keeps or []))
+        return self._add(Node(struct, reads, output, fields, in_place, scratch or {}, keeps or []))
 
-    def _add(self, node: _Node) -> Rows:
-        self._nodes.append(node)
+    def _add(self, node: Node) -> Rows:
+        self.nodes.append(node)
         return node.output
-
-
-class Recording:
-    """Programs of native operations, and what is done between them."""
-
-    def __init__(
-        self,
-        team: Team,
-        parts: Sequence[Program | tuple[Outside, torch.Tensor]],
-        result: torch.Tensor,
-        ending: Outside | None,
-    ) -> None:
-        self._team = team
-        self._parts = parts
-        self._ending = ending
-        self.result = result
-        """[max_rows, width]: what a run leaves behind, in its first rows."""
-
-    def run(self, step: structs.Step, on_call: Callable[[], None] | None = None, most_ops: int = 0) -> Any:
-        """Compute a step; returns its rows of `result`, or what the recorder's ending made of them.
-
-        most_ops: of one native call, after each of which `on_call` is called; 0: as many as there are.
-        """
-        for part in self._parts:
-            if isinstance(part, Program):
-                stride = most_ops or max(1, part.num_ops)
-                for first in range(0, part.num_ops, stride):
-                    self._team.run(part, step, first, stride)
-                    if on_call is not None:
-                        on_call()
-            else:
-                function, rows = part
-                function(rows[: step.num_rows])
-        rows = self.result[: step.num_rows]
-        return rows if self._ending is None else self._ending(rows)
-
-
-def _with_sums_in_linears(nodes: Sequence[_Node]) -> list[_Node]:
-    """Where a linear's product is but one part of a sum whose other part nobody reads meanwhile or afterwards, the
-    linear adds to that other part."""
-    users = _users(nodes)
-    makers = {id(node.output): index for index, node in enumerate(nodes)}
-    gone: set[int] = set()
-    for index, node in enumerate(nodes):
-        if node.struct is not structs.Add:
-            continue
-        first, second = node.reads["x"], node.reads["other"]
-        for product, other in ((first, second), (second, first)):
-            maker = makers.get(id(product), -1)
-            linear = nodes[maker]
-            if (
-                maker >= 0
-                and linear.struct is structs.Linear
-                and linear.fields["epilogue"] is Epilogue.STORE
-                and users[id(product)] == [index]
-                and makers.get(id(other), _NEVER) < maker
-                and all(user < maker or user == index for user in users[id(other)])
-            ):
-                linear.fields["epilogue"] = Epilogue.ACCUMULATE
-                linear.reads["y"], linear.in_place, linear.output = other, "y", node.output
-                gone.add(index)
-                break
-    return [node for index, node in enumerate(nodes) if index not in gone]
-
-
-def _places(nodes: Sequence[_Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
-    """By the identity of a node's output its buffer, [max_rows, width and padding]; several that are never needed
-    together share one."""
-    users = _users(nodes)
-    users[id(result)].append(_NEVER)
-    free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-    places: dict[int, torch.Tensor] = {}
-    for index, node in enumerate(nodes):
-        if node.in_place:
-            taken = node.reads[node.in_place]
-            if users[id(taken)][-1] > index:
-                raise NotRecorded("rows that are changed are read again later")
-            places[id(node.output)] = places[id(taken)]
-        else:
-            stride = _stride(node.output.width, node.output is result)
-            kept = free[stride]
-            places[id(node.output)] = kept.pop() if kept else torch.empty(max_rows, stride)
-        for name, rows in node.reads.items():
-            if name != node.in_place and users[id(rows)][-1] == index:
-                free[_stride(rows.width, rows is result)].append(places[id(rows)])
-    return places
-
-
-def _stride(width: int, is_result: bool) -> int:
-    """Results are tensors for others, too: without padding."""
-    return width if is_result else _padded(width)
-
-
-def _padded(width: int) -> int:
-    return -(-width // _LANES) * _LANES
-
-
-def _users(nodes: Sequence[_Node]) -> defaultdict[int, list[int]]:
-    """By the identity of rows: who reads them, in order."""
-    users: defaultdict[int, list[int]] = defaultdict(list)
-    for index, node in enumerate(nodes):
-        for rows in node.reads.values():
-            if index not in users[id(rows)][-1:]:
-                users[id(rows)].append(index)
-    return users
-
-
-def _bound(node: _Node, places: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
-    if node.struct is None:
-        raise ValueError("what is done outside is no native operation")
-    names = {each[0] for each in node.struct._fields_}
-    operands = {**node.reads, "y": node.output}
-    values = dict(node.fields)
-    for name, rows in operands.items():
-        if name in names:
-            place = places[id(rows)]
-            values |= {name: place.data_ptr(), f"{name}_stride": place.stride(0)}
-    values |= {name: shared[name].data_ptr() for name in node.scratch}
-    return node.struct(**values)

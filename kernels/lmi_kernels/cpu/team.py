@@ -44,6 +44,12 @@ class Team:
         with self._lock:
             self._library.run(self._handle, ops, count, step, self._seconds)
 
+    def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+        """What `Attention.scratch` has to hold."""
+        sizes = self.num_threads, num_heads, num_kv_heads, head_dim
+        count: int = self._library.attention_scratch_bytes(*sizes)
+        return count
+
     def seconds(self) -> dict[OpKind, float]:
         """The time of all programs so far by kind of operation."""
         return {kind: self._seconds[kind] for kind in OpKind}

@@ -9,6 +9,13 @@ import torch
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import STORAGES, Storage
 
+_LANES = 16
+"""Rows begin at multiples of so many numbers: 64 bytes."""
+
+
+def padded(width: int) -> int:
+    return -(-width // _LANES) * _LANES
+
 
 class NativeWeight:
     """A matrix [out_features, in_features] in panels, stored in the dtype that it is given in, and its bias."""

@@ -3,9 +3,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "native.h"
 
+// Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
+#pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx2,fma,f16c")
 
 namespace lmi {

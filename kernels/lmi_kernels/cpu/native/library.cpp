@@ -68,3 +68,11 @@ EXPORT void lmi_run(Team* team, const Op* ops, int64_t num_ops, const Step* step
   Run argument{ops, num_ops, step, seconds};
   team->run(run, &argument);
 }
+
+// How much scratch `Attention` needs for a team of so many threads.
+EXPORT int64_t lmi_attention_scratch_bytes(int32_t num_threads, int32_t num_heads, int32_t num_kv_heads,
+                                           int32_t head_dim) {
+  const int64_t split = kSplitRows * (attention_width(head_dim) + 2);
+  const int64_t floats = attention_floats(num_heads, num_kv_heads, head_dim);
+  return num_threads * (floats + split) * static_cast<int64_t>(sizeof(float));
+}

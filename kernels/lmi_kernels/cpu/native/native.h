@@ -202,9 +202,30 @@ struct Attention {
   const KvLayer* cache;
   int32_t num_heads;
   float scale;
-  float* scratch;  // for parts of long sequences: `attention_scratch_bytes`
+  float* scratch;  // one for all layers: `lmi_attention_scratch_bytes`
   int64_t scratch_bytes;
 };
+
+// What attention works on at once, by one worker. Keys are counted from the sequence's first, whatever the step, so
+// that a query's sums have one order.
+constexpr int64_t kTileKeys = 64;    // between two looks at the largest score
+constexpr int64_t kPartKeys = 512;   // summed up by themselves, then added in order
+constexpr int64_t kItemRows = 96;    // queries (tokens x heads of a group) that share a tile of keys
+constexpr int64_t kSplitRows = 2048; // for each worker: queries x parts that may be computed by several workers
+
+// Where a worker keeps its item: [rows] queries, sums and totals, and a tile of widened keys and values.
+static inline int64_t attention_rows(int64_t num_heads, int64_t num_kv_heads) {
+  const int64_t share = num_heads / num_kv_heads;
+  return share > kItemRows ? share : kItemRows;
+}
+
+static inline int64_t attention_width(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+// Floats for each worker. Of each row: three vectors, lanes of a sum, and four numbers.
+static inline int64_t attention_floats(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+  const int64_t width = attention_width(head_dim);
+  return attention_rows(num_heads, num_kv_heads) * (3 * width + 16 + 4) + 2 * kTileKeys * (width + 1);
+}
 
 // Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over these.
 struct Experts {

@@ -1,0 +1,163 @@
+"""A recorded list of operations bound to buffers, as programs that a team runs.
+
+A sum is added by the linear that computes one of its parts where that is possible, and a buffer is used again as soon
+as nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lmi_kernels.cpu import structs
+from lmi_kernels.cpu.recorder import Node, NotRecorded, Outside, Recorder, Rows
+from lmi_kernels.cpu.structs import Epilogue, Struct
+from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.cpu.weight import padded
+
+_NEVER = 1 << 30
+
+
+def bind(recorder: Recorder, result: Rows) -> Recording:
+    """The program, ready to be run.
+
+    Raises:
+        NotRecorded: rows are changed in place that are read again later.
+    """
+    nodes = _with_sums_in_linears(recorder.nodes)
+    places = _places(nodes, result, recorder.max_rows)
+    parts: list[Program | tuple[Outside, torch.Tensor]] = []
+    operations: list[Struct] = []
+    keeps: list[object] = []
+    shared: dict[str, torch.Tensor] = {}
+    for node in nodes:
+        for name, (size, dtype) in node.scratch.items():
+            if name not in shared or shared[name].numel() < size:
+                shared[name] = torch.empty(size, dtype=dtype)
+    for node in nodes:
+        if node.outside is not None:
+            parts += [Program(operations, keeps), (node.outside, places[id(node.output)])]
+            operations, keeps = [], []
+            continue
+        operations.append(_bound(node, places, shared))
+        keeps += [*node.keeps, places[id(node.output)], *(shared[name] for name in node.scratch)]
+    parts.append(Program(operations, keeps))
+    return Recording(recorder.team, parts, places[id(result)][:, : result.width], recorder.ending)
+
+
+class Recording:
+    """Programs of native operations, and what is done between them."""
+
+    def __init__(
+        self,
+        team: Team,
+        parts: Sequence[Program | tuple[Outside, torch.Tensor]],
+        result: torch.Tensor,
+        ending: Outside | None,
+    ) -> None:
+        self._team = team
+        self._parts = parts
+        self._ending = ending
+        self.result = result
+        """[max_rows, width]: what a run leaves behind, in its first rows."""
+
+    def run(self, step: structs.Step, on_call: Callable[[], None] | None = None, most_ops: int = 0) -> Any:
+        """Compute a step; returns its rows of `result`, or what the recorder's ending made of them.
+
+        most_ops: of one native call, after each of which `on_call` is called; 0: as many as there are.
+        """
+        for part in self._parts:
+            if isinstance(part, Program):
+                stride = most_ops or max(1, part.num_ops)
+                for first in range(0, part.num_ops, stride):
+                    self._team.run(part, step, first, stride)
+                    if on_call is not None:
+                        on_call()
+            else:
+                function, rows = part
+                function(rows[: step.num_rows])
+        rows = self.result[: step.num_rows]
+        return rows if self._ending is None else self._ending(rows)
+
+
+def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
+    """Where a linear's product is but one part of a sum whose other part nobody reads meanwhile or afterwards, the
+    linear adds to that other part."""
+    users = _users(nodes)
+    makers = {id(node.output): index for index, node in enumerate(nodes)}
+    gone: set[int] = set()
+    for index, node in enumerate(nodes):
+        if node.struct is not structs.Add:
+            continue
+        first, second = node.reads["x"], node.reads["other"]
+        for product, other in ((first, second), (second, first)):
+            maker = makers.get(id(product), -1)
+            linear = nodes[maker]
+            if (
+                maker >= 0
+                and linear.struct is structs.Linear
+                and linear.fields["epilogue"] is Epilogue.STORE
+                and users[id(product)] == [index]
+                and makers.get(id(other), _NEVER) < maker
+                and all(user < maker or user == index for user in users[id(other)])
+            ):
+                linear.fields["epilogue"] = Epilogue.ACCUMULATE
+                linear.reads["y"], linear.in_place, linear.output = other, "y", node.output
+                gone.add(index)
+                break
+    return [node for index, node in enumerate(nodes) if index not in gone]
+
+
+def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
+    """By the identity of a node's output its buffer, [max_rows, width and padding]; several that are never needed
+    together share one."""
+    users = _users(nodes)
+    users[id(result)].append(_NEVER)
+    free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    places: dict[int, torch.Tensor] = {}
+    for index, node in enumerate(nodes):
+        if node.in_place:
+            taken = node.reads[node.in_place]
+            if users[id(taken)][-1] > index:
+                raise NotRecorded("rows that are changed are read again later")
+            places[id(node.output)] = places[id(taken)]
+        else:
+            stride = _stride(node.output.width, node.output is result)
+            kept = free[stride]
+            places[id(node.output)] = kept.pop() if kept else torch.empty(max_rows, stride)
+        for name, rows in node.reads.items():
+            if name != node.in_place and users[id(rows)][-1] == index:
+                free[_stride(rows.width, rows is result)].append(places[id(rows)])
+    return places
+
+
+def _stride(width: int, is_result: bool) -> int:
+    """Results are tensors for others, too: without padding."""
+    return width if is_result else padded(width)
+
+
+def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
+    """By the identity of rows: who reads them, in order."""
+    users: defaultdict[int, list[int]] = defaultdict(list)
+    for index, node in enumerate(nodes):
+        for rows in node.reads.values():
+            if index not in users[id(rows)][-1:]:
+                users[id(rows)].append(index)
+    return users
+
+
+def _bound(node: Node, places: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
+    if node.struct is None:
+        raise ValueError("what is done outside is no native operation")
+    names = {each[0] for each in node.struct._fields_}
+    operands = {**node.reads, "y": node.output}
+    values = dict(node.fields)
+    for name, rows in operands.items():
+        if name in names:
+            place = places[id(rows)]
+            values |= {name: place.data_ptr(), f"{name}_stride": place.stride(0)}
+    values |= {name: shared[name].data_ptr() for name in node.scratch}
+    return node.struct(**values)

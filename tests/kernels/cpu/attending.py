@@ -1,0 +1,134 @@
+"""Sequences with cached keys and values, and native attention over some of their queries."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import Attention, Sequence, Step, Storage
+from lmi_kernels.cpu.team import Program, Team
+from tests.kernels.cpu.kv_cache import KvCache
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Queries [start, stop) of one sequence."""
+
+    sequence: int
+    start: int
+    stop: int
+
+
+class Sequences:
+    """Random queries, keys and values of some sequences, their blocks shuffled."""
+
+    def __init__(
+        self, storage: Storage, shape: Shape, lengths: Many[int], seed: int, spread: float = 1.0
+    ) -> None:
+        """spread: standard deviation of the queries; large ones make sharp softmaxes."""
+        generator = torch.Generator().manual_seed(seed)
+        self.storage, self.shape, self.lengths = storage, shape, lengths
+        needed = [-(-length // shape.block_size) for length in lengths]
+        order = torch.randperm(sum(needed) + 1, generator=generator)[1:].int()
+        self.blocks = order.split(needed)
+        self.q = [
+            torch.randn(length, shape.num_heads, shape.head_dim, generator=generator) * spread
+            for length in lengths
+        ]
+        self.kv = [
+            torch.randn(2, length, shape.num_kv_heads, shape.head_dim, generator=generator)
+            for length in lengths
+        ]
+        self.num_blocks = sum(needed) + 1
+
+    def slots(self, chunk: Chunk) -> torch.Tensor:
+        places = torch.arange(chunk.stop)
+        blocks = self.blocks[chunk.sequence][places // self.shape.block_size].long()
+        return blocks * self.shape.block_size + places % self.shape.block_size
+
+    def cache(self, chunks: Many[Chunk]) -> KvCache:
+        """What is stored when these are the last queries so far."""
+        shape = self.shape
+        cache = KvCache(self.storage, self.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        slots = torch.cat([self.slots(chunk) for chunk in chunks])
+        kv = torch.cat([self.kv[chunk.sequence][:, : chunk.stop] for chunk in chunks], dim=1)
+        cache.write(slots, kv[0], kv[1])
+        return cache
+
+    def attend(
+        self, library: Library, team: Team, chunks: Many[Chunk], split: bool = True
+    ) -> list[torch.Tensor]:
+        """Attend in one step; rows of no chunk stand between those of chunks.
+
+        Args:
+            split: False: no scratch beyond what workers need for themselves, so that no sequence is split.
+
+        Returns: of each chunk [tokens, num_heads, head_dim].
+        """
+        shape, gap = self.shape, 2
+        cache = self.cache(chunks)
+        width = shape.num_heads * shape.head_dim
+        num_rows = sum(chunk.stop - chunk.start + gap for chunk in chunks)
+        q = torch.full((num_rows, width + 5), torch.nan)
+        y = torch.full((num_rows, width + 1), torch.nan)
+        sequences, rows, row = [], [], 0
+        for chunk in chunks:
+            length = chunk.stop - chunk.start
+            rows.append(slice(row, row + length))
+            q[rows[-1], :width] = self.q[chunk.sequence][chunk.start : chunk.stop].flatten(1)
+            blocks = self.blocks[chunk.sequence].data_ptr()
+            sequences.append(Sequence(first_row=row, query_len=length, kv_len=chunk.stop, blocks=blocks))
+            row += length + gap
+        size = library.attention_scratch_bytes(
+            team.num_threads, shape.num_heads, shape.num_kv_heads, shape.head_dim
+        )
+        if not split:
+            size -= team.num_threads * 2048 * (-(-shape.head_dim // 16) * 16 + 2) * 4
+        scratch = torch.full((size // 4,), torch.nan)
+        op = Attention(
+            q=q.data_ptr(),
+            y=y.data_ptr(),
+            q_stride=q.stride(0),
+            y_stride=y.stride(0),
+            cache=ctypes.addressof(cache.layer),
+            num_heads=shape.num_heads,
+            scale=shape.head_dim**-0.5,
+            scratch=scratch.data_ptr(),
+            scratch_bytes=size,
+        )
+        table = (Sequence * len(sequences))(*sequences)
+        step = Step(num_rows=num_rows, sequences=ctypes.addressof(table), num_sequences=len(sequences))
+        team.run(Program([op]), step)
+        written = torch.zeros(num_rows, dtype=torch.bool)
+        for part in rows:
+            written[part] = True
+        assert y[~written].isnan().all()
+        assert y[:, width:].isnan().all()
+        return [y[part, :width].reshape(-1, shape.num_heads, shape.head_dim) for part in rows]
+
+    def expected(self, chunk: Chunk) -> torch.Tensor:
+        """The same in fp64 from what is stored: [tokens, num_heads, head_dim]."""
+        shape = self.shape
+        keys, values = self.cache([chunk]).read()[:, self.slots(chunk)].permute(0, 2, 1, 3)
+        q = self.q[chunk.sequence][chunk.start : chunk.stop].double()
+        q = q.view(len(q), shape.num_kv_heads, -1, shape.head_dim).transpose(
+            0, 1
+        )  # [KV heads, tokens, group, dim]
+        scores = torch.einsum("htgd,hkd->htgk", q, keys) * shape.head_dim**-0.5
+        positions = torch.arange(chunk.start, chunk.stop)
+        hidden = torch.arange(chunk.stop) > positions[:, None]
+        weights = scores.masked_fill(hidden[None, :, None], -torch.inf).softmax(dim=-1)
+        found = torch.einsum("htgk,hkd->htgd", weights, values)
+        return found.transpose(0, 1).reshape(-1, shape.num_heads, shape.head_dim)

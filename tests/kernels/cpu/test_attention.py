@@ -1,0 +1,124 @@
+"""Native attention against fp64, and that a query's bits depend on its own keys only."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.team import Team
+from tests.kernels.cpu.attending import Chunk, Sequences, Shape
+from tests.support.randomness import random_seed
+
+_STORAGES = (Storage.FP32, Storage.BF16, Storage.FP16, Storage.INT8)
+_SHAPES = (
+    Shape(9, 3, 64, 16),
+    Shape(3, 3, 80, 32),
+    Shape(8, 1, 96, 64),
+    Shape(4, 2, 128, 16),
+    Shape(16, 2, 64, 8),
+    Shape(5, 1, 20, 7),
+    Shape(3, 1, 33, 1),
+    Shape(2, 2, 1, 128),
+    Shape(7, 7, 72, 48),
+)
+_LENGTHS = (1, 40, 63, 64, 65, 200)
+_LONG = 1300
+
+
+def _mixed(lengths: tuple[int, ...]) -> list[Chunk]:
+    """A decode, a whole prompt, the rest of a prompt, and so on, of sequences in their order."""
+    starts = (lambda n: n - 1, lambda n: 0, lambda n: n // 2)
+    return [Chunk(i, starts[i % 3](length), length) for i, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("storage", _STORAGES)
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+def test_mixed_steps_are_right(library: Library, team: Team, storage: Storage, shape: Shape) -> None:
+    sequences = Sequences(storage, shape, _LENGTHS, random_seed(), spread=2.0)
+    chunks = _mixed(_LENGTHS)
+    for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
+        torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", [Storage.FP32, Storage.INT8])
+def test_long_sequences_are_right(library: Library, team: Team, storage: Storage) -> None:
+    sequences = Sequences(storage, Shape(6, 2, 64, 16), (_LONG, 600), random_seed(), spread=3.0)
+    chunks = [Chunk(0, _LONG - 70, _LONG), Chunk(1, 599, 600)]
+    for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
+        torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0, 3e4])
+def test_flat_and_sharp_softmaxes(library: Library, team: Team, scale: float) -> None:
+    sequences = Sequences(Storage.FP32, Shape(3, 1, 64, 16), (300,), random_seed())
+    sequences.q[0] = sequences.q[0].sign() * scale
+    sequences.kv[0][0] = sequences.kv[0][0].sign()
+    chunk = Chunk(0, 100, 300)
+    (found,) = sequences.attend(library, team, [chunk])
+    torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=3e-5, rtol=3e-5)
+
+
+def test_the_last_key_counts(library: Library, team: Team) -> None:
+    """Each query has its own key as by far the best one: a bound that is off by one would show."""
+    shape = Shape(3, 1, 64, 16)
+    sequences = Sequences(Storage.FP32, shape, (80,), random_seed())
+    keys = torch.nn.functional.normalize(sequences.kv[0][0], dim=-1) * 30
+    sequences.kv[0][0] = keys
+    sequences.q[0] = keys.expand(-1, 3, -1) * 2
+    (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
+    torch.testing.assert_close(found, sequences.kv[0][1].expand(-1, 3, -1), atol=1e-4, rtol=1e-4)
+    # And the key after a query's own, twice as good, counts for nothing.
+    sequences.q[0][:-1] = keys[1:].expand(-1, 3, -1) * 2
+    (found,) = sequences.attend(library, team, [Chunk(0, 0, 80)])
+    torch.testing.assert_close(found.double(), sequences.expected(Chunk(0, 0, 80)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_query_that_is_no_number_stays_its_own(library: Library, team: Team) -> None:
+    sequences = Sequences(Storage.FP32, Shape(3, 1, 64, 16), (80,), random_seed())
+    chunk = Chunk(0, 0, 80)
+    (expected,) = sequences.attend(library, team, [chunk])
+    sequences.q[0][17, 1] = torch.nan
+    (found,) = sequences.attend(library, team, [chunk])
+    assert found[17, 1].isnan().all()
+    found[17, 1] = expected[17, 1]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("storage", _STORAGES)
+@pytest.mark.parametrize(
+    "shape", [Shape(9, 3, 64, 16), Shape(2, 2, 32, 16), Shape(8, 1, 128, 64), Shape(3, 1, 20, 5)], ids=str
+)
+def test_chunks_and_company_change_no_bit(
+    library: Library, team: Team, storage: Storage, shape: Shape
+) -> None:
+    lengths = (150, 30, 70)
+    seed = random_seed()
+    sequences = Sequences(storage, shape, lengths, seed)
+    (whole,) = sequences.attend(library, team, [Chunk(0, 0, 150)])
+    rng = random.Random(seed)
+    cuts = [0, *sorted(rng.sample(range(1, 150), 6)), 150]
+    for start, stop in pairwise(cuts):
+        others = [Chunk(1, rng.randrange(30), 30), Chunk(2, 69, 70)][: rng.randrange(3)]
+        chunks = [*others, Chunk(0, start, stop)]
+        assert torch.equal(sequences.attend(library, team, chunks)[-1], whole[start:stop])
+    for position in (0, 15, 16, 63, 64, 100, 149):
+        (single,) = sequences.attend(library, team, [Chunk(0, position, position + 1)])
+        assert torch.equal(single, whole[position : position + 1]), position
+
+
+@pytest.mark.parametrize("storage", _STORAGES)
+def test_splits_of_long_sequences_change_no_bit(library: Library, storage: Storage) -> None:
+    sequences = Sequences(storage, Shape(3, 1, 32, 16), (_LONG, 5), random_seed())
+    whole_chunk = Chunk(0, _LONG - 100, _LONG)
+    (whole,) = sequences.attend(library, Team(library, 1), [whole_chunk], split=False)
+    torch.testing.assert_close(whole.double(), sequences.expected(whole_chunk), atol=3e-6, rtol=3e-6)
+    for num_threads in (1, 2, 5):
+        team = Team(library, num_threads)
+        for start in (_LONG - 100, _LONG - 40, _LONG - 7, _LONG - 1):
+            found = sequences.attend(library, team, [Chunk(1, 0, 5), Chunk(0, start, _LONG)])
+            assert torch.equal(found[1], whole[start - _LONG :]), (num_threads, start)
