@@ -14,8 +14,9 @@ from lmi_kernels.cpu.structs import Op, Step
 logger = logging.getLogger(__name__)
 
 CHOICE = "LMI_CPU_KERNELS"
-"""Environment variable: `avx2` or `avx512` names an instruction set, `torch` does without native kernels."""
-_ACCEPTED = ("avx2", "avx512", "torch")
+"""Environment variable: the name of an instruction set, or `torch`, which does without native kernels."""
+INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni")
+_ACCEPTED = (*INSTRUCTIONS, "torch")
 
 
 class Library:
@@ -46,6 +47,9 @@ class Library:
         self.weight_fill_bias = functions.lmi_weight_fill_bias
         self.weight_fill_bias.argtypes = self.weight_fill.argtypes
         self.weight_fill_bias.restype = None
+        self.weight_fill_scales = functions.lmi_weight_fill_scales
+        self.weight_fill_scales.argtypes = self.weight_fill.argtypes
+        self.weight_fill_scales.restype = None
         self.instructions = use_instructions(functions, wanted)
 
 

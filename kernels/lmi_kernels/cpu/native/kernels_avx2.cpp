@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "native.h"
 
@@ -15,6 +16,7 @@ constexpr const char* kName = "avx2";
 constexpr int64_t kBlockBytes = 192 * 1024;  // of the second cache, for rows of a linear
 
 #include "vec_avx2.inc"
+#include "dot_avx2.inc"
 #include "kernels.inc"
 
 }  // namespace

@@ -1,8 +1,11 @@
 // The kernels for processors with AVX-512 F, BW, VL and DQ.
+// GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "native.h"
 
@@ -15,6 +18,7 @@ constexpr const char* kName = "avx512";
 constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
 
 #include "vec_avx512.inc"
+#include "dot_avx512.inc"
 #include "kernels.inc"
 
 }  // namespace

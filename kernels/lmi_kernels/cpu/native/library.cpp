@@ -10,7 +10,8 @@ namespace {
 
 bool processor_has(const Kernels& kernels) {
   __builtin_cpu_init();
-  if (&kernels == avx512_kernels())
+  if (&kernels == avx512_vnni_kernels() && !__builtin_cpu_supports("avx512vnni")) return false;
+  if (&kernels != avx2_kernels())
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -51,7 +52,7 @@ using namespace lmi;
 // Use the kernels of this instruction set (null: the best that the processor has); returns its name, or null where
 // the processor lacks it.
 EXPORT const char* lmi_use_instructions(const char* wanted) {
-  for (const Kernels* kernels : {avx512_kernels(), avx2_kernels()})
+  for (const Kernels* kernels : {avx512_vnni_kernels(), avx512_kernels(), avx2_kernels()})
     if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(*kernels)) {
       used = kernels;
       return kernels->name;

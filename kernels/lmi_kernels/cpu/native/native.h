@@ -19,12 +19,16 @@ enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4 }
 
 constexpr int64_t kPanel = 32;  // output features of a panel of a weight
 
+// How many integers a row or column has in its products: zeros fill it up.
+static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
+
 // A weight in panels of 32 output features; `weight.cpp` says how each storage lays a panel out. Columns of the last
 // panel beyond the last output feature are zero.
 struct Weight {
   void* panels;
-  const float* bias;    // [panels x 32], or null
-  const float* scales;  // of integers: see weight.cpp; else null
+  const float* bias;    // [panels x 32]; null where there is none, but not with integers
+  const float* scales;  // of integers, [panels x 32]; else null
+  const int32_t* sums;  // of the integers of each column, [panels x 32]; else null
   int64_t in_features;
   int64_t out_features;
   int32_t storage;
@@ -216,7 +220,7 @@ struct Experts {
   int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
   float* shares;     // scratch: [max_rows * top_k]
   float* inputs;     // scratch: [max_rows * top_k, hidden]
-  float* middle;     // scratch: [max_rows * top_k, intermediate]
+  float* middle;     // scratch: [max_rows * top_k, intermediate rounded up to 16]
   float* parts;      // scratch: [max_rows * top_k, hidden]
   int8_t* integers;  // as of Linear, for max_rows * top_k rows
   float* row_scales;
@@ -232,5 +236,6 @@ struct Kernels {
 
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_vnni_kernels();
 
 }  // namespace lmi
