@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 CHOICE = "LMI_CPU_KERNELS"
 """Environment variable: the name of an instruction set, or `torch`, which does without native kernels."""
-INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni")
+INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
 _ACCEPTED = (*INSTRUCTIONS, "torch")
 
 

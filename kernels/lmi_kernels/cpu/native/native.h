@@ -237,5 +237,6 @@ struct Kernels {
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_vnni_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace lmi
