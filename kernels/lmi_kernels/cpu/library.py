@@ -14,8 +14,9 @@ from lmi_kernels.cpu.structs import Op, Step
 logger = logging.getLogger(__name__)
 
 CHOICE = "LMI_CPU_KERNELS"
-"""Environment variable: `avx2` or `avx512` names an instruction set, `torch` does without native kernels."""
-_ACCEPTED = ("avx2", "avx512", "torch")
+"""Environment variable: the name of an instruction set, or `torch`, which does without native kernels."""
+INSTRUCTIONS = ("avx2", "avx512", "avx512_vnni", "amx")
+_ACCEPTED = (*INSTRUCTIONS, "torch")
 
 
 class Library:
@@ -50,6 +51,9 @@ class Library:
         """(number of threads, query heads, KV heads, head_dim) -> what `Attention.scratch` has to hold."""
         self.attention_scratch_bytes.argtypes = [c_int32] * 4
         self.attention_scratch_bytes.restype = c_int64
+        self.weight_fill_scales = functions.lmi_weight_fill_scales
+        self.weight_fill_scales.argtypes = self.weight_fill.argtypes
+        self.weight_fill_scales.restype = None
         self.instructions = use_instructions(functions, wanted)
 
 

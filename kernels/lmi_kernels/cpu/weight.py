@@ -11,14 +11,36 @@ from lmi_kernels.cpu.structs import STORAGES, Storage
 
 _LANES = 16
 """Rows begin at multiples of so many numbers: 64 bytes."""
+_BLOCK = 1024
+"""Rows that are widened to fp32 at a time."""
 
 
 def padded(width: int) -> int:
     return -(-width // _LANES) * _LANES
 
 
+def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round each row to integers of -127 to 127 times a scale, max|row| / 127; a row of zeros has scale 0.
+
+    Args:
+        weight: [rows, columns], of floating point.
+
+    Returns:
+        The integers [rows, columns], int8, and the scales [rows], fp32.
+    """
+    integers = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    for start in range(0, len(weight), _BLOCK):
+        block = weight[start : start + _BLOCK].float()
+        scale = block.abs().amax(dim=1) / 127
+        factor = torch.where(scale > 0, 1 / scale, 0)
+        integers[start : start + _BLOCK] = (block * factor[:, None]).round_().clamp_(-127, 127)
+        scales[start : start + _BLOCK] = scale
+    return integers, scales
+
+
 class NativeWeight:
-    """A matrix [out_features, in_features] in panels, stored in the dtype that it is given in, and its bias."""
+    """A matrix [out_features, in_features] in panels, and its bias."""
 
     def __init__(
         self,
@@ -26,6 +48,7 @@ class NativeWeight:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         gated: bool = False,
+        storage: Storage | None = None,
     ) -> None:
         """
         Args:
@@ -33,27 +56,35 @@ class NativeWeight:
             bias: [out_features] or None.
             gated: the first half of the rows are gates, the second what they let through: they are interleaved for
                 `Epilogue.SILU_AND_MUL`.
+            storage: None stores the numbers as they are; INT8 rounds them, with a scale for each output feature.
 
         Raises:
-            ValueError: a dtype that is not stored.
+            ValueError: a dtype that is not stored, or a storage that it cannot be put in.
             MemoryError: there is no memory for it.
         """
         if weight.dtype not in STORAGES:
             raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
+        if storage not in (None, STORAGES[weight.dtype], Storage.INT8):
+            raise ValueError(f"a weight of {weight.dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = weight.shape
         self.gated = gated
-        self.storage = STORAGES[weight.dtype]
+        self.storage = STORAGES[weight.dtype] if storage is None else storage
         columns = self._padded_columns if gated else self.out_features
         handle = library.weight_new(columns, self.in_features, self.storage, bias is not None)
         if not handle:
             raise MemoryError(f"no memory for a weight of {self.out_features} x {self.in_features}")
         self.handle: int = handle
         weakref.finalize(self, library.weight_free, handle)
+        scales = None
+        if self.storage == Storage.INT8:
+            weight, scales = quantise_rows(weight)
         weight = weight.contiguous()
         bias = None if bias is None else bias.float().contiguous()
         for first, rows, width in self._runs():
             part = weight[rows : rows + width]
             library.weight_fill(handle, first, 1, part.data_ptr(), width)
+            if scales is not None:
+                library.weight_fill_scales(handle, first, 1, scales[rows:].data_ptr(), width)
             if bias is not None:
                 library.weight_fill_bias(handle, first, 1, bias[rows:].data_ptr(), width)
 

@@ -1,11 +1,6 @@
 // The kernels for processors with AVX2, FMA and F16C.
 #include <immintrin.h>
 
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <utility>
-
 #include "native.h"
 
 // Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
@@ -15,11 +10,13 @@
 namespace lmi {
 namespace {
 
-constexpr const char* kName = "avx2";
 constexpr int64_t kBlockBytes = 192 * 1024;  // of the second cache, for rows of a linear
 
 #include "vec_avx2.inc"
+#include "dot_avx2.inc"
 #include "kernels.inc"
+
+constexpr Kernels kKernels = kernels_with<multiply_int8>("avx2");
 
 }  // namespace
 

@@ -1,10 +1,7 @@
-// The kernels for processors with AVX-512 F, BW, VL and DQ.
+// The kernels for processors with AVX-512 F, BW, VL and DQ, and what others of them have for int8.
+// GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <utility>
 
 #include "native.h"
 
@@ -15,14 +12,20 @@
 namespace lmi {
 namespace {
 
-constexpr const char* kName = "avx512";
 constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
 
 #include "vec_avx512.inc"
+#include "dot_avx512.inc"
 #include "kernels.inc"
+
+constexpr Kernels kKernels = kernels_with<multiply_int8>("avx512");
+constexpr Kernels kVnniKernels = kernels_with<multiply_int8_avx512_vnni>("avx512_vnni");
+constexpr Kernels kAmxKernels = kernels_with<multiply_int8_amx>("amx");
 
 }  // namespace
 
 const Kernels* avx512_kernels() { return &kKernels; }
+const Kernels* avx512_vnni_kernels() { return &kVnniKernels; }
+const Kernels* amx_kernels() { return &kAmxKernels; }
 
 }  // namespace lmi

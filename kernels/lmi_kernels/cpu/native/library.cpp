@@ -1,4 +1,7 @@
 // What the shared library exports; `library.py` calls it by ctypes.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
 
@@ -8,12 +11,22 @@
 namespace lmi {
 namespace {
 
-bool processor_has(const Kernels& kernels) {
+// Ask Linux for the tile registers, which a process must do once; false where it does not give them.
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool processor_has(const Kernels* kernels) {
   __builtin_cpu_init();
-  if (&kernels == avx512_kernels())
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (kernels == avx2_kernels())
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (kernels == avx512_kernels()) return avx512;
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (kernels == avx512_vnni_kernels()) return vnni;
+  return vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") && may_use_tiles();
 }
 
 const Kernels* used = nullptr;
@@ -51,8 +64,8 @@ using namespace lmi;
 // Use the kernels of this instruction set (null: the best that the processor has); returns its name, or null where
 // the processor lacks it.
 EXPORT const char* lmi_use_instructions(const char* wanted) {
-  for (const Kernels* kernels : {avx512_kernels(), avx2_kernels()})
-    if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(*kernels)) {
+  for (const Kernels* kernels : {amx_kernels(), avx512_vnni_kernels(), avx512_kernels(), avx2_kernels()})
+    if ((!wanted || !std::strcmp(wanted, kernels->name)) && processor_has(kernels)) {
       used = kernels;
       return kernels->name;
     }

@@ -7,8 +7,13 @@
 // row's bits independent of its company.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -19,12 +24,16 @@ enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4 }
 
 constexpr int64_t kPanel = 32;  // output features of a panel of a weight
 
+// How many integers a row or column has in its products: zeros fill it up.
+static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
+
 // A weight in panels of 32 output features; `weight.cpp` says how each storage lays a panel out. Columns of the last
 // panel beyond the last output feature are zero.
 struct Weight {
   void* panels;
-  const float* bias;    // [panels x 32], or null
-  const float* scales;  // of integers: see weight.cpp; else null
+  const float* bias;    // [panels x 32]; null where there is none, but not with integers
+  const float* scales;  // of integers, [panels x 32]; else null
+  const int32_t* sums;  // of the integers of each column, [panels x 32]; else null
   int64_t in_features;
   int64_t out_features;
   int32_t storage;
@@ -242,13 +251,19 @@ struct Experts {
   int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
   float* shares;     // scratch: [max_rows * top_k]
   float* inputs;     // scratch: [max_rows * top_k, hidden]
-  float* middle;     // scratch: [max_rows * top_k, intermediate]
+  float* middle;     // scratch: [max_rows * top_k, intermediate rounded up to 16]
   float* parts;      // scratch: [max_rows * top_k, hidden]
   int8_t* integers;  // as of Linear, for max_rows * top_k rows
   float* row_scales;
 };
 
 using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
+
+// The products with int8 weights of rows [first_row, first_row + num_rows), which all workers compute together: what
+// differs between processors with AVX-512.
+using Int8Product = void (*)(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
+void multiply_int8_avx512_vnni(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
+void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
 // The kernels of one instruction set, by kind.
 struct Kernels {
@@ -258,5 +273,7 @@ struct Kernels {
 
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_vnni_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace lmi

@@ -1,0 +1,35 @@
+// Products with int8 weights for processors with AVX-512, VNNI and AMX for int8.
+// GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+
+#include "native.h"
+
+// Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
+#pragma GCC optimize("fp-contract=off")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,avx2,fma,f16c")
+
+namespace lmi {
+namespace {
+
+constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
+constexpr int64_t kAmxRows = 8;              // at least so many are multiplied by AMX
+
+#include "vec_avx512.inc"
+#include "dot_avx512_vnni.inc"
+#include "math.inc"
+#include "work.inc"
+#include "tiles.inc"
+#include "linear_int8.inc"
+#include "amx.inc"
+
+}  // namespace
+
+void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
+  if (num_rows < kAmxRows) return multiply_int8(op, first_row, num_rows, worker);
+  quantise_rows(op, first_row, num_rows, worker);
+  worker.barrier();
+  multiply_amx<AmxInt8>(op, op.integers, first_row, num_rows, worker);
+}
+
+}  // namespace lmi

@@ -1,0 +1,257 @@
+"""Native int8 linears against exact sums of the same integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lmi_kernels.cpu.library import INSTRUCTIONS, Library
+from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Linear, Step, Storage
+from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.cpu.weight import NativeWeight, quantise_rows
+from tests.support.randomness import random_seed
+
+_SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 97)
+
+
+def _scratch(rows: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((rows, -(-in_features // 64) * 64), 77, dtype=torch.int8), torch.full(
+        (rows,), torch.nan
+    )
+
+
+def _multiply(
+    team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = Epilogue.STORE
+) -> None:
+    integers, row_scales = _scratch(len(x), x.shape[1])
+    linear = Linear(
+        weight=weight.handle,
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        epilogue=epilogue,
+        integers=integers.data_ptr(),
+        row_scales=row_scales.data_ptr(),
+    )
+    team.run(Program([linear]), Step(num_rows=len(x)))
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Quantise rows and columns, sum in int64, scale in fp64."""
+    largest = x.abs().amax(dim=1, keepdim=True)
+    rows = (x * torch.full_like(largest, 127).div(largest)).round().long()
+    integers, scales = quantise_rows(weight)
+    product = (rows @ integers.long().T) * (largest / 127).double() * scales.double()
+    return product if bias is None else product + bias.double()
+
+
+def _equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether numbers differ by no more than the roundings of two scales and a bias; integers' sums are exact."""
+    size = expected.abs().amax()
+    return bool(((found.double() - expected).abs() <= 4e-7 * size).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_products_are_exact_and_bit_equal_at_any_number_of_rows(
+    library: Library, team: Team, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(*shape, generator=generator).to(dtype)
+    bias = torch.randn(shape[0], generator=generator)
+    native = NativeWeight(library, weight, bias, storage=Storage.INT8)
+    x = torch.randn(max(_ROWS), shape[1], generator=generator)
+    full = torch.full((len(x), shape[0]), torch.nan)
+    _multiply(team, native, x, full)
+    assert _equal(full, _product(x, weight, bias))
+    for rows in _ROWS:
+        part = torch.full((rows, shape[0]), torch.nan)
+        _multiply(team, native, x[:rows], part)
+        assert torch.equal(part, full[:rows]), rows
+
+
+def _whole_numbers(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows of -127 to 127 that quantise to themselves: each has a 127."""
+    numbers = torch.randint(-127, 128, (rows, columns), generator=generator).float()
+    numbers[:, 0] = 127
+    return numbers
+
+
+@pytest.mark.parametrize("in_features", [1, 63, 64, 65, 1536])
+def test_sums_of_integers_are_exact(library: Library, team: Team, in_features: int) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight, x = _whole_numbers(70, in_features, generator), _whole_numbers(37, in_features, generator)
+    weight[1:3], x[1:3] = 127, 127
+    weight[2:4, 1:], x[2:4, 1:] = -127, -127
+    y = torch.full((37, 70), torch.nan)
+    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
+    assert torch.equal(y.long(), x.long() @ weight.long().T)
+
+
+def test_instruction_sets_and_numbers_of_threads_change_no_bit(
+    open_library: Callable[[str], Library | None],
+) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight, bias = torch.randn(300, 190, generator=generator), torch.randn(300, generator=generator)
+    x = torch.randn(41, 190, generator=generator) * torch.logspace(-20, 20, 41)[:, None]
+    found = []
+    for name in INSTRUCTIONS:
+        if (library := open_library(name)) is None:
+            continue
+        native = NativeWeight(library, weight, bias, storage=Storage.INT8)
+        for count in (1, 2, 5):
+            found.append(torch.zeros(41, 300))
+            _multiply(Team(library, count), native, x, found[-1], Epilogue.ACCUMULATE)
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    native = NativeWeight(library, torch.randn(70, 48, generator=generator), storage=Storage.INT8)
+    x, before = torch.randn(21, 48, generator=generator), torch.randn(21, 70, generator=generator)
+    product = torch.empty(21, 70)
+    _multiply(team, native, x, product)
+    y = before.clone()
+    _multiply(team, native, x, y, Epilogue.ACCUMULATE)
+    assert torch.equal(y, before + product)
+
+
+@pytest.mark.parametrize("middle", [1, 16, 50])
+def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
+    bias = torch.randn(2 * middle, generator=generator)
+    x = torch.randn(17, 20, generator=generator)
+    padded = -(-middle // 16) * 16
+    y = torch.full((17, padded), torch.nan)
+    native = NativeWeight(library, weight, bias, gated=True, storage=Storage.INT8)
+    _multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
+    gate, up = _product(x, weight, bias).chunk(2, dim=-1)
+    torch.testing.assert_close(
+        y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
+    )
+    assert (y[:, middle:] == 0).all()
+
+
+def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(40, 30, generator=generator)
+    x = torch.randn(9, 50, generator=generator)[:, 7:37]
+    y = torch.full((9, 60), 5.0)
+    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y[:, 3:43])
+    assert _equal(y[:, 3:43], _product(x, weight))
+    assert (y[:, :3] == 5).all()
+    assert (y[:, 43:] == 5).all()
+
+
+def test_rows_of_zeros_and_of_numbers_that_are_not_finite(library: Library, team: Team) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(33, 20, generator=generator)
+    weight[5] = 0
+    bias = torch.randn(33, generator=generator)
+    x = torch.randn(6, 20, generator=generator)
+    x[0], x[1], x[2, 3], x[3, 19] = 0, 1e-42, torch.inf, torch.nan
+    y = torch.full((6, 33), torch.nan)
+    _multiply(team, NativeWeight(library, weight, bias, storage=Storage.INT8), x, y)
+    assert torch.equal(y[:2], bias.expand(2, -1))
+    assert y[2:4].isnan().all()
+    assert y[4:].isfinite().all()
+    assert torch.equal(y[4:, 5], bias[5].expand(2))
+
+
+def test_the_error_of_a_product_is_bounded(library: Library, team: Team) -> None:
+    """Each number is off by at most half a step; of random ones the errors cancel out to about 1 %."""
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(200, 576, generator=generator)
+    x = torch.randn(40, 576, generator=generator)
+    y = torch.full((40, 200), torch.nan)
+    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
+    exact = x.double() @ weight.double().T
+    row_step, column_step = x.abs().amax(dim=1, keepdim=True) / 254, weight.abs().amax(dim=1) / 254
+    bound = row_step * weight.abs().sum(dim=1) + column_step * x.abs().sum(dim=1, keepdim=True)
+    bound += 576 * row_step * column_step
+    assert ((y - exact).abs() <= bound.double()).all()
+    assert (y - exact).norm() <= 0.02 * exact.norm()
+
+
+def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    rows, hidden, middle, num_experts, top_k = 45, 40, 70, 5, 2
+    x = torch.randn(rows, hidden, generator=generator)
+    logits = torch.randn(rows, num_experts, generator=generator)
+    logits[:, 3] = -100
+    logits[0, 3] = 100
+    gate_up = torch.randn(num_experts, 2 * middle, hidden, generator=generator).bfloat16()
+    down = torch.randn(num_experts, hidden, middle, generator=generator).bfloat16()
+    weights = [
+        [NativeWeight(library, each, gated=gated, storage=Storage.INT8) for each in stack]
+        for stack, gated in ((gate_up, True), (down, False))
+    ]
+    handles = [torch.tensor([each.handle for each in stack]) for stack in weights]
+    integers, row_scales = _scratch(rows * top_k, max(hidden, middle))
+    choices = torch.empty(rows * top_k * 2 + num_experts + 1, dtype=torch.int32)
+    shares = torch.empty(rows * top_k)
+    inputs, parts = torch.empty(rows * top_k, hidden), torch.empty(rows * top_k, hidden)
+    between = torch.empty(rows * top_k, -(-middle // 16) * 16)
+    y = torch.full((rows, hidden), torch.nan)
+    experts = Experts(
+        x=x.data_ptr(),
+        logits=logits.data_ptr(),
+        logits_stride=logits.stride(0),
+        y=y.data_ptr(),
+        x_stride=hidden,
+        y_stride=hidden,
+        gate_up=handles[0].data_ptr(),
+        down=handles[1].data_ptr(),
+        num_experts=num_experts,
+        top_k=top_k,
+        choices=choices.data_ptr(),
+        shares=shares.data_ptr(),
+        inputs=inputs.data_ptr(),
+        middle=between.data_ptr(),
+        parts=parts.data_ptr(),
+        integers=integers.data_ptr(),
+        row_scales=row_scales.data_ptr(),
+    )
+    team.run(Program([experts]), Step(num_rows=rows))
+    best, which = logits.topk(top_k)
+    expected = torch.zeros(rows, hidden, dtype=torch.float64)
+    for row in range(rows):
+        for share, expert in zip(best[row].double().softmax(0), which[row], strict=True):
+            gate, up = _product(x[row : row + 1], gate_up[expert]).chunk(2, dim=-1)
+            passed = (torch.nn.functional.silu(gate) * up).float()
+            expected[row] += share * _product(passed, down[expert])[0]
+    assert (y.double() - expected).norm() <= 1e-3 * expected.norm()
+
+
+def test_embedding_from_a_table_of_integers(library: Library, team: Team) -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    table = torch.randn(50, 70, generator=generator)
+    ids = torch.tensor([0, 49, 17, 33, 31, 32, 50], dtype=torch.int32)
+    y = torch.full((len(ids), 70), torch.nan)
+    native = NativeWeight(library, table, storage=Storage.INT8)
+    embed = Embed(table=native.handle, y=y.data_ptr(), y_stride=70, first_id=0)
+    team.run(Program([embed]), Step(num_rows=len(ids), ids=ids.data_ptr()))
+    integers, scales = quantise_rows(table)
+    assert torch.equal(y[:6], (integers * scales[:, None])[ids[:6].long()])
+    assert (y[6] == 0).all()
+
+
+def test_a_row_of_zeros_has_scale_zero_and_each_number_is_within_half_a_step() -> None:
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(1500, 9, generator=generator).bfloat16()
+    weight[3] = 0
+    integers, scales = quantise_rows(weight)
+    assert scales[3] == 0
+    assert (integers[3] == 0).all()
+    error = (integers * scales[:, None] - weight.float()).abs()
+    assert (error <= scales[:, None] * 0.50002).all()
+
+
+def test_a_storage_that_a_dtype_cannot_be_put_in_is_refused(library: Library) -> None:
+    with pytest.raises(ValueError, match="cannot be stored as FP16"):
+        NativeWeight(library, torch.zeros(1, 1), storage=Storage.FP16)
