@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
-from lmi_kernels.cpu.structs import Choose, Step, Struct, Truncate
+from lmi_kernels.cpu.structs import Choose, Logprobs, Step, Struct, Truncate
 from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.likeliest import TokenLogprobs
 
 _SLACK = 64
 """`kSlack` of `native.h`."""
@@ -22,14 +26,12 @@ def logit_thresholds_native(
     penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `logit_thresholds`; sums are of whole numbers, in units of 2**-40 of the likeliest token's probability."""
-    num_rows, vocab_size = logits.shape
+    x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
     _run(
         team,
         Truncate,
-        logits,
-        penalized,
-        penalizes,
+        _row_addresses(x, penalized, penalizes),
         vocab_size=vocab_size,
         temperature=temperature.to(torch.float32).contiguous(),
         top_k=top_k.to(torch.int64).contiguous(),
@@ -54,14 +56,12 @@ def choose_tokens_native(
     penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `choose_tokens`: the same tokens."""
-    num_rows, vocab_size = logits.shape
+    x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
     _run(
         team,
         Choose,
-        logits,
-        penalized,
-        penalizes,
+        _row_addresses(x, penalized, penalizes),
         vocab_size=vocab_size,
         temperature=temperature.to(torch.float32).contiguous(),
         thresholds=thresholds.contiguous(),
@@ -74,27 +74,45 @@ def choose_tokens_native(
     return tokens, finite
 
 
-def _run(
-    team: Team,
-    kind: type[Struct],
-    logits: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
-    **fields: torch.Tensor | int,
-) -> None:
-    """An operation over rows of the logits, or of `penalized` where `penalizes`."""
-    x = logits.to(torch.float32)
-    rows = _addresses(x)
-    if penalizes.any():
-        rows = _addresses(penalized).where(penalizes != 0, rows)
-    operation = kind(
-        rows=rows.data_ptr(),
-        **{
-            name: value.data_ptr() if isinstance(value, torch.Tensor) else value
-            for name, value in fields.items()
-        },
+def row_logprobs_native(
+    team: Team, logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
+) -> tuple[list[float], list[TokenLogprobs]]:
+    """As `row_logprobs`."""
+    x, vocab_size, most = logits.to(torch.float32), logits.shape[1], max(counts)
+    logprobs = torch.empty(len(rows))
+    top_tokens, top_logprobs = torch.empty(len(rows), most, dtype=torch.int64), torch.empty(len(rows), most)
+    _run(
+        team,
+        Logprobs,
+        _addresses(x)[torch.tensor(rows)],
+        vocab_size=vocab_size,
+        tokens=tokens.contiguous(),
+        counts=torch.tensor(counts),
+        logprobs=logprobs,
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
+        top_stride=most,
+        scratch=_scratch(team, vocab_size),
     )
-    team.run(Program([operation]), Step(num_rows=len(logits)))
+    tops = [
+        tuple(pair for pair in zip(ids[:count], values[:count], strict=True) if pair[1] > -math.inf)
+        for count, ids, values in zip(counts, top_tokens.tolist(), top_logprobs.tolist(), strict=True)
+    ]
+    return logprobs.tolist(), tops
+
+
+def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Tensor | int) -> None:
+    """An operation over rows: [num_rows], int64, where their logits begin."""
+    addresses = {
+        name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
+    }
+    team.run(Program([kind(rows=rows.data_ptr(), **addresses)]), Step(num_rows=len(rows)))
+
+
+def _row_addresses(x: torch.Tensor, penalized: torch.Tensor, penalizes: torch.Tensor) -> torch.Tensor:
+    """Where the rows of x begin, or those of `penalized` where `penalizes`."""
+    rows = _addresses(x)
+    return _addresses(penalized).where(penalizes != 0, rows) if penalizes.any() else rows
 
 
 def _addresses(rows: torch.Tensor) -> torch.Tensor:
