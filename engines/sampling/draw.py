@@ -13,8 +13,6 @@ from engines.sampling.batch import SamplingRow
 from engines.sampling.plan import SamplingPlan
 from lmi_kernels import choose_tokens, logit_thresholds
 
-_ALL_IDS = 2**31 - 1
-
 
 class Edges(NamedTuple):
     """What may be drawn of each row."""
@@ -41,8 +39,7 @@ def find_edges(logits: torch.Tensor, changed: torch.Tensor, plan: SamplingPlan) 
         changed: [num_rows, vocab_size], fp32, contiguous: taken in place of the logits where `plan.is_changed`.
     """
     if not plan.truncates:
-        nothing = torch.full((len(logits),), -math.inf, device=logits.device)
-        return Edges(nothing, torch.full_like(nothing, _ALL_IDS, dtype=torch.int32))
+        return Edges(*plan.no_edges)
     asked = plan.temperature, plan.top_k, plan.top_p, plan.min_p
     return Edges(*logit_thresholds(logits, *asked, penalized=changed, penalizes=plan.is_changed))
 

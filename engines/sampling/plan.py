@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,9 @@ class SamplingPlan:
             params[i].top_k > 0 or params[i].top_p < 1.0 or params[i].min_p > 0.0 for i in drawn
         )
         self.seeds = column([seed_bits(each) for each in params], torch.int64)
+        nothing = torch.full((len(params),), -math.inf, device=device)
+        self.no_edges = nothing, torch.zeros_like(nothing, dtype=torch.int32)
+        """Thresholds and last ids where every token may be drawn."""
         changed = set(self.changed)
         self.is_changed = column([i in changed for i in rows], torch.int64)
 

@@ -11,8 +11,9 @@ import torch
 
 from lmi_kernels.choose_tokens import CHECKS as CHOICES
 from lmi_kernels.choose_tokens import choose_tokens_reference
-from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
+from lmi_kernels.cpu.team import Team, shared_team
+from lmi_kernels.row_logprobs import row_logprobs_torch
 from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, reference
 from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
 from tests.support.seeds import fresh_generator
@@ -155,3 +156,66 @@ def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everyw
             lambda team, row=row, own=own: logit_thresholds_native(team, row, *own, *_taken(row))
         )
         assert alone == together[i]
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0, 100.0])
+def test_log_probabilities_are_those_of_torch(everywhere: Everywhere, spread: float) -> None:
+    generator = fresh_generator()
+    for vocab in (1, 50, 20_001):
+        logits = torch.randn(8, vocab, generator=generator).mul_(spread)
+        # On a grid many are equal, also at the edge of those that are reported.
+        logits[::2] = logits[::2].div_(spread).mul_(3).round_()
+        logits[:, 1::5] = -math.inf
+        rows, counts = [0, 1, 3, 4, 6, 7], [0, 5, 20, 3, vocab, 1]
+        tokens = logits[rows].argmax(-1)
+        own, expected_tops = row_logprobs_torch(logits.double().float(), rows, tokens, counts)
+        tops: list[list[tuple[tuple[int, float], ...]]] = []
+
+        def report(
+            team: Team,
+            logits: torch.Tensor = logits,
+            rows: list[int] = rows,
+            counts: list[int] = counts,
+            tokens: torch.Tensor = tokens,
+            tops: list[list[tuple[tuple[int, float], ...]]] = tops,
+        ) -> Tensors:
+            logprobs, found = row_logprobs_native(team, logits, rows, tokens, counts)
+            tops.append(found)
+            return (torch.tensor(logprobs),)
+
+        assert everywhere(report)[0].tolist() == pytest.approx(own, abs=3e-5)
+        for found in tops:
+            for top, expected in zip(found, expected_tops, strict=True):
+                assert [token for token, _ in top] == [token for token, _ in expected]
+                assert [value for _, value in top] == pytest.approx([v for _, v in expected], abs=3e-5)
+
+
+def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhere) -> None:
+    logits = torch.zeros(3, 300)
+    logits[0, 7], logits[1, 299], logits[2] = math.nan, math.inf, -math.inf
+    tops = []
+
+    def report(team: Team) -> Tensors:
+        logprobs, found = row_logprobs_native(
+            team, logits, [0, 1, 2], torch.zeros(3, dtype=torch.int64), [2] * 3
+        )
+        tops.extend(found)
+        return (torch.tensor(logprobs),)
+
+    assert everywhere(report)[0].isnan().all()
+    assert not any(tops)
+
+
+def test_a_process_has_one_team_of_as_many_threads_as_torch() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        team = shared_team()
+        if team is None:
+            pytest.skip("native kernels are not built here")
+        assert team.num_threads == 2
+        assert shared_team() is team
+        torch.set_num_threads(1)
+        assert shared_team().num_threads == 1  # type: ignore[union-attr]
+    finally:
+        torch.set_num_threads(before)
