@@ -158,52 +158,45 @@ def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everyw
         assert alone == together[i]
 
 
-@pytest.mark.parametrize("spread", [0.01, 3.0, 100.0])
+@pytest.mark.parametrize("spread", [0.5, 3.0, 100.0])
 def test_log_probabilities_are_those_of_torch(everywhere: Everywhere, spread: float) -> None:
     generator = fresh_generator()
     for vocab in (1, 50, 20_001):
-        logits = torch.randn(8, vocab, generator=generator).mul_(spread)
-        # On a grid many are equal, also at the edge of those that are reported.
-        logits[::2] = logits[::2].div_(spread).mul_(3).round_()
+        # On a grid many are equal, also at the edge of those that are reported; others are clearly apart.
+        logits = torch.randn(8, vocab, generator=generator).mul_(spread * 1024).round_().div_(1024)
+        logits[::2] = logits[::2].round_()
         logits[:, 1::5] = -math.inf
-        rows, counts = [0, 1, 3, 4, 6, 7], [0, 5, 20, 3, vocab, 1]
+        rows, counts = [0, 1, 3, 4, 6, 7], [0, 5, 20, 3, min(vocab, 200), 1]
         tokens = logits[rows].argmax(-1)
-        own, expected_tops = row_logprobs_torch(logits.double().float(), rows, tokens, counts)
-        tops: list[list[tuple[tuple[int, float], ...]]] = []
+        own, tops = row_logprobs_torch(logits, rows, tokens, counts)
+        logprobs, *found = everywhere(_reporter(logits, rows, tokens, counts))
+        assert logprobs.tolist() == pytest.approx(own, abs=3e-5)
+        expected = [torch.tensor(top, dtype=torch.float64).view(-1, 2) for top in tops]
+        for pairs, wanted in zip(found, expected, strict=True):
+            assert torch.equal(pairs[:, 0], wanted[:, 0])
+            torch.testing.assert_close(pairs[:, 1], wanted[:, 1], rtol=0.0, atol=3e-5)
 
-        def report(
-            team: Team,
-            logits: torch.Tensor = logits,
-            rows: list[int] = rows,
-            counts: list[int] = counts,
-            tokens: torch.Tensor = tokens,
-            tops: list[list[tuple[tuple[int, float], ...]]] = tops,
-        ) -> Tensors:
-            logprobs, found = row_logprobs_native(team, logits, rows, tokens, counts)
-            tops.append(found)
-            return (torch.tensor(logprobs),)
 
-        assert everywhere(report)[0].tolist() == pytest.approx(own, abs=3e-5)
-        for found in tops:
-            for top, expected in zip(found, expected_tops, strict=True):
-                assert [token for token, _ in top] == [token for token, _ in expected]
-                assert [value for _, value in top] == pytest.approx([v for _, v in expected], abs=3e-5)
+def _reporter(
+    logits: torch.Tensor, rows: list[int], tokens: torch.Tensor, counts: list[int]
+) -> Callable[[Team], Tensors]:
+    """`row_logprobs_native` of these: log-probabilities, and of each row pairs of a token and its own."""
+
+    def report(team: Team) -> Tensors:
+        logprobs, tops = row_logprobs_native(team, logits, rows, tokens, counts)
+        pairs = [torch.tensor(top, dtype=torch.float64).view(-1, 2) for top in tops]
+        return torch.tensor(logprobs), *pairs
+
+    return report
 
 
 def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhere) -> None:
     logits = torch.zeros(3, 300)
     logits[0, 7], logits[1, 299], logits[2] = math.nan, math.inf, -math.inf
-    tops = []
-
-    def report(team: Team) -> Tensors:
-        logprobs, found = row_logprobs_native(
-            team, logits, [0, 1, 2], torch.zeros(3, dtype=torch.int64), [2] * 3
-        )
-        tops.extend(found)
-        return (torch.tensor(logprobs),)
-
-    assert everywhere(report)[0].isnan().all()
-    assert not any(tops)
+    first = torch.zeros(3, dtype=torch.int64)
+    logprobs, *tops = everywhere(_reporter(logits, [0, 1, 2], first, [2, 2, 2]))
+    assert logprobs.isnan().all()
+    assert [len(top) for top in tops] == [0, 0, 0]
 
 
 def test_a_process_has_one_team_of_as_many_threads_as_torch() -> None:
