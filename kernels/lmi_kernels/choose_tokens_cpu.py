@@ -1,10 +1,19 @@
-"""`choose_tokens` in torch: the same tokens, row by row, with noise for those that may be drawn."""
+"""`choose_tokens` on a CPU: the same tokens, with exact noise for few of them.
+
+A vocabulary is looked at in chunks: only those whose largest logit reaches the threshold matter. Where these are many,
+a first look with quick logarithms, whose error is known, tells which of them can hold the best score.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from lmi_kernels.random_numbers_cpu import noise, row_keys
+from lmi_kernels.random_numbers_cpu import Keys, front, mix, noise, row_keys
+
+_CHUNK = 64
+_LEAST = torch.finfo(torch.float32).min
+_FEW = 128
+"""Of so many chunks of a row those tokens get exact noise that may be drawn: less work than a look at all."""
 
 
 def choose_tokens_cpu(
@@ -23,15 +32,70 @@ def choose_tokens_cpu(
         x = penalized.where(penalizes[:, None] != 0, x)
     # NaN counts as larger than every number.
     finite = x.amax(dim=-1).isfinite()
-    chosen = x.argmax(dim=-1).where(finite, 0)
-    heat, keys = temperature.float(), row_keys(seeds, positions)
-    ids = torch.arange(x.shape[1])
-    for i in ((heat != 0.0) & finite).nonzero()[:, 0].tolist():
-        row = x[i]
-        allowed = (row > thresholds[i]) | ((row == thresholds[i]) & (ids <= last_ids[i]))
-        tokens = (allowed & (row > -torch.inf)).nonzero()[:, 0]
-        scores = row[tokens] + heat[i] * noise(tokens.to(torch.int32), keys.of(i))
-        best = scores.argmax() if len(tokens) else None
-        finite[i] = best is not None and scores[best] > -torch.inf
-        chosen[i] = tokens[best] if finite[i] else 0
+    heat = temperature.float()
+    chosen = torch.zeros(len(x), dtype=torch.int64)
+    greedy, drawn = ((heat == 0.0) & finite).nonzero()[:, 0], ((heat != 0.0) & finite).nonzero()[:, 0]
+    if len(greedy):
+        chosen[greedy] = _of(x, greedy).argmax(dim=-1)
+    if len(drawn):
+        keys = row_keys(seeds[drawn], positions[drawn])
+        tokens, scores = _draw(_of(x, drawn), heat[drawn], thresholds[drawn], last_ids[drawn], keys)
+        finite[drawn] = scores > -torch.inf
+        chosen[drawn] = tokens.where(finite[drawn], 0)
     return chosen, finite
+
+
+def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x if len(rows) == len(x) else x[rows]
+
+
+def _draw(
+    x: torch.Tensor, heat: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, int64, and their scores, -inf where none may be drawn. x: [num_rows, vocab_size], fp32."""
+    # No token of -inf reaches this.
+    thresholds = thresholds.clamp(min=_LEAST)
+    if x.shape[1] % _CHUNK:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
+    chunks, ids = x.view(len(x), -1, _CHUNK), torch.arange(x.shape[1])
+    looked_at = chunks.amax(dim=-1) >= thresholds[:, None]
+    many = (looked_at.sum(dim=-1) > _FEW).nonzero()[:, 0]
+    look = FirstLook(x.shape[1] if len(many) else 0)
+    for i in many.tolist():
+        own = x[i]
+        if thresholds[i] > _LEAST:
+            own = own.where(_allowed(own, ids, thresholds[i], last_ids[i]), -torch.inf)
+        looked_at[i] &= look.can_win(own, float(heat[i]), keys.of(i))
+    rows, places = looked_at.nonzero().unbind(1)
+    near, ids = chunks[rows, places], ids.view(-1, _CHUNK)[places]
+    kept, lanes = _allowed(near, ids, thresholds[rows, None], last_ids[rows, None]).nonzero().unbind(1)
+    rows, tokens = rows[kept], ids[kept, lanes]
+    scores = near[kept, lanes] + heat[rows] * noise(tokens.to(torch.int32), keys.of(rows))
+    best = torch.full_like(heat, -torch.inf).scatter_reduce_(0, rows, scores, "amax")
+    winners = (scores == best[rows]).nonzero()[:, 0]
+    chosen = torch.full((len(x),), x.shape[1]).scatter_reduce_(0, rows[winners], tokens[winners], "amin")
+    return chosen, best
+
+
+def _allowed(
+    x: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor, last_id: torch.Tensor
+) -> torch.Tensor:
+    return (x > threshold) | ((x == threshold) & (ids <= last_id))
+
+
+class FirstLook:
+    """Working memory for one row, used again for each: a row stays in the processor's cache."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._ids = torch.arange(vocab_size, dtype=torch.int32)
+        self._mixed, self._scratch = torch.empty_like(self._ids), torch.empty_like(self._ids)
+        self._scores = torch.empty(vocab_size, dtype=torch.float32)
+
+    def can_win(self, x: torch.Tensor, heat: float, keys: Keys) -> torch.Tensor:
+        """Which chunks of a row may hold the best score: [num_chunks], bool. x: [vocab_size], fp32."""
+        words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
+        # Without the bits behind, noise may be log(2) too large; of a word that is 0 it is infinite, and says nothing.
+        scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
+        best = scores.mul_(-heat).add_(x).view(-1, _CHUNK).amax(dim=-1)
+        top = best.max()
+        return best >= (top - heat - 1e-5 * top.abs() if top < torch.inf else -torch.inf)

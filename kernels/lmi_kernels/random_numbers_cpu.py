@@ -50,16 +50,26 @@ def philox(
     return c0, c1, c2, c3
 
 
+def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """What both words of each token are made of. tokens, out, scratch: int32, of one shape; returns `out`."""
+    h = torch.bitwise_xor(tokens, keys.first, out=out)
+    _xor_shifted_(h, 17, scratch).mul_(_signed(0xED5AD4BB)).bitwise_xor_(keys.second)
+    _xor_shifted_(h, 11, scratch).mul_(_signed(0xAC4C1B51)).bitwise_xor_(keys.third)
+    return _xor_shifted_(h, 15, scratch).mul_(_signed(0x31848BAB))
+
+
+def front(mixed: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """A word of 31 bits, int32. `mixed` is used up."""
+    return _xor_shifted_(mixed, 14, scratch).bitwise_and_(0x7FFFFFFF)
+
+
 def noise(tokens: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Gumbel noise, fp32. tokens: int32, of the keys' shape."""
-    h = tokens ^ keys.first
-    h = (_xor_shifted_(h, 17) * _signed(0xED5AD4BB)) ^ keys.second
-    h = (_xor_shifted_(h, 11) * _signed(0xAC4C1B51)) ^ keys.third
-    h = _xor_shifted_(h, 15) * _signed(0x31848BAB)
-    behind = _xor_shifted_(h ^ keys.behind, 16) * _signed(0x85EBCA6B)
-    behind = _xor_shifted_(behind, 13) & 0x7FFFFFFF
-    front = _xor_shifted_(h, 14) & 0x7FFFFFFF
-    v = front.float() * 2.0**-31 + (behind.float() + 0.5) * 2.0**-62
+    mixed, scratch = torch.empty_like(tokens), torch.empty_like(tokens)
+    behind = mix(tokens, keys, mixed, scratch) ^ keys.behind
+    behind = _xor_shifted_(behind, 16, scratch).mul_(_signed(0x85EBCA6B))
+    behind = _xor_shifted_(behind, 13, scratch).bitwise_and_(0x7FFFFFFF)
+    v = front(mixed, scratch).float() * 2.0**-31 + (behind.float() + 0.5) * 2.0**-62
     v = v.clamp(max=0.99999994)
     series = v * (1.0 + v * (0.5 + v * (0.3333333333 + v * 0.25)))
     return -_log(series.where(v < 0.03125, -_log(1.0 - v)))
@@ -80,8 +90,8 @@ def _log(y: torch.Tensor) -> torch.Tensor:
     return x + rest + whole * 0.693359375
 
 
-def _xor_shifted_(h: torch.Tensor, count: int) -> torch.Tensor:
-    return h.bitwise_xor_(h >> count)
+def _xor_shifted_(h: torch.Tensor, count: int, scratch: torch.Tensor) -> torch.Tensor:
+    return h.bitwise_xor_(torch.bitwise_right_shift(h, count, out=scratch))
 
 
 def _signed(word: int) -> int:

@@ -14,10 +14,10 @@ from engines.sampling.frequency_penalty import frequency_penalty
 from engines.sampling.presence_penalty import presence_penalty
 from engines.sampling.repetition_penalty import repetition_penalty
 from lmi_kernels.choose_tokens import choose_tokens_reference
-from lmi_kernels.choose_tokens_cpu import choose_tokens_cpu
+from lmi_kernels.choose_tokens_cpu import FirstLook, choose_tokens_cpu
 from lmi_kernels.count_tokens import count_tokens_reference
 from lmi_kernels.penalties import penalize_reference
-from lmi_kernels.random_numbers_cpu import noise, philox, row_keys
+from lmi_kernels.random_numbers_cpu import Keys, noise, philox, row_keys
 from lmi_kernels.truncate_logits_checks import reference as thresholds_reference
 from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
 from tests.support.sampling_oracle import CLOSE, apply
@@ -151,8 +151,8 @@ def _kept(logits: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
 @pytest.mark.parametrize("heat", [1e-30, 1e-3, 0.7, 1.0, 50.0])
-def test_noise_for_those_that_may_be_drawn_is_enough(spread: float, heat: float) -> None:
-    """Tokens are those that noise for all of them gives."""
+def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None:
+    """The quick way to choose gives the tokens that exact noise for all of them gives."""
     generator = fresh_generator()
     rows = 12
     for vocab in (1, 63, 64, 5000, 9001):
@@ -172,6 +172,16 @@ def test_noise_for_those_that_may_be_drawn_is_enough(spread: float, heat: float)
         )
         for found, expected in zip(choose_tokens_cpu(*inputs), choose_tokens_reference(*inputs), strict=True):
             assert torch.equal(found, expected)
+
+
+def test_a_first_look_rules_nothing_out_where_a_word_is_zero() -> None:
+    """Whose noise only the bits behind tell."""
+    x = torch.zeros(640)
+    x[0] = -20.0
+    zero = torch.zeros((), dtype=torch.int32)
+    assert bool(FirstLook(640).can_win(x, 1.0, Keys(zero, zero, zero, zero)).all())
+    ordinary = row_keys(torch.tensor(1), torch.tensor(2))
+    assert 0 < int(FirstLook(640).can_win(x, 1.0, ordinary).sum()) < 8
 
 
 def test_penalties_are_those_of_the_steps() -> None:
