@@ -12,7 +12,7 @@ import torch
 from lmi_kernels.choose_tokens import CHECKS as CHOICES
 from lmi_kernels.choose_tokens import choose_tokens_reference
 from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
-from lmi_kernels.cpu.team import Team, shared_team
+from lmi_kernels.cpu.team import Team
 from lmi_kernels.row_logprobs import row_logprobs_torch
 from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, reference
 from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
@@ -197,18 +197,3 @@ def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhe
     logprobs, *tops = everywhere(_reporter(logits, [0, 1, 2], first, [2, 2, 2]))
     assert logprobs.isnan().all()
     assert [len(top) for top in tops] == [0, 0, 0]
-
-
-def test_a_process_has_one_team_of_as_many_threads_as_torch() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        team = shared_team()
-        if team is None:
-            pytest.skip("native kernels are not built here")
-        assert team.num_threads == 2
-        assert shared_team() is team
-        torch.set_num_threads(1)
-        assert shared_team().num_threads == 1  # type: ignore[union-attr]
-    finally:
-        torch.set_num_threads(before)
