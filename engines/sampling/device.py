@@ -14,7 +14,7 @@ import torch
 
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
-from engines.sampling.draw import seed_bits
+from engines.sampling.plan import seed_bits
 from engines.sampling.token_counts import TokenCounts, penalizes
 from lmi_kernels import choose_tokens, count_tokens_, logit_thresholds, penalize, token_logprobs
 

@@ -8,7 +8,7 @@ import torch
 
 from engines.core import TokenLogprobs
 from engines.sampling.batch import SamplingRow
-from engines.sampling.likeliest import likeliest
+from lmi_kernels import row_logprobs
 
 
 def report(
@@ -21,14 +21,9 @@ def report(
     asking = [i for i, row in enumerate(rows) if row.params.logprobs or row.params.top_logprobs > 0]
     if not asking:
         return {}, {}
-    index = torch.tensor(asking, device=logits.device)
-    logprobs = (logits if len(asking) == len(rows) else logits[index]).float().log_softmax(dim=-1)
-    values = logprobs.gather(1, chosen[index][:, None])[:, 0].tolist()
-    own = {i: value for i, value in zip(asking, values, strict=True) if rows[i].params.logprobs}
-    places = [place for place, i in enumerate(asking) if rows[i].params.top_logprobs > 0]
-    if not places:
-        return own, {}
-    with_top = [asking[place] for place in places]
-    picked = logprobs if len(places) == len(asking) else logprobs[torch.tensor(places, device=logits.device)]
-    tops = likeliest(picked, [rows[i].params.top_logprobs for i in with_top])
-    return own, dict(zip(with_top, tops, strict=True))
+    counts = [rows[i].params.top_logprobs for i in asking]
+    own, tops = row_logprobs(logits, asking, chosen[asking], counts)
+    return (
+        {i: value for i, value in zip(asking, own, strict=True) if rows[i].params.logprobs},
+        {i: top for i, top, count in zip(asking, tops, counts, strict=True) if count > 0},
+    )

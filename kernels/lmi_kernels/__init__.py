@@ -11,6 +11,7 @@ from lmi_kernels.experts import ExpertWeights, experts, pack_experts
 from lmi_kernels.gelu import gelu
 from lmi_kernels.gelu_and_mul import gelu_and_mul
 from lmi_kernels.layer_norm import add_layer_norms, layer_norms
+from lmi_kernels.likeliest import likeliest
 from lmi_kernels.linear import (
     LinearWeight,
     batch_invariant_rows,
@@ -25,6 +26,7 @@ from lmi_kernels.prefill_attention import prefill_attention
 from lmi_kernels.rms_norm import add_rms_norm, rms_norm
 from lmi_kernels.rope_and_store import rope_and_store
 from lmi_kernels.rotary import rotary_
+from lmi_kernels.row_logprobs import row_logprobs
 from lmi_kernels.silu_and_mul import silu_and_mul
 from lmi_kernels.step_inputs import step_inputs
 from lmi_kernels.store_kv import store_kv
@@ -55,6 +57,7 @@ __all__ = [
     "gelu",
     "gelu_and_mul",
     "layer_norms",
+    "likeliest",
     "linear",
     "logit_thresholds",
     "pack",
@@ -65,6 +68,7 @@ __all__ = [
     "rms_norm",
     "rope_and_store",
     "rotary_",
+    "row_logprobs",
     "runs_triton",
     "silu_and_mul",
     "step_inputs",

@@ -16,6 +16,8 @@ from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 from lmi_kernels.choose_tokens_cpu import choose_tokens_cpu
+from lmi_kernels.cpu.sampling import choose_tokens_native
+from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.random_numbers import EXACT, gumbel, gumbel_noise, row_keys_of
 
 _SPAN = 1024
@@ -50,9 +52,12 @@ def choose_tokens(
     Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
         +inf, or nothing but -inf; its token is 0 then.
     """
-    call = choose_tokens_triton if uses_triton(logits) else choose_tokens_cpu
-    tokens, finite = call(logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes)
-    return tokens, finite
+    asked = logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes
+    if uses_triton(logits):
+        tokens, finite = choose_tokens_triton(*asked)
+        return tokens, finite
+    team = shared_team() if logits.is_cpu else None
+    return choose_tokens_native(team, *asked) if team else choose_tokens_cpu(*asked)
 
 
 @jit

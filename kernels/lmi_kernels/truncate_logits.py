@@ -16,6 +16,8 @@ import torch
 
 from lmi_kernels._triton import jit, tl, uses_triton
 from lmi_kernels.checks import OpCheck, Results
+from lmi_kernels.cpu.sampling import logit_thresholds_native
+from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.logit_order import key_of, nth_equal, value_of
 from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, production, reference
 from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
@@ -54,9 +56,12 @@ def logit_thresholds(
     Returns: the smallest logits that may be drawn, [num_rows], fp32, and of those that equal it the largest id that may
         be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
     """
-    call = logit_thresholds_triton if uses_triton(logits) else logit_thresholds_cpu
-    thresholds, last_ids = call(logits, temperature, top_k, top_p, min_p, penalized, penalizes)
-    return thresholds, last_ids
+    asked = logits, temperature, top_k, top_p, min_p, penalized, penalizes
+    if uses_triton(logits):
+        thresholds, last_ids = logit_thresholds_triton(*asked)
+        return thresholds, last_ids
+    team = shared_team() if logits.is_cpu else None
+    return logit_thresholds_native(team, *asked) if team else logit_thresholds_cpu(*asked)
 
 
 @jit

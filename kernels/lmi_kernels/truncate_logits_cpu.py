@@ -42,9 +42,10 @@ def logit_thresholds_cpu(
         last_ids[rows] = _last_ids(keys, thresholds[rows], num_equal)
     rows = (drawn & (min_p > 0.0)).nonzero()[:, 0]
     if len(rows):
-        # Of logarithms: a quotient of probabilities is a difference of logits.
-        distances = temperature.float()[rows] * min_p[rows].float().clamp(min=1e-37).log()
-        relative = _of(x, rows).amax(dim=-1) + distances
+        # Of logarithms: a quotient of probabilities is a difference of logits. Rounded once.
+        shares = min_p[rows].float().clamp(min=1e-37).double()
+        distances = temperature.float()[rows].double() * shares.log()
+        relative = (_of(x, rows).amax(dim=-1).double() + distances).float()
         last_ids[rows] = last_ids[rows].where(relative <= thresholds[rows], NO_LAST_ID)
         thresholds[rows] = relative.maximum(thresholds[rows])
     return thresholds.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), last_ids

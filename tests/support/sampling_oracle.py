@@ -28,6 +28,7 @@ from transformers import (
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingBatch, SamplingRow
 from engines.sampling.draw import find_edges
+from engines.sampling.plan import SamplingPlan
 from engines.sampling.sampler import STEPS, LogitsStep
 from engines.sampling.state import SequenceState
 from engines.sampling.typical_p import typical_p
@@ -40,7 +41,8 @@ _ALONE = SamplingParams(1, temperature=1.0)
 
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """top_k, top_p and min_p as a step."""
-    find_edges(logits, batch).rule_out(logits)
+    plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
+    find_edges(logits, logits, plan).rule_out(logits, batch.drawn)
 
 
 ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)

@@ -33,6 +33,9 @@ class OpKind(IntEnum):
     ROPE_AND_STORE = 6
     ATTENTION = 7
     EXPERTS = 8
+    TRUNCATE = 9
+    CHOOSE = 10
+    LOGPROBS = 11
 
 
 class Epilogue(IntEnum):
@@ -199,6 +202,51 @@ class Experts(Struct):
         ("parts", c_void_p),
         ("integers", c_void_p),
         ("row_scales", c_void_p),
+    )
+
+
+class Truncate(Struct):
+    KIND = OpKind.TRUNCATE
+    _fields_ = (
+        ("rows", c_void_p),
+        ("vocab_size", c_int64),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("thresholds", c_void_p),
+        ("last_ids", c_void_p),
+        ("scratch", c_void_p),
+    )
+
+
+class Choose(Struct):
+    KIND = OpKind.CHOOSE
+    _fields_ = (
+        ("rows", c_void_p),
+        ("vocab_size", c_int64),
+        ("temperature", c_void_p),
+        ("thresholds", c_void_p),
+        ("last_ids", c_void_p),
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
+        ("tokens", c_void_p),
+        ("finite", c_void_p),
+    )
+
+
+class Logprobs(Struct):
+    KIND = OpKind.LOGPROBS
+    _fields_ = (
+        ("rows", c_void_p),
+        ("vocab_size", c_int64),
+        ("tokens", c_void_p),
+        ("counts", c_void_p),
+        ("logprobs", c_void_p),
+        ("top_tokens", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("top_stride", c_int64),
+        ("scratch", c_void_p),
     )
 
 

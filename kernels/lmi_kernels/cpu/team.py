@@ -35,6 +35,7 @@ class Team:
         self._handle = library.team_new(num_threads)
         self._lock = threading.Lock()
         self._seconds = SECONDS()
+        self._scratch = torch.empty(0)
         weakref.finalize(self, library.team_free, self._handle)
 
     def run(self, program: Program, step: Step, first: int = 0, count: int | None = None) -> None:
@@ -49,6 +50,12 @@ class Team:
         sizes = self.num_threads, num_heads, num_kv_heads, head_dim
         count: int = self._library.attention_scratch_bytes(*sizes)
         return count
+
+    def scratch(self, size: int) -> torch.Tensor:
+        """Memory for the workers of one program, kept for the next: [num_threads, size] or more, fp32."""
+        if self._scratch.numel() < self.num_threads * size:
+            self._scratch = torch.empty(self.num_threads, size)
+        return self._scratch
 
     def seconds(self) -> dict[OpKind, float]:
         """The time of all programs so far by kind of operation."""

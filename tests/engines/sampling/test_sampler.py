@@ -202,6 +202,22 @@ def test_logits_that_are_not_finite_concern_their_row_only(bad: float, temperatu
             ]
 
 
+def test_a_bad_word_does_not_hide_what_is_not_finite() -> None:
+    logits = _logits(2, 3)
+    logits[:, 7] = math.nan
+    banned = SamplingParams(1, bad_words=((7,),))
+    sampled = Sampler(VOCAB, CPU).sample(logits, [_row("a", banned, 1), _row("b", SamplingParams(1), 1)])
+    assert [s.finite for s in sampled] == [False, False]
+
+
+def test_a_batch_is_looked_at_anew_when_its_requests_change() -> None:
+    logits, sampler = _logits(2, 3), Sampler(VOCAB, CPU)
+    greedy = SamplingParams(1)
+    for p in (greedy, replace(greedy, top_logprobs=2), greedy, replace(greedy, temperature=1.0, seed=1)):
+        batch = [_row("a", greedy, 1), _row("b", p, 1)]
+        assert sampler.sample(logits, batch) == [_alone(logits[i], row) for i, row in enumerate(batch)]
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "top_p": 0.9, "typical_p": 0.9}]
 )

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
-from lmi_kernels.cpu.library import INSTRUCTIONS, Library, library_path
+from lmi_kernels.cpu.library import Library, library_path
 from lmi_kernels.cpu.team import Team
+
+SETS = ("avx2", "avx512")
+"""Others differ from the last of these in products with int8 weights only."""
+Tensors = tuple[torch.Tensor, ...]
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def open_library() -> Iterator[Callable[[str], Library | None]]:
     Library(path)
 
 
-@pytest.fixture(params=INSTRUCTIONS)
+@pytest.fixture(params=SETS)
 def library(request: pytest.FixtureRequest, open_library: Callable[[str], Library | None]) -> Library:
     library = open_library(request.param)
     if library is None:
@@ -38,3 +43,28 @@ def library(request: pytest.FixtureRequest, open_library: Callable[[str], Librar
 @pytest.fixture(params=[1, 3])
 def team(request: pytest.FixtureRequest, library: Library) -> Team:
     return Team(library, request.param)
+
+
+@pytest.fixture
+def everywhere() -> Iterator[Callable[[Callable[[Team], Tensors]], Tensors]]:
+    """Calls something with teams of one, two and three threads under each instruction set; returns what it gives,
+    which must have the same bits with all of them."""
+    path = library_path()
+    if path is None:
+        pytest.skip("native kernels are not built here")
+
+    def run(call: Callable[[Team], Tensors]) -> Tensors:
+        results = []
+        for name in SETS:
+            try:
+                library = Library(path, name)
+            except ValueError:
+                continue
+            results += [call(Team(library, count)) for count in (1, 2, 3)]
+        for result in results[1:]:
+            for found, first in zip(result, results[0], strict=True):
+                torch.testing.assert_close(found, first, rtol=0.0, atol=0.0, equal_nan=True)
+        return results[0]
+
+    yield run
+    Library(path)

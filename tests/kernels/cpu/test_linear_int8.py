@@ -17,6 +17,14 @@ _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 97)
 
 
+@pytest.fixture(params=INSTRUCTIONS)
+def library(request: pytest.FixtureRequest, open_library: Callable[[str], Library | None]) -> Library:
+    library = open_library(request.param)
+    if library is None:
+        pytest.skip(f"this processor has no {request.param} instructions")
+    return library
+
+
 def _scratch(rows: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((rows, -(-in_features // 64) * 64), 77, dtype=torch.int8), torch.full(
         (rows,), torch.nan

@@ -108,7 +108,10 @@ enum OpKind : int32_t {
   kRopeAndStore = 6,
   kAttention = 7,
   kExperts = 8,
-  kNumKinds = 9,
+  kTruncate = 9,
+  kChoose = 10,
+  kLogprobs = 11,
+  kNumKinds = 12,
 };
 
 struct Op {
@@ -256,6 +259,47 @@ struct Experts {
   int8_t* integers;  // as of Linear, for max_rows * top_k rows
   float* row_scales;
 };
+
+// From which logit on a row's token may be drawn, by top_k, then top_p, then min_p: `lmi_kernels.logit_thresholds`.
+struct Truncate {
+  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  int64_t vocab_size;
+  const float* temperature;  // [num_rows]; 0: the row is greedy
+  const int64_t* top_k;      // [num_rows]; 0, or vocab_size and more: off
+  const double* top_p;       // [num_rows]; 1: off
+  const double* min_p;       // [num_rows]; 0: off
+  float* thresholds;         // [num_rows]
+  int32_t* last_ids;         // [num_rows]
+  float* scratch;            // of each worker [2, vocab_size + kSlack]
+};
+
+// The likeliest token of each row, or one drawn by Gumbel noise: `lmi_kernels.choose_tokens`.
+struct Choose {
+  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  int64_t vocab_size;
+  const float* temperature;   // [num_rows]; 0: the row is greedy
+  const float* thresholds;    // [num_rows]: smaller logits are not drawn
+  const int32_t* last_ids;    // [num_rows]: of the logits that equal the threshold, those of larger ids are not drawn
+  const int64_t* seeds;       // [num_rows]
+  const int64_t* positions;   // [num_rows]
+  int64_t* tokens;            // [num_rows]; 0 in rows that are not finite
+  uint8_t* finite;            // [num_rows]
+};
+
+// Log-probabilities of a token of each row, and of its likeliest ones: `lmi_kernels.row_logprobs`.
+struct Logprobs {
+  const float* const* rows;  // [num_rows]: each row's logits, [vocab_size]
+  int64_t vocab_size;
+  const int64_t* tokens;  // [num_rows]
+  const int64_t* counts;  // [num_rows]: so many of the likeliest
+  float* logprobs;        // [num_rows]
+  int64_t* top_tokens;    // [num_rows, top_stride], likeliest first, of equal ones the lower id
+  float* top_logprobs;    // [num_rows, top_stride]
+  int64_t top_stride;
+  float* scratch;         // of each worker [2, vocab_size + kSlack]
+};
+
+constexpr int64_t kSlack = 64;  // behind numbers in scratch memory, for whole vectors
 
 using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row, as they are reported or continue a beam."""
+"""The likeliest tokens of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.core import TokenLogprobs
+TokenLogprobs = tuple[tuple[int, float], ...]
+"""Token ids with log-probabilities, likeliest first."""
 
 
 def likeliest(logprobs: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:

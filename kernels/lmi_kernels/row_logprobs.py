@@ -1,0 +1,46 @@
+"""Log-probabilities that are reported: of some rows' chosen tokens, and of their likeliest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lmi_kernels.cpu.sampling import row_logprobs_native
+from lmi_kernels.cpu.team import shared_team
+from lmi_kernels.likeliest import TokenLogprobs, likeliest
+
+
+def row_logprobs(
+    logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
+) -> tuple[list[float], list[TokenLogprobs]]:
+    """Natural logarithms of probabilities under rows' logits, in fp32.
+
+    Args:
+        logits: [num_rows, vocab_size], any float dtype, rows contiguous, not changed.
+        rows: which of them, at least one.
+        tokens: [len(rows)], int64: ids of the vocabulary.
+        counts: of so many likeliest tokens each, 0 or more.
+
+    Returns: of each row its token's, and the likeliest tokens with theirs, likeliest first, of equal logits those of
+        the lowest ids, which come first; fewer where there are no more above -inf. A row that is not finite has none,
+        and NaN.
+    """
+    team = shared_team() if logits.is_cpu else None
+    call = row_logprobs_torch if team is None else lambda *asked: row_logprobs_native(team, *asked)
+    return call(logits, rows, tokens, counts)
+
+
+def row_logprobs_torch(
+    logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
+) -> tuple[list[float], list[TokenLogprobs]]:
+    """As `row_logprobs`."""
+    logprobs = (logits if len(rows) == len(logits) else logits[rows]).float().log_softmax(dim=-1)
+    own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+    tops: list[TokenLogprobs] = [()] * len(rows)
+    places = [place for place, count in enumerate(counts) if count > 0]
+    if places:
+        picked = logprobs if len(places) == len(rows) else logprobs[places]
+        for place, top in zip(places, likeliest(picked, [counts[place] for place in places]), strict=True):
+            tops[place] = top
+    return own, tops

@@ -1,0 +1,199 @@
+"""Native sampling: the tokens and thresholds of the torch operations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lmi_kernels.choose_tokens import CHECKS as CHOICES
+from lmi_kernels.choose_tokens import choose_tokens_reference
+from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
+from lmi_kernels.cpu.team import Team
+from lmi_kernels.row_logprobs import row_logprobs_torch
+from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, reference
+from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from tests.support.seeds import fresh_generator
+
+Tensors = tuple[torch.Tensor, ...]
+Everywhere = Callable[[Callable[[Team], Tensors]], Tensors]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_EXTREMES = {
+    "one token": torch.tensor([3.5]),
+    "all equal": torch.full((5000,), -2.25),
+    "two values": torch.tensor([0.5, 1.5]).repeat(2500),
+    "all ruled out but one": torch.full((5000,), -math.inf).index_fill(0, torch.tensor(4321), -7.0),
+    "all ruled out": torch.full((100,), -math.inf),
+    "one infinite": torch.zeros(100).index_fill(0, torch.tensor(99), math.inf),
+    "one not a number": torch.zeros(1000).index_fill(0, torch.tensor(998), math.nan),
+    "zeros of both signs": torch.tensor([0.0, -0.0, -1e-45, 1e-45]).repeat(500),
+    "far apart": torch.linspace(-3.4e38, 3.4e38, 3000),
+    "large": 1e8 + torch.arange(2000.0) * 8,
+}
+_ASKED = tuple(
+    (heat, top_k, top_p, min_p)
+    for heat, top_k, (top_p, min_p) in itertools.product(
+        (0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30),
+        (0, 1, 7, 10_000),
+        # Not where rounding decides whether one of many equal tokens more is needed.
+        ((1.0, 0.0), (1e-300, 0.0), (0.370037, 0.0), (1.0, 1.0), (0.900037, 0.1)),
+    )
+)
+
+
+def _columns(*asked: tuple[float, int, float, float]) -> Tensors:
+    """temperature, top_k, top_p, min_p: a row of numbers each."""
+    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*asked, strict=True))
+    return heat.double(), top_k, top_p.double(), min_p.double()
+
+
+def _taken(logits: torch.Tensor) -> Tensors:
+    """Rows come from the logits."""
+    return logits, torch.zeros(len(logits), dtype=torch.int64)
+
+
+def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
+    """Seeds and positions."""
+    seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
+    return seeds, torch.randint(2**40, (num_rows,), generator=generator)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
+    for inputs in examples(fresh_generator(), dtype):
+        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
+        asked = tuple(inputs.values())
+        expected = reference(logits, **inputs)
+        found = everywhere(
+            lambda team, logits=logits, asked=asked: logit_thresholds_native(team, logits, *asked)
+        )
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+        assert torch.equal(found[1], expected[1])
+        finite = (found[0] > -math.inf).nonzero()[:, 0]
+        assert torch.equal(found[0][finite], logit_thresholds_cpu(logits, *asked)[0][finite])
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_tokens_are_those_of_noise_for_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
+    for inputs in CHOICES[0].examples(fresh_generator(), dtype):
+        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
+        _check_choice(everywhere, logits, *inputs.values())
+
+
+def _check_choice(everywhere: Everywhere, *asked: torch.Tensor) -> None:
+    found = everywhere(lambda team: choose_tokens_native(team, *asked))
+    expected = choose_tokens_reference(*asked)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("name", _EXTREMES)
+def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
+    """Of rows that are all the same row: each has its own parameters."""
+    logits = _EXTREMES[name].expand(len(_ASKED), -1)
+    columns = _columns(*_ASKED)
+    edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    if logits[0].amax().isfinite():
+        expected = logit_thresholds_cpu(logits, *columns, *_taken(logits))
+        for i, asked in enumerate(_ASKED):
+            assert edges[0][i] == expected[0][i], asked
+            assert edges[1][i] == expected[1][i], asked
+    else:
+        assert (edges[0] == -math.inf).all()
+    draws = _draws(fresh_generator(), len(logits))
+    _check_choice(everywhere, logits, columns[0], *edges, *draws, *_taken(logits))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
+def test_drawn_tokens_of_whole_vocabularies(everywhere: Everywhere, spread: float) -> None:
+    generator = fresh_generator()
+    heat = torch.tensor([1e-30, 1e-3, 0.7, 1.0, 1.0, 50.0, 0.0])
+    for vocab in (63, 5000, 30_001):
+        logits = torch.randn(len(heat), vocab, generator=generator).mul_(spread)
+        thresholds = logits.sort(dim=-1).values[:, int(torch.randint(vocab, (1,), generator=generator))]
+        thresholds[::2] = -math.inf
+        last_ids = torch.randint(vocab, (len(heat),), dtype=torch.int32, generator=generator)
+        draws = _draws(generator, len(heat))
+        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws, *_taken(logits))
+
+
+def test_tokens_of_many_short_rows(everywhere: Everywhere) -> None:
+    logits = torch.zeros(3000, 50)
+    nothing = torch.full((3000,), -math.inf), torch.zeros(3000, dtype=torch.int32)
+    draws = _draws(fresh_generator(), 3000)
+    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws, *_taken(logits))
+
+
+@pytest.mark.parametrize("spread", [0.05, 3.0])
+def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: float) -> None:
+    """As much probability as is asked for, and less without the last token: by sums in fp64."""
+    logits = torch.randn(6, 49_152, generator=fresh_generator()).mul_(spread)
+    asked = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
+    columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in asked))
+    thresholds, last_ids = everywhere(
+        lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits))
+    )
+    assert (last_ids == NO_LAST_ID).all()
+    for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), asked, strict=True):
+        ranked = row.where(row >= row.topk(top_k).values[-1], -math.inf) if top_k else row
+        shares = (ranked.double() / 0.8).softmax(-1)
+        assert float(shares[ranked >= threshold].sum()) >= top_p - 1e-6
+        assert float(shares[ranked > threshold].sum()) < top_p + 1e-6
+
+
+def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everywhere) -> None:
+    logits = torch.randn(9, 3001, generator=fresh_generator()).mul_(2.0)
+    logits[:, ::7] = -math.inf
+    columns = _columns(*[(0.9, 0, 0.97, 0.0)] * 9)
+    together, _ = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    for i in range(9):
+        row, own = logits[i : i + 1], [column[:1] for column in columns]
+        alone, _ = everywhere(
+            lambda team, row=row, own=own: logit_thresholds_native(team, row, *own, *_taken(row))
+        )
+        assert alone == together[i]
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 100.0])
+def test_log_probabilities_are_those_of_torch(everywhere: Everywhere, spread: float) -> None:
+    generator = fresh_generator()
+    for vocab in (1, 50, 20_001):
+        # On a grid many are equal, also at the edge of those that are reported; others are clearly apart.
+        logits = torch.randn(8, vocab, generator=generator).mul_(spread * 1024).round_().div_(1024)
+        logits[::2] = logits[::2].round_()
+        logits[:, 1::5] = -math.inf
+        rows, counts = [0, 1, 3, 4, 6, 7], [0, 5, 20, 3, min(vocab, 200), 1]
+        tokens = logits[rows].argmax(-1)
+        own, tops = row_logprobs_torch(logits, rows, tokens, counts)
+        logprobs, *found = everywhere(_reporter(logits, rows, tokens, counts))
+        assert logprobs.tolist() == pytest.approx(own, abs=3e-5)
+        expected = [torch.tensor(top, dtype=torch.float64).view(-1, 2) for top in tops]
+        for pairs, wanted in zip(found, expected, strict=True):
+            assert torch.equal(pairs[:, 0], wanted[:, 0])
+            torch.testing.assert_close(pairs[:, 1], wanted[:, 1], rtol=0.0, atol=3e-5)
+
+
+def _reporter(
+    logits: torch.Tensor, rows: list[int], tokens: torch.Tensor, counts: list[int]
+) -> Callable[[Team], Tensors]:
+    """`row_logprobs_native` of these: log-probabilities, and of each row pairs of a token and its own."""
+
+    def report(team: Team) -> Tensors:
+        logprobs, tops = row_logprobs_native(team, logits, rows, tokens, counts)
+        pairs = [torch.tensor(top, dtype=torch.float64).view(-1, 2) for top in tops]
+        return torch.tensor(logprobs), *pairs
+
+    return report
+
+
+def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhere) -> None:
+    logits = torch.zeros(3, 300)
+    logits[0, 7], logits[1, 299], logits[2] = math.nan, math.inf, -math.inf
+    first = torch.zeros(3, dtype=torch.int64)
+    logprobs, *tops = everywhere(_reporter(logits, [0, 1, 2], first, [2, 2, 2]))
+    assert logprobs.isnan().all()
+    assert [len(top) for top in tops] == [0, 0, 0]
