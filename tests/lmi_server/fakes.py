@@ -111,6 +111,11 @@ class FakeStream:
         self._turns = deque(scripts)
         self._events: dict[int, threading.Event] = {}
 
+    @property
+    def ready(self) -> bool:
+        """Each item is a chunk of its own."""
+        return False
+
     def next(self, timeout: float) -> RequestOutput | None:
         for _ in range(len(self._turns)):
             output = self._play(self._turns[0])
