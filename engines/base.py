@@ -24,6 +24,10 @@ class SchedulerAnswer(NamedTuple):
 class RequestStream(Protocol):
     """The outputs of the requests that were submitted together, each one's in order."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next output is here already."""
+
     def next(self, timeout: float) -> RequestOutput | None:
         """Wait at most `timeout` seconds for the next output; None when the time is over.
 

@@ -6,13 +6,14 @@ Built on gevent: one greenlet receives, any number wait for their request's outp
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
 import gevent
 import gevent.event
-import gevent.queue
 import zmq.green as zmq
+from gevent.hub import Waiter
 
 from engines.base import SchedulerAnswer, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
@@ -35,20 +36,37 @@ _BOARD_INTERVAL_SECONDS = 0.2
 
 
 class ClientStream:
-    """The outputs of requests submitted together; see `engines.base.RequestStream`."""
+    """The outputs of requests submitted together; see `engines.base.RequestStream`. One greenlet asks for them."""
 
     def __init__(self) -> None:
-        self._outputs: gevent.queue.SimpleQueue[RequestOutput] = gevent.queue.SimpleQueue()
+        self._outputs: deque[RequestOutput] = deque()
+        self._waiter: Waiter[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._outputs)
 
     def put(self, output: RequestOutput) -> None:
-        self._outputs.put(output)
+        self._outputs.append(output)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            gevent.get_hub().loop.run_callback(waiter.switch, None)
 
     def next(self, timeout: float) -> RequestOutput | None:
+        if not self._outputs:
+            self._wait(max(0.0, timeout))
+        return self._outputs.popleft() if self._outputs else None
+
+    def _wait(self, timeout: float) -> None:
+        """For `put`. A queue of gevent's and its timeouts cost several times as much, for each token."""
+        waiter = self._waiter = Waiter()
+        timer = gevent.get_hub().loop.timer(timeout)
+        timer.start(waiter.switch, None)
         try:
-            output: RequestOutput = self._outputs.get(timeout=max(0.0, timeout))
-            return output
-        except gevent.queue.Empty:
-            return None
+            waiter.get()
+        finally:
+            timer.close()
+            self._waiter = None
 
 
 class EngineClient:

@@ -75,7 +75,7 @@ class Front:
         return self._flush(client)
 
     def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
-        """All that a step gave one client, as one message; False when the client is gone."""
+        """All that is to be told to one client, as one message; False when the client is gone."""
         return self.send(client, Outputs(outputs))
 
     def flush(self) -> list[bytes]:

@@ -46,7 +46,7 @@ ToEngine = Submit | Abort | GetStats | ConfigureScheduler | Drain
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """To a web process: what one step gave its requests."""
+    """To a web process: what its requests got, in one step or in several; each one's in order."""
 
     outputs: list[RequestOutput]
 

@@ -95,8 +95,11 @@ class Connection(gevent_socket.socket):
 
     def sendall(self, data: bytes, flags: int = 0) -> None:
         """As a socket's. Raises `ConnectionResetError`: the client reads too slowly, or not at all."""
-        rest = memoryview(data)
         pace = self._writing if self._phase is _Phase.REQUEST else Pace(self.limits)
+        # Nearly always there is room for all of it, and nothing to wait for.
+        sent = self._send_now(data, flags)
+        pace.moved(sent, 0.0)
+        rest = memoryview(data)[sent:]
         while rest:
             began = time.monotonic()
             sent = 0
@@ -113,6 +116,14 @@ class Connection(gevent_socket.socket):
         self._evicted = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
+
+    def _send_now(self, data: bytes, flags: int) -> int:
+        """What the kernel takes at once, in bytes."""
+        try:
+            num_bytes: int = self.send(data, flags, timeout=0.0)
+        except BlockingIOError:
+            return 0
+        return num_bytes
 
     def _received(self, size: int, flags: int = 0) -> bytes:
         data: bytes = super().recv(size, flags)

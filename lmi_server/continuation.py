@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from engines.core import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprobs
 from lmi_server.text.detokenizer import IncrementalDetokenizer
 from lmi_server.text.stop_strings import StopMatcher
@@ -57,8 +59,7 @@ class TopToken(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(msgspec.Struct, frozen=True):
     """One token, generated or of the prompt."""
 
     id: int
@@ -99,8 +100,7 @@ class Completion:
         return sum(known) / len(known) if known else _LOWEST_LOGPROB
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What one output of the engine comes to."""
 
     index: int
@@ -118,7 +118,7 @@ class Step:
     @property
     def shown(self) -> str:
         """All text that can be shown from this step on."""
-        return "".join(token.shown for token in self.tokens) + self.rest
+        return "".join([token.shown for token in self.tokens]) + self.rest
 
 
 class Continuation:
@@ -196,7 +196,8 @@ class Continuation:
             piece = self._detokenizer.push(token_id)
             shown = self._show(piece)
         lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
-        self._tokens.append(TokenText(token_id, piece, shown, lowest, special, _top_tokens(top, self._text)))
+        likeliest = _top_tokens(top, self._text) if top else ()
+        self._tokens.append(TokenText(token_id, piece, shown, lowest, special, likeliest))
 
     def _show(self, piece: str) -> str:
         shown = self._stops.push(piece)

@@ -5,11 +5,11 @@ No text that leaves here comes from an unexpected exception: those are logged an
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
 from flask import Response
 from werkzeug.exceptions import HTTPException
 
@@ -172,12 +172,15 @@ def _of_http(error: HTTPException, max_request_size: int) -> Problem:
     return Problem(kind, message, headers=headers)
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def dump(value: Any) -> str:
     """Write compact JSON on one line, characters as they are.
 
     Only those that many clients take for the end of a line, when they split a stream, are escaped.
     """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _encode(value).decode()
     if text.isascii():
         return text
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

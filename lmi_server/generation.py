@@ -67,6 +67,7 @@ class Generation:
         self._engine = engine
         self._client = client
         self._clock = clock
+        self._stream: RequestStream | None = None
         self._abort_reason = AbortReason.CLIENT_LEFT
         """Why what is open is aborted: without an error it is open because the client left."""
         self.first_token_time: float | None = None
@@ -83,6 +84,11 @@ class Generation:
     def num_generated(self) -> int:
         """Tokens, over all answers."""
         return sum(continuation.num_generated for continuation in self._continuations)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step needs no waiting."""
+        return self._stream is not None and self._stream.ready
 
     @property
     def outcome(self) -> Outcome:
@@ -107,7 +113,7 @@ class Generation:
             ClientGone: the client left.
         """
         # All before the first is waited for, so that they can share a batch.
-        stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
+        stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
         try:
             while not self.finished:

@@ -52,7 +52,8 @@ class StepExecutor:
             RankBroken: the engine cannot go on.
         """
         self._stopwatch.start()
-        self._comm.broadcast_plan(plan.encode())
+        if self._comm.world_size > 1:
+            self._comm.broadcast_plan(plan.encode())
         self._stopwatch.stop("broadcast")
         return self._run(plan, targets, rows)
 

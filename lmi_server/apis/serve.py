@@ -101,26 +101,29 @@ def _finish(generation: Generation) -> str:
 def _stream(
     call: Call, generation: Generation, first: Step, steps: Iterator[Step], record: RequestRecord
 ) -> Iterator[bytes]:
-    """One chunk for each step. A failure becomes the last record; nothing is raised out of here."""
+    """One chunk for all steps that are here. A failure becomes the last record; nothing is raised out of here."""
     record.finish = "client_gone"  # unless an end is reached
+    frames = ""
     try:
-        start = call.reply.start()
+        frames = call.reply.start()
         for step in itertools.chain([first], steps):
-            frames = start + call.reply.step(step)
+            frames += call.reply.step(step)
             if generation.finished:
                 frames += call.reply.end(generation.outcome)
                 record.finish = _finish(generation)
+            elif generation.ready:
+                continue
             if frames:
                 yield frames.encode()
-            start = ""
+                frames = ""
     except ClientGone:
         return
     except EngineError as error:
         record.finish = error.kind
-        yield call.reply.failure(Problem.of(error)).encode()
+        yield (frames + call.reply.failure(Problem.of(error))).encode()
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield call.reply.failure(Problem.of(error)).encode()
+        yield (frames + call.reply.failure(Problem.of(error))).encode()
     finally:
         generation.close()

@@ -27,24 +27,25 @@ class IncrementalDetokenizer:
     ) -> None:
         """`prompt_token_ids`: given where the output continues the prompt's text, so that a space between the
         two is kept; not given where the output is a text of its own, as an answer in a chat is."""
-        self._text = text
+        self._decode = text.tokenizer.decode
+        self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
         self._num_read = len(self._window)
         """window[:num_read] is context whose text is given out; the rest is new."""
-        self._context = self._decode_window()
+        self._num_context_chars = len(self._decode(self._window, skip_special_tokens))
         self._num_given = 0
         """Characters of the new tokens' text that are already given out."""
 
     def push(self, token_id: int) -> str:
         """Take one token; the text that it completes, often empty."""
-        if self._skip_special_tokens and token_id in self._text.special_ids:
+        if token_id in self._hidden_ids:
             return ""
         self._window.append(token_id)
         new = self._new_text()
-        stable = new.rstrip(_INCOMPLETE)
-        if len(stable) < len(new):
+        if new.endswith(_INCOMPLETE):
             # Rest of a character to come. What stands before the incomplete run does not change any more.
+            stable = new.rstrip(_INCOMPLETE)
             piece = stable[self._num_given :]
             self._num_given = max(self._num_given, len(stable))
             return piece
@@ -60,14 +61,11 @@ class IncrementalDetokenizer:
         return piece
 
     def _new_text(self) -> str:
-        return self._decode_window()[len(self._context) :]
-
-    def _decode_window(self) -> str:
-        return self._text.decode(self._window, self._skip_special_tokens)
+        return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]
 
     def _advance(self) -> None:
         """Make the new tokens the context of those to come."""
-        self._window = self._window[self._num_read :]
+        del self._window[: self._num_read]
         self._num_read = len(self._window)
-        self._context = self._decode_window()
+        self._num_context_chars = len(self._decode(self._window, self._skip_special_tokens))
         self._num_given = 0

@@ -60,6 +60,26 @@ def test_a_quota_of_any_cgroup_above_binds_the_cores(tmp_path: Path, files: dict
     assert detect({}, lay(tmp_path, files)).cpu_count == 1
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {**V2, "sys/fs/cgroup/a/b/cpu.max": "350000 100000\n", "sys/fs/cgroup/a/cpu.max": "400000 100000\n"},
+        {**V2, "sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 50000\n"},
+        {
+            **V1,
+            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "399999",
+            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+        },
+    ],
+)
+def test_a_part_of_a_core_is_no_core(
+    tmp_path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that wait for each other would all stand still while the quota of one is used up."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert detect({}, lay(tmp_path, files)).cpu_count == 3
+
+
 def test_no_quota_leaves_the_cores(tmp_path: Path) -> None:
     files = {
         **V1,

@@ -107,7 +107,10 @@ class FakeStream:
     the web process when it aborts comes all the same.
     """
 
-    def __init__(self, scripts: Iterable[Iterator[RequestOutput | threading.Event]]) -> None:
+    def __init__(
+        self, scripts: Iterable[Iterator[RequestOutput | threading.Event]], ready: bool = False
+    ) -> None:
+        self.ready = ready
         self._turns = deque(scripts)
         self._events: dict[int, threading.Event] = {}
 
@@ -156,12 +159,14 @@ class FakeEngine:
         """What `configure_scheduler` refuses, by field."""
         self.answers = True
         """Whether it answers at all."""
+        self.ahead = False
+        """Whether all outputs are there before the first is taken."""
 
     def submit(self, *requests: Request) -> FakeStream:
         self.requests += requests
         self.submissions.append(len(requests))
         self.submit_seen.set()
-        return FakeStream([iter(self.script(request)) for request in requests])
+        return FakeStream([iter(self.script(request)) for request in requests], self.ahead)
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborted.append(request_id)

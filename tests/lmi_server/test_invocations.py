@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from engines.core import AbortReason, FinishReason, RequestOutput
+from engines.errors import RequestFailed
 from lmi_server.config import ServerConfig
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER, MakeClient
@@ -97,6 +98,25 @@ def test_each_step_is_a_chunk_of_its_own(
     chunks = list(post(client, stream=True).iter_encoded())
     assert len(chunks) == -(-len(text_model.encode(ANSWER)) // 2)
     assert all(chunk.endswith(b"\n") for chunk in chunks)
+
+
+def test_steps_that_are_here_already_share_a_chunk(client: FlaskClient, engine: FakeEngine) -> None:
+    engine.ahead = True
+    reply = post(client, stream=True)
+    (chunk,) = reply.iter_encoded()
+    lines = [json.loads(line) for line in chunk.splitlines()]
+    assert "".join(line["token"]["text"] for line in lines) == lines[-1]["generated_text"] == ANSWER
+
+
+def test_a_failure_comes_after_the_tokens_that_are_here(
+    client: FlaskClient, engine: FakeEngine, text_model: TextModel
+) -> None:
+    engine.ahead = True
+    ids = text_model.encode(ANSWER)
+    engine.script = lambda request: tokens(request, ids, RequestFailed("it broke"))
+    *lines, last = records(post(client, stream=True))
+    assert [line["token"]["id"] for line in lines] == list(ids)
+    assert last == {"error": "it broke", "code": 424}
 
 
 def test_stream_whose_end_comes_without_a_token(

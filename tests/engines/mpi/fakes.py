@@ -120,6 +120,8 @@ class ScriptedFront:
     timeouts: list[float] = field(default_factory=list)
     closed: bool = False
     gone_when_flushed: list[bytes] = field(default_factory=list)
+    messages: list[list[str]] = field(default_factory=list)
+    """Of each message with outputs, whose they are."""
 
     def wait_seconds(self, idle: float) -> float:
         return idle
@@ -133,6 +135,7 @@ class ScriptedFront:
         return client not in self.gone
 
     def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+        self.messages.append([output.id for output in outputs])
         for output in outputs:
             assert not any(o.finished for o in self.outputs.get(output.id, [])), "an output after the end"
             self.outputs.setdefault(output.id, []).append(output)

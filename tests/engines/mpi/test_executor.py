@@ -101,13 +101,15 @@ def make(board: StatusBoard, runner: _Runner) -> Make:
     return lambda comm: StepExecutor(runner, comm, board, Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
 
 
-def test_the_leader_tells_the_plan_and_returns_the_logits(
-    make: Make, runner: _Runner, board: StatusBoard
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_leader_tells_the_plan_to_others_and_returns_the_logits(
+    make: Make, runner: _Runner, board: StatusBoard, world_size: int
 ) -> None:
-    comm = _Comm()
+    comm = _Comm(world_size=world_size)
     assert not board.read().ready
     assert make(comm).lead(_STEP) is _RESULT
-    assert comm.sent == runner.plans == [_STEP.encode()]
+    assert runner.plans == [_STEP.encode()]
+    assert comm.sent == ([] if world_size == 1 else runner.plans)
     assert runner.calls == ["update", "prepare", "compute"]
     assert board.read().ready
 

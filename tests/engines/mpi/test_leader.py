@@ -146,6 +146,39 @@ def test_requests_of_all_clients_are_served_together(lab: _Lab) -> None:
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
 
+def test_tokens_of_several_steps_are_sent_together_but_for_first_and_last_ones(
+    lab: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    a, b = make_request("a", [1], 9), make_request("b", [2], 5)
+    front = lab.serve(_submit(a), [], [], _submit(b))
+    assert front.messages == [
+        ["a"],
+        ["a", "a", "a", "b"],
+        ["a", "b", "a", "b", "a", "b", "a", "b"],
+        ["a"],
+    ]
+    for request in (a, b):
+        _check_alone(front, request)
+
+
+def test_after_a_pause_tokens_are_sent_step_by_step(lab: _Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 0.0)
+    front = lab.serve(_submit(make_request("a", [1], 9)))
+    assert front.messages == [["a"]] * 9
+
+
+def test_what_is_held_is_sent_when_nothing_is_left_to_compute(
+    lab: _Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    abort = (CLIENT, Abort("a", AbortReason.CLIENT_LEFT))
+    front = lab.serve(_submit(make_request("a", [1], 9)), [], [abort], [])
+    assert front.messages == [["a"], ["a"]]
+
+
 def test_an_idle_engine_waits_for_messages_and_beats(lab: _Lab) -> None:
     front = lab.serve([], [], _submit(make_request("a", [1], 3)))
     assert lab.executor.kinds[:3] == [PlanKind.BEAT, PlanKind.BEAT, PlanKind.STEP]
