@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -27,6 +28,8 @@ class Machine:
     """As many as `gpu_count`, or none where they are not known."""
     shared_memory_bytes: int | None = None
     """What is free in /dev/shm; None where it is not there or cannot be written, and nothing is put there."""
+    cpu_kernels: str = ""
+    """The instruction set of the native CPU kernels; empty where torch serves instead."""
     note: str = ""
     """Why GPUs that are there are not counted; else empty."""
 
@@ -47,6 +50,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
         gpu_count=len(names),
         gpu_names=tuple(name for name, _ in names),
         shared_memory_bytes=_shared_memory(root / "dev/shm"),
+        cpu_kernels=_cpu_kernels(environ.get("LMI_CPU_KERNELS", "")),
         note=note,
     )
 
@@ -153,6 +157,22 @@ def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tu
             break
         left += found
     return tuple(left)
+
+
+def _cpu_kernels(wanted: str) -> str:
+    """Ask the library itself, without what surrounds it, which imports torch. wanted: as `lmi_kernels.cpu.library`
+    takes it."""
+    spec = importlib.util.find_spec("lmi_kernels")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in sorted(Path(folder).glob("cpu/_native*.so")):
+            try:
+                choose = ctypes.CDLL(str(path)).lmi_use_instructions
+            except (OSError, AttributeError):
+                return ""
+            choose.argtypes, choose.restype = [ctypes.c_char_p], ctypes.c_char_p
+            found: bytes | None = choose(wanted.encode() or None)
+            return (found or b"").decode()
+    return ""
 
 
 def _torch_is_cpu_build() -> bool:

@@ -24,6 +24,8 @@ class ModelSettings:
     """Longest prompt plus output, tokens."""
     load_format: str = "auto"
     """`auto`: weights are read from files. `dummy`: they are random, and config.json alone is needed."""
+    quantize: str = "none"
+    """`int8`: matrices are rounded as they are loaded; native CPU kernels only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class CacheConfig:
     """Share of each GPU's memory that weights, activations and KV cache may take."""
     prefix_caching: bool = False
     """Keep full pages of ended sequences for prompts that begin alike. Needs `paged`."""
+    dtype: str = "auto"
+    """What keys and values are stored as: `fp32`, `bf16`, `fp16` or `int8`; `auto`: what products are computed in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from lmi_kernels.cpu.structs import STORAGES, KvLayer
+from lmi_kernels.cpu.structs import KvLayer, Storage
 
+_BYTES = {Storage.FP32: 4, Storage.BF16: 2, Storage.FP16: 2, Storage.INT8: 1}
 _SCALE_BYTES = 4
+"""Of each head of each token."""
 
 
 class NativeKvCache:
@@ -22,10 +23,11 @@ class NativeKvCache:
         num_blocks: int,
         block_size: int,
         head_dim: int,
-        dtype: torch.dtype,
+        storage: Storage,
     ) -> None:
-        """dtype: fp32, bf16 or fp16."""
-        block_bytes = 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+        """storage: of keys and values, FP32, BF16, FP16 or INT8."""
+        head_bytes = _BYTES[storage] * head_dim + (_SCALE_BYTES if storage is Storage.INT8 else 0)
+        block_bytes = 2 * num_kv_heads * block_size * head_bytes
         # numpy's zeros are pages that the kernel gives only when they are written: a large cache costs nothing at the
         # start.
         self.blocks = np.zeros((num_layers, num_blocks, block_bytes), dtype=np.uint8)
@@ -34,7 +36,7 @@ class NativeKvCache:
             KvLayer(
                 data=layer.ctypes.data,
                 block_bytes=block_bytes,
-                storage=STORAGES[dtype],
+                storage=storage,
                 block_size=block_size,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,

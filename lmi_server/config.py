@@ -60,6 +60,10 @@ class EngineOptions:
 
     dtype: str = "auto"
     """`auto`, `fp32`, `fp16` or `bf16`."""
+    quantize: str = "none"
+    """`none` or `int8`."""
+    kv_cache_dtype: str = "auto"
+    """`auto`, `fp32`, `bf16`, `fp16` or `int8`."""
     tensor_parallel_degree: int | str = "max"
     """Ranks, or `max`: all GPUs, 1 on a CPU."""
     rolling_batch: str = "auto"

@@ -54,11 +54,14 @@ def resolve(
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
     degree = _degree(options, model, machine, made)
+    _require_native(options, device, machine)
     dtype = weights.dtype(options.dtype, model.dtype, device, made)
     if config.source.load_format == "dummy":
-        weights.make_random(model, degree, dtype, machine, made)
+        weights.make_random(model, degree, dtype, options.quantize, machine, made)
     elif device == "cpu":
-        weights.hold_on_cpu(model_path, model, degree, dtype, machine, made)
+        weights.hold_on_cpu(model_path, model, degree, dtype, options.quantize, machine, made)
+    if device == "cpu" and machine.cpu_kernels and options.batch_invariant:
+        made.notes.append("option.batch_invariant=true changes nothing: native CPU kernels are always so")
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
     engine = MpiEngineConfig(
@@ -68,6 +71,7 @@ def resolve(
             dtype=dtype,
             max_model_len=_max_model_len(options, model, capacity, made),
             load_format=config.source.load_format,
+            quantize=options.quantize,
         ),
         parallel=ParallelConfig(
             tp_size=degree,
@@ -136,6 +140,25 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
     return degree
 
 
+def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
+    """Raises `CannotServe`: something is asked for that only native CPU kernels do, and they do not serve."""
+    asked = [
+        f"{name}={value}"
+        for name, value, usual in (
+            ("option.quantize", options.quantize, ("none",)),
+            ("option.kv_cache_dtype", options.kv_cache_dtype, ("auto", "fp32" if device == "cpu" else "")),
+        )
+        if value not in usual
+    ]
+    if asked and device != "cpu":
+        raise CannotServe(f"{asked[0]}: it is for CPUs, and the model is served on a GPU")
+    if asked and not machine.cpu_kernels:
+        raise CannotServe(
+            f"{asked[0]}: it needs the native CPU kernels, which are not built here or not for this processor; a C++"
+            " compiler and `make install` build them"
+        )
+
+
 def _batch_invariant(options: EngineOptions, device: str) -> bool:
     if options.batch_invariant and device != "cpu":
         raise CannotServe(
@@ -175,6 +198,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
     return CacheConfig(
         block_size=block_size,
         paged=options.paged_attention,
+        dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,
         kv_cache_bytes=kv_bytes,
         gpu_memory_utilization=options.gpu_memory_utilization,
@@ -182,11 +206,11 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
 
 
 def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
-    """Tokens in whole blocks. The CPU's cache is fp32 whatever the weights are."""
+    """Tokens in whole blocks. Without `option.kv_cache_dtype` the CPU's cache is fp32 whatever the weights are."""
     if cache.kv_cache_bytes is None:
         return None
-    element = 4 if device == "cpu" or dtype == "fp32" else 2
-    bytes_per_token = model.kv_elements_on(degree) * element
+    stored = cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
+    bytes_per_token = model.kv_bytes_per_token(stored, degree)
     tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
     if tokens == 0:
         raise CannotServe(

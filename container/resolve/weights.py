@@ -10,7 +10,7 @@ from container.machine import Machine
 from container.model_files.folder import weights_problem
 from container.resolve.decisions import CannotServe, Decisions
 from engines.models.config import ModelConfig
-from engines.models.cpu_storage import cpu_element
+from engines.models.cpu_storage import cpu_element, native_element
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -46,29 +46,45 @@ def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: 
 
 
 def hold_on_cpu(
-    path: Path, model: ModelConfig, degree: int, dtype: str, machine: Machine, made: Decisions
+    path: Path,
+    model: ModelConfig,
+    degree: int,
+    dtype: str,
+    quantize: str,
+    machine: Machine,
+    made: Decisions,
 ) -> None:
     """Notes what the weights take in a CPU's memory where that is more than their files.
 
     Raises: CannotServe: more than is free.
     """
-    element = cpu_element(path, model.dtype, dtype)
+    if machine.cpu_kernels:
+        element: int | None = native_element(model.dtype, dtype, quantize)
+    else:
+        element = cpu_element(path, model.dtype, dtype)
     size = model.weight_bytes(element, degree) * degree
     require_free(size, machine)
-    if element is not None and model.dtype in _FROM_CHECKPOINT:
+    if element == 4 and model.dtype in _FROM_CHECKPOINT:
         made.notes.append(
             f"the weights take {size / _GIB:.3g} GiB in memory: on a CPU numbers of {model.dtype} that are not all"
             " exact in fp16 are held in fp32"
         )
 
 
-def make_random(model: ModelConfig, degree: int, dtype: str, machine: Machine, made: Decisions) -> None:
+def make_random(
+    model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine, made: Decisions
+) -> None:
     """Notes what random weights take in memory: no files tell it.
 
     Raises: CannotServe: on a CPU, more than is free.
     """
     on_gpu = machine.gpu_count > 0
-    element = (4 if dtype == "fp32" else 2) if on_gpu else cpu_element(Path(), model.dtype, dtype, "dummy")
+    if on_gpu:
+        element: int | None = 4 if dtype == "fp32" else 2
+    elif machine.cpu_kernels:
+        element = native_element(model.dtype, dtype, quantize)
+    else:
+        element = cpu_element(Path(), model.dtype, dtype, "dummy")
     size = model.weight_bytes(element, degree)
     if not on_gpu:
         require_free(size * degree, machine)

@@ -59,10 +59,10 @@ class Parts:
         """One projection from several ranges of a tensor's rows."""
         weight = self.weights.pieces(f"{name}.weight", pieces, shape)
         bias = self.weights.pieces(f"{name}.bias", pieces, shape[:1]) if biased else None
-        return Linear(lmi_kernels.pack(weight, bias))
+        return Linear(self.weights.pack(weight, bias))
 
     def whole_linear(self, name: str, shape: tuple[int, int]) -> Linear:
-        """A projection that every rank has."""
+        """A projection that every rank has, stored as it is: a router's small errors would choose other experts."""
         return Linear(lmi_kernels.pack(self.weights.whole(f"{name}.weight", shape)))
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> RowParallelLinear:
@@ -70,14 +70,14 @@ class Parts:
         hidden = self.config.hidden_size
         weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
-        return RowParallelLinear(lmi_kernels.pack(weight, bias if self.comm.rank == 0 else None), self.comm)
+        return RowParallelLinear(self.weights.pack(weight, bias if self.comm.rank == 0 else None), self.comm)
 
     def _columns(
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool, gated: bool
     ) -> lmi_kernels.LinearWeight:
         weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
         bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
-        return lmi_kernels.pack(weight, bias, gated)
+        return self.weights.pack(weight, bias, gated)
 
 
 def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
@@ -86,10 +86,11 @@ def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEm
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
     table = parts.weights.rows([embedding], [shard], shape)
-    packed = lmi_kernels.pack(table)
+    tied = config.tie_word_embeddings
+    packed = parts.weights.pack(table) if tied else lmi_kernels.pack(table)
     lookup = table if packed.native is None else packed
-    if not config.tie_word_embeddings:
-        packed = lmi_kernels.pack(parts.weights.rows([head], [shard], shape))
+    if not tied:
+        packed = parts.weights.pack(parts.weights.rows([head], [shard], shape))
     return VocabParallelEmbedding(lookup, shard, comm), VocabParallelHead(packed, config.vocab_size, comm)
 
 

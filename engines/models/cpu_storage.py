@@ -19,17 +19,19 @@ _MOST_BYTES = 1 << 18
 _MOST_HEADER_BYTES = 100_000_000
 
 
-def cpu_element(
-    folder: Path, stored: str, dtype: str, load_format: str = "auto", native: bool = False
-) -> int | None:
-    """Bytes of a matrix's numbers on a CPU, at most; None: they are packed as fp16, which `ModelConfig.weight_bytes`
-    knows.
+def native_element(stored: str, dtype: str, quantize: str = "none") -> int:
+    """Bytes of a matrix's numbers for native kernels. stored and dtype are those of `cpu_element`."""
+    if quantize == "int8":
+        return 1
+    return 2 if dtype != "fp32" or stored in ("float16", "bfloat16") else 4
 
-    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded; native: by
-    native kernels.
+
+def cpu_element(folder: Path, stored: str, dtype: str, load_format: str = "auto") -> int | None:
+    """Bytes of a matrix's numbers on a CPU where torch serves, at most; None: they are packed as fp16, which
+    `ModelConfig.weight_bytes` knows.
+
+    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded.
     """
-    if native:
-        return 2 if dtype != "fp32" or stored in ("float16", "bfloat16") else 4
     if dtype == "fp16" or stored == "float16":
         return None
     if stored == "bfloat16" and load_format != "dummy" and _are_exact(folder):

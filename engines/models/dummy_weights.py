@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import torch
 
+import lmi_kernels
 from engines.models.safetensors_files import BadCheckpoint
-from engines.models.weights import given_dtype
+from engines.models.weights import Pack, given_dtype
 from engines.partition import Shard
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -38,7 +39,12 @@ class DummyWeights:
     """`WeightSource` without files. Matrices and biases have mean 0, weights of norms mean 1, both deviation 0.02."""
 
     def __init__(
-        self, stored: str, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
+        self,
+        stored: str,
+        storage: torch.dtype,
+        compute: torch.dtype | None,
+        device: torch.device,
+        pack: Pack = lmi_kernels.pack,
     ) -> None:
         """Numbers are rounded as those of a checkpoint are: to what it is stored in, to `storage`, to `compute` (None:
         see `WeightReader`).
@@ -49,6 +55,7 @@ class DummyWeights:
         self._storage = storage
         self._compute = compute
         self._device = device
+        self.pack = pack
         self._scratch: _Scratch | None = None
         self.owned_bytes = 0
         """Bytes of this rank's parameters as they would stand in the files."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import lmi_kernels
 from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.weights import WeightReader, WeightSource
+from lmi_kernels.cpu.structs import Storage
+
+_STORAGES = {"none": None, "int8": Storage.INT8}
+"""By `option.quantize`."""
 
 
 def weight_source(
@@ -22,6 +28,7 @@ def weight_source(
     Raises:
         BadCheckpoint: the folder has no weights that can be read.
     """
+    pack = partial(lmi_kernels.pack, storage=_STORAGES[model.quantize])
     if model.load_format == "dummy":
-        return DummyWeights(stored, storage, compute, device)
-    return WeightReader(Path(model.path), storage, compute, device)
+        return DummyWeights(stored, storage, compute, device, pack)
+    return WeightReader(Path(model.path), storage, compute, device, pack)

@@ -37,5 +37,5 @@ def _experts(parts: Parts, prefix: str) -> Experts:
     names = [f"{expert}.{part}.weight" for expert in experts for part in ("w1", "w3")]
     gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
     down = weights.stacked_columns([f"{expert}.w2.weight" for expert in experts], middle, (hidden, width))
-    packed = lmi_kernels.pack_experts(gate_up.view(len(experts), 2 * middle.size, hidden), down)
+    packed = lmi_kernels.pack_experts(gate_up.view(len(experts), 2 * middle.size, hidden), down, weights.pack)
     return Experts(router, packed, routing.top_k, parts.comm)

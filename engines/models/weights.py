@@ -6,14 +6,18 @@ terms of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053). Peak memory beyond
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+import lmi_kernels
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
 from engines.partition import Shard
+
+Pack = Callable[..., lmi_kernels.LinearWeight]
+"""`lmi_kernels.pack`, or that with a storage chosen."""
 
 
 class WeightSource(Protocol):
@@ -23,6 +27,8 @@ class WeightSource(Protocol):
     Every verb raises `BadCheckpoint` where a tensor is missing or has another shape than was asked for.
     """
 
+    pack: Pack
+    """Makes a matrix ready for a linear layer, stored as the configuration says."""
     owned_bytes: int
     """Bytes of this rank's parameters as they are stored, of all that was given so far."""
 
@@ -49,7 +55,12 @@ class WeightReader:
     """`WeightSource` over a folder of safetensors files."""
 
     def __init__(
-        self, folder: Path, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
+        self,
+        folder: Path,
+        storage: torch.dtype,
+        compute: torch.dtype | None,
+        device: torch.device,
+        pack: Pack = lmi_kernels.pack,
     ) -> None:
         """Weights are rounded to `storage`, then given in `compute` on `device`. compute None: matrices as they are
         stored, vectors in fp32.
@@ -61,6 +72,7 @@ class WeightReader:
         self._storage = storage
         self._compute = compute
         self._device = device
+        self.pack = pack
         self.owned_bytes = 0
         """Bytes of this rank's parameters as they stand in the files."""
 

@@ -15,7 +15,7 @@ from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
 from engines.models.config import ModelConfig
-from engines.models.cpu_storage import cpu_element
+from engines.models.cpu_storage import cpu_element, native_element
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.mpi import memory
@@ -36,10 +36,12 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
 from lmi_kernels.attention_plan import GroupLimits
 from lmi_kernels.cpu.recorder import NotRecorded
+from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team, shared_team
 
 logger = logging.getLogger(__name__)
 
+_KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GROUP_KEYS = 2048
 """Keys of an attention group: enough that calls are few, and few enough that what a gather wrote is still in the
@@ -85,6 +87,10 @@ class ModelRunner:
         """Of native kernels; None: there are none, or the model is not for them."""
         before, started = memory.in_use(device), time.perf_counter()
         compute = self._dtype if self._team is None else None
+        if self._team is None and (
+            config.model.quantize != "none" or config.cache.dtype not in ("auto", "fp32")
+        ):
+            raise ValueError("quantised weights and small KV caches are for native CPU kernels")
         weights = weight_source(config.model, self.config.dtype, storage, compute, device)
         self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
         weights.close()
@@ -98,6 +104,11 @@ class ModelRunner:
         )
         self._contiguous = not config.cache.paged
         self._batch_invariant = config.parallel.batch_invariant
+        self._kv_dtype = config.cache.dtype
+        if self._kv_dtype == "auto":
+            self._kv_dtype = "fp32" if self._dtype is torch.float32 else config.model.dtype
+        self.kv_bytes_per_token = self.config.kv_bytes_per_token(self._kv_dtype, comm.world_size)
+        """Of the KV cache, over all ranks."""
         self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
         self._team = self._team and self._recordable(self._team)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
@@ -186,10 +197,12 @@ class ModelRunner:
         """From the configuration alone, before anything is measured."""
         ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
         model = config.model
-        on_cpu = cpu_element(
-            Path(model.path), self.config.dtype, model.dtype, model.load_format, self._team is not None
-        )
-        weights = self.config.weight_bytes(self._dtype.itemsize if on_gpu else on_cpu, ranks)
+        element: int | None = self._dtype.itemsize
+        if self._team is not None:
+            element = native_element(self.config.dtype, model.dtype, model.quantize)
+        elif not on_gpu:
+            element = cpu_element(Path(model.path), self.config.dtype, model.dtype, model.load_format)
+        weights = self.config.weight_bytes(element, ranks)
         first_use = 0 if on_gpu else _FIRST_USE_BYTES
         activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)
         if config.cache.kv_cache_bytes is not None:
@@ -234,7 +247,7 @@ class ModelRunner:
         self, config: MpiEngineConfig, step: LargestStep, weights: int, activations: int
     ) -> KvCache | NativeKvCache:
         block_size, asked = config.cache.block_size, config.cache.kv_cache_bytes
-        block_bytes = block_size * self.config.kv_elements_on(self._comm.world_size) * self._dtype.itemsize
+        block_bytes = block_size * self.kv_bytes_per_token
         local_block_bytes = self._local(block_bytes)
         if asked is not None:
             num_blocks = asked // block_bytes
@@ -271,7 +284,7 @@ class ModelRunner:
     def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:
         shape = num_layers, self._kv_heads, num_blocks, block_size, self.config.head_dim
         if self._team is not None:
-            return NativeKvCache(*shape, self._dtype)
+            return NativeKvCache(*shape, _KV_STORAGES[self._kv_dtype])
         return KvCache(*shape, self._dtype, self._device)
 
     def _recordable(self, team: Team) -> Team | None:

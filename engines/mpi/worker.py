@@ -140,7 +140,6 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
 def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
     config, cache = rank.config, rank.runner.cache
     capacity = cache.num_blocks * cache.block_size
-    element = 4 if rank.device.type == "cpu" else 2 if config.model.dtype != "fp32" else 4
     name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu"
     return EngineInfo(
         model=config.model.name,
@@ -149,7 +148,7 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
         device=name,
         dtype=config.model.dtype,
         kv_capacity_tokens=capacity,
-        kv_capacity_bytes=capacity * rank.runner.config.kv_elements_on(rank.comm.world_size) * element,
+        kv_capacity_bytes=capacity * rank.runner.kv_bytes_per_token,
         block_size=cache.block_size,
         max_num_seqs=config.scheduler.settings.max_num_seqs,
         max_model_len=config.model.max_model_len,

@@ -7,7 +7,7 @@ sorted by expert on the device (`route`), and two grouped products walk all expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +35,15 @@ class ExpertWeights:
     """[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]."""
 
 
-def pack_experts(gate_up: torch.Tensor, down: torch.Tensor) -> ExpertWeights:
+def pack_experts(
+    gate_up: torch.Tensor, down: torch.Tensor, pack: Callable[..., LinearWeight] = pack
+) -> ExpertWeights:
     """Make a layer's experts ready for `experts`.
 
     Args:
         gate_up: [num_experts, 2 * intermediate, hidden], gates in the first half; `intermediate` is this rank's share.
         down: [num_experts, hidden, intermediate].
+        pack: makes each of them ready for `linear` and `gated_linear` on a CPU.
 
     Raises:
         ValueError: the shapes do not belong together.

@@ -18,6 +18,7 @@ from lmi_kernels._triton import runs_triton
 from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.library import load
 from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.silu_and_mul import silu_and_mul
 
@@ -36,19 +37,30 @@ class LinearWeight:
     native: NativeWeight | None = None
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None = None, gated: bool = False) -> LinearWeight:
+def pack(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    storage: Storage | None = None,
+) -> LinearWeight:
     """Make a weight ready for `linear`, or (gated) for `gated_linear`.
 
     Args:
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
         gated: the first half of the rows are gates, the second what they let through.
+        storage: how native kernels store it; None: as it is.
+
+    Raises:
+        ValueError: a storage is asked for, and there are no native kernels.
     """
     if weight.device.type != "cpu":
         return LinearWeight(None, weight, bias)
     library = None if runs_triton(weight.device) else load()
     if library is not None:
-        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gated))
+        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gated, storage))
+    if storage is not None:
+        raise ValueError("only native kernels have storages of their own")
     dense = weight.float()
     fp32_bias = None if bias is None else bias.float()
     if "fbgemm" in torch.backends.quantized.supported_engines and _exact_in_fp16(dense):

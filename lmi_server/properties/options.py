@@ -110,6 +110,23 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         example="dummy",
     ),
     Option(
+        "option.quantize",
+        Choice(
+            ("none", "int8"),
+            refused=dict.fromkeys(
+                ("awq", "gptq", "fp8", "int4", "bitsandbytes", "smoothquant", "static_int8"),
+                "it is not built yet",
+            ),
+        ),
+        "int8 rounds weights to 8 bits as they are loaded, with a scale for each output feature, and activations with a"
+        " scale for each token: on a CPU two to four times as fast as none, with answers that differ a little. For CPUs"
+        " with native kernels.",
+        target="options.quantize",
+        engine="MPI",
+        aliases=("option.quantization",),
+        example="int8",
+    ),
+    Option(
         "option.dtype",
         Choice(
             ("auto", "fp32", "fp16", "bf16"),
@@ -120,7 +137,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
                 "float": "fp32",
                 "half": "fp16",
             },
-            refused=dict.fromkeys(("int8", "fp8", "int4"), "no quantised weights yet"),
+            refused=dict.fromkeys(("int8", "fp8", "int4"), "option.quantize says how weights are quantised"),
         ),
         "What weights are stored as. On a CPU products are computed in fp32 whatever is stored.",
         target="options.dtype",

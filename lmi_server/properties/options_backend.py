@@ -12,13 +12,11 @@ _LORA = "adapters are not built yet"
 _NO_LORA = "it only matters with option.enable_lora=true, which is refused"
 _SPEC = "speculative decoding is not built yet"
 _TOOLS = "tool calls and reasoning parsers are not built yet"
-_QUANT = "quantised weights are not built yet"
 _TRT = "a TensorRT-LLM setting"
 _NEURON = "an AWS Neuron setting"
 _GIB = Float(0, 1e6, unit="GiB", includes_low=True)
 
 BACKEND_KNOWN: tuple[Option, ...] = (
-    refused("option.quantize", _TEXT, _QUANT, "none", help="Quantisation.", aliases=("option.quantization",)),
     refused("option.tokenizer", _TEXT, "the model's own tokenizer is used", help="Another tokenizer."),
     refused(
         "option.tokenizer_mode",

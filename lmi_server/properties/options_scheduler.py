@@ -94,11 +94,25 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
         example="steps.jsonl",
     ),
     _option(
+        "option.kv_cache_dtype",
+        Choice(
+            ("auto", "fp32", "bf16", "fp16", "int8"),
+            synonyms={"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"},
+            refused=dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), "an fp8 cache is not built yet"),
+        ),
+        "What keys and values are stored as. auto: fp32 on a CPU, the weights' type on a GPU. The others are for CPUs"
+        " with native kernels: bf16 and fp16 hold twice as many tokens in the same memory, int8, with a scale for each"
+        " head and token, nearly four times as many; attention over long contexts is faster, and answers differ a"
+        " little.",
+        target="options.kv_cache_dtype",
+        example="bf16",
+    ),
+    _option(
         "option.batch_invariant",
         Bool(),
-        "On a CPU at tensor-parallel degree 1 a request's logits are bit-identical in any batch, however its prompt is"
-        " chunked, recomputed or found in the prefix cache, if fp16 holds the weights exactly. true: for other weights"
-        " too, as far as this processor's matrix library can; the log says when it cannot. Linear layers then take"
+        "With native CPU kernels a request's logits are bit-identical in any batch, however its prompt is chunked,"
+        " recomputed or found in the prefix cache, and this changes nothing. Where torch serves instead, true brings"
+        " that as far as the processor's matrix library can; the log says when it cannot. Linear layers then take"
         " longer, those of a lone request up to twice the time.",
         target="options.batch_invariant",
         example="true",

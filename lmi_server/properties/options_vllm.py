@@ -178,7 +178,6 @@ _FP8 = "keys and values are kept in the weights' type (on a CPU in fp32); an fp8
 _DEVICE = "the server uses the GPUs there are; an empty CUDA_VISIBLE_DEVICES leaves the CPU"
 
 _REFUSED: tuple[tuple[str, Kind, str, str, tuple[Scalar, ...]], ...] = (
-    ("kv_cache_dtype", _TEXT, "Type of keys and values.", _FP8, ("auto",)),
     ("quantization_param_path", _TEXT, "Scales of an fp8 cache.", _FP8, ()),
     ("kv_cache_memory_bytes", _COUNT, "Size of the KV cache.", "use option.kv_cache_gb, over all ranks", ()),
     ("num_gpu_blocks_override", _COUNT, "Blocks of the KV cache.", "use option.kv_cache_gb", ()),

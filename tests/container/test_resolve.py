@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from container.machine import Machine
 from container.resolve import CannotServe, Resolved, resolve
+from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from tests.support.model_files import EMPTY_SAFETENSORS
 
@@ -120,7 +121,7 @@ def test_what_is_given_is_taken(model: Path) -> None:
     engine = resolved.config
     assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
     assert engine.parallel.enforce_eager
-    assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5, False)
+    assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5, False, "auto")
     settings = (5, 99, 120, 3, 5000, "fair", False, 0.5, 7, 2)
     assert dataclasses.astuple(engine.scheduler) == (
         settings,
@@ -317,3 +318,29 @@ def test_whatever_is_decided_holds_together(
     if resolved.kv_capacity_tokens is not None:
         assert engine.model.max_model_len <= resolved.kv_capacity_tokens
         assert resolved.kv_capacity_tokens % engine.cache.block_size == 0
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_cache_dtype": "bf16"}], ids=str)
+def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, str]) -> None:
+    ((name, value),) = options.items()
+    resolved = resolve(config(**options), model, dataclasses.replace(CPU, cpu_kernels="avx2"))
+    engine = resolved.config
+    assert isinstance(engine, MpiEngineConfig)
+    assert value in (engine.model.quantize, engine.cache.dtype)
+    capacity = 4 * GIB // (KV_BYTES_PER_TOKEN // (2 if name == "kv_cache_dtype" else 1)) // 16 * 16
+    assert resolved.kv_capacity_tokens == capacity
+    with pytest.raises(
+        CannotServe, match=rf"option.{name}={value}: it needs the native CPU kernels.*compiler"
+    ):
+        resolve(config(**options), model, CPU)
+    with pytest.raises(CannotServe, match=rf"option.{name}={value}: it is for CPUs"):
+        resolve(config(**options), model, GPUS)
+
+
+def test_native_kernels_need_no_batch_invariance(model: Path) -> None:
+    native = dataclasses.replace(CPU, cpu_kernels="avx512")
+    notes = resolve(config(batch_invariant=True), model, native).notes
+    assert any("option.batch_invariant=true changes nothing" in note for note in notes)
+    assert not any(
+        "batch_invariant" in note for note in resolve(config(batch_invariant=True), model, CPU).notes
+    )

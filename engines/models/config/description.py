@@ -80,6 +80,16 @@ class ModelConfig:
         """Likewise, on so many ranks together: where they are more than KV heads, some heads are held several times."""
         return self.kv_elements_per_token // self.num_kv_heads * max(self.num_kv_heads, ranks)
 
+    def kv_bytes_per_token(self, stored: str, ranks: int) -> int:
+        """What the KV cache takes for one token on so many ranks together.
+
+        stored: `fp32`, `bf16`, `fp16` or `int8`; with int8 each head has an fp32 scale.
+        """
+        elements = self.kv_elements_on(ranks)
+        if stored == "int8":
+            return elements + 4 * elements // self.head_dim
+        return elements * (4 if stored == "fp32" else 2)
+
     def weight_bytes(self, element: int | None, ranks: int = 1) -> int:
         """What the parameters of rank 0, which no rank exceeds, should take in memory, norms and biases left out.
 

@@ -110,7 +110,6 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
 @pytest.mark.parametrize(
     "line",
     [
-        "option.quantize=awq",
         "maxWorkers=2",
         "option.entryPoint=model.py",
         "option.pipeline_parallel_degree=2",

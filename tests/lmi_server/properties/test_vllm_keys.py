@@ -76,7 +76,6 @@ def test_every_engine_argument_of_vllm_is_known() -> None:
         "option.disable_sliding_window=true",
         "option.compilation_config=3",
         "option.device=auto",
-        "option.kv_cache_dtype=auto",
         "option.hf_overrides={}",
         "option.data_parallel_size=1",
         "option.enable_sleep_mode=false",
@@ -96,7 +95,6 @@ def test_what_changes_neither_answers_nor_capacity_is_noted(tmp_path: Path, line
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("option.kv_cache_dtype=fp8", "kept in the weights' type"),
         ('option.hf_overrides={"rope_theta": 1}', "change it there"),
         ("option.rope_theta=1000000", "config.json of the model decides"),
         ("option.num_gpu_blocks_override=100", "option.kv_cache_gb"),
