@@ -32,6 +32,7 @@ _LATER = Registry(
         "bench": "container.bench.bench_command:bench",
         "compare": "container.compare.compare_command:compare",
         "kv-waste": "container.scheduler_bench.kv_waste_command:kv_waste",
+        "profile": "container.profile_command:profile",
         "scheduler-cost": "container.scheduler_bench.scheduler_cost_command:scheduler_cost",
     }
 )
