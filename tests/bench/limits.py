@@ -48,13 +48,14 @@ class Limits:
 def measure(folder: Path) -> Limits:
     """Takes some seconds on all cores. folder: where the compiled program is kept. Raises: NoLimits."""
     threads = len(os.sched_getaffinity(0))
-    done = subprocess.run([str(_program(folder)), str(threads)], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(compiled(folder)), str(threads)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoLimits(f"{_SOURCE.name} ended with exit code {done.returncode}: {done.stderr.strip()}")
     return Limits(**json.loads(done.stdout))
 
 
-def _program(folder: Path) -> Path:
+def compiled(folder: Path) -> Path:
+    """`limits.c` as a program in `folder`, made once for each compiler. Raises: NoLimits."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         raise NoLimits("a C compiler is needed (Debian: build-essential)")
