@@ -57,7 +57,6 @@ def _build(python: Path, site: Site, folder: Path) -> None:
     (source,) = folder.glob("source/*/llama.cpp")
     cmake = str(python.with_name("cmake"))
     options = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
-    # Where it is built, it stays: the libraries' paths are in the program.
     called([cmake, "-S", str(source), "-B", str(folder), *options], log)
     jobs = str(len(os.sched_getaffinity(0)))
     called([cmake, "--build", str(folder), "--target", "llama-server", "--parallel", jobs], log)
