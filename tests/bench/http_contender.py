@@ -82,7 +82,7 @@ class PeerServer:
     command: tuple[str, ...]
     environ: Mapping[str, str]
     health: str
-    limit: float = 600.0
+    limit: float = 1200.0
     """Seconds until it must be ready."""
 
     def start(self, log: Path) -> Running:
