@@ -9,6 +9,8 @@ from pathlib import Path
 from container.bench.load import LoadRun, Outcome
 from container.bench.workload import BenchRequest
 from tests.bench.contender import Broken, Facts
+from tests.bench.results import Results
+from tests.bench.rounds import Rounds
 
 FACTS = Facts("fp32", "fp32", "in process", 4.0, versions={"engine": "9"})
 
@@ -76,3 +78,21 @@ class MadeUpRunning:
 
     def end(self) -> None:
         self.contender.journal.append(f"{self.contender.name} ends")
+
+
+def results_of(rounds: Rounds) -> Results:
+    """What was measured, as `make bench` would report it."""
+    return Results(
+        command="bench",
+        when="now",
+        machine={},
+        model="model",
+        workloads={shape.name: shape.describe() for shape in rounds.shapes},
+        num_rounds=rounds.num_rounds,
+        contenders={name: one.facts for name, one in rounds.contenders.items()},
+        unavailable=rounds.broken,
+        limits=rounds.limits,
+        runs=rounds.runs(),
+        lives=tuple(rounds.lives),
+        warnings=(),
+    )

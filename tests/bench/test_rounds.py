@@ -11,10 +11,10 @@ from container.bench.workload import load_tokenizer
 from tests.bench import report
 from tests.bench.contender import Broken
 from tests.bench.limits import Limits
-from tests.bench.made_up import MadeUp
+from tests.bench.made_up import MadeUp, results_of
 from tests.bench.model import Matrices
 from tests.bench.quiet import Busy, Load
-from tests.bench.results import Results, write_json
+from tests.bench.results import write_json
 from tests.bench.rounds import Rounds
 from tests.bench.workloads import Shape
 from tests.support.tokenizers import save_gpt2
@@ -42,23 +42,6 @@ def make_rounds(
         quiet=lambda: Load(0.01, ()),
         measure_limits=lambda: Limits(2, 100.0, None, 20.0),
         say=lambda text: None,
-    )
-
-
-def results_of(rounds: Rounds) -> Results:
-    return Results(
-        command="bench",
-        when="now",
-        machine={},
-        model="model",
-        workloads={shape.name: shape.describe() for shape in rounds.shapes},
-        num_rounds=rounds.num_rounds,
-        contenders={name: one.facts for name, one in rounds.contenders.items()},
-        unavailable=rounds.broken,
-        limits=rounds.limits,
-        runs=rounds.runs(),
-        lives=tuple(rounds.lives),
-        warnings=(),
     )
 
 

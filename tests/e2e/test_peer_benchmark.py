@@ -11,12 +11,12 @@ from container.compare.arms import Named, read_arms
 from container.machine import detect
 from tests.bench import report
 from tests.bench.http_contender import Ours
+from tests.bench.made_up import results_of
 from tests.bench.model import matrices_of
 from tests.bench.peers import PEERS
 from tests.bench.peers.peer import Site
 from tests.bench.quiet import Load
 from tests.bench.rounds import Rounds
-from tests.bench.test_rounds import results_of
 from tests.bench.workloads import SHAPES
 from tests.support.paths import child_environment
 from tests.support.server import properties_text
