@@ -16,6 +16,12 @@ CHAPTER ?=
 OUT ?= build/gpu-check
 CACHE ?=
 IMAGE ?= lmi-server:$(TORCH)
+# For `make bench` and `make bench-peers`: rounds, workloads (smoke only shows that it works), properties folders (ratios
+# are of the first), peers, further flags (--busy-ok, --prepare-only).
+ROUNDS ?= 3
+WORKLOADS ?= s1 s2 burst single
+OURS ?= tests/bench/properties/fp32
+BENCH_FLAGS ?=
 # Tests that run at once.
 TEST_JOBS ?= 2
 
@@ -31,7 +37,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test kernels-check verify lint format docs gpu-check image clean
+.PHONY: install serve test kernels-check verify lint format docs gpu-check bench bench-peers image clean
 
 install: $(STAMP)
 
@@ -99,6 +105,14 @@ kernels-check: install
 gpu-check:
 	PYTHONPATH=.:kernels $(GPU_PYTHON) -m tests.gpu.check --out $(OUT) $(if $(CACHE),--cache $(CACHE)) \
 		$(if $(filter list,$(CHAPTER)),--plan,$(if $(CHAPTER),--chapter $(CHAPTER)))
+
+# This server and transformers under the same load, in turn; docs/performance.md says what is measured.
+bench: PEERS ?= transformers-static-32 transformers-static-4 transformers-continuous
+# Others, each in an environment of its own under build/peers, which the first run makes.
+bench-peers: PEERS ?= openvino-fp32 openvino-fp32-kv-u8 openvino-int8 vllm llama.cpp
+bench bench-peers: install
+	$(BIN)/python -m tests.bench --rounds $(ROUNDS) --workloads "$(WORKLOADS)" --ours "$(OURS)" --peers "$(PEERS)" \
+		$(BENCH_FLAGS)
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .

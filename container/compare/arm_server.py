@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
@@ -79,11 +79,12 @@ class ArmServer:
     """`python -m container serve`, bound to our life: the kernel ends it when we end, however that happens."""
 
     def __init__(
-        self, arm: Arm, child: Child, port: int, log: BinaryIO, patience: Patience = Patience()
+        self, name: str, child: Child, port: int, log: BinaryIO, patience: Patience = Patience()
     ) -> None:
         self.url = f"http://{_HOST}:{port}"
+        self.pid = child.pid
         self.start_up_seconds = 0.0
-        self._arm = arm
+        self._name = name
         self._child = child
         self._log = log
         self._log_path = Path(log.name)
@@ -92,15 +93,31 @@ class ArmServer:
     @classmethod
     def start(cls, arm: Arm, log_path: Path, environ: Mapping[str, str]) -> Self:
         """Start and wait until `/ping` answers 200. Raises `ArmFailed`."""
+        command = [sys.executable, "-m", "container", "serve", str(arm.path.resolve())]
+        command += ["--host", _HOST, "--port"]
+        return cls.launch(arm.name, command, arm.loading_timeout + _SPARE_SECONDS, log_path, environ)
+
+    @classmethod
+    def launch(
+        cls,
+        name: str,
+        command: Sequence[str],
+        limit: float,
+        log_path: Path,
+        environ: Mapping[str, str],
+        health: str = "/ping",
+    ) -> Self:
+        """Start any server by `command` with a port added, and wait until `health` answers 200.
+
+        limit: seconds until then. Raises `ArmFailed`.
+        """
         port = _free_port()
         started = time.monotonic()
-        command = [sys.executable, "-m", "container", "serve", str(arm.path.resolve())]
-        command += ["--host", _HOST, "--port", str(port)]
         log = log_path.open("ab", buffering=0)
-        child = Child.start(arm.name, command, environ, log=log)
-        server = cls(arm, child, port, log)
+        child = Child.start(name, [*command, str(port)], environ, log=log)
+        server = cls(name, child, port, log)
         try:
-            server._wait_ready(started)
+            server._wait_ready(started, limit, health)
         except BaseException:
             server.kill()
             raise
@@ -130,13 +147,12 @@ class ArmServer:
         self._child.last_lines()  # the rest of what it said is in the log
         self._log.close()
 
-    def _wait_ready(self, started: float) -> None:
-        limit = self._arm.loading_timeout + _SPARE_SECONDS
+    def _wait_ready(self, started: float, limit: float, health: str) -> None:
         while time.monotonic() < started + limit:
             code = self._child.poll()
             if code is not None:
                 raise self._failed(f"its server ended with exit code {code} before it was ready")
-            if _ping(self.url):
+            if _answers(self.url + health):
                 self.start_up_seconds = time.monotonic() - started
                 return
             time.sleep(_POLL_SECONDS)
@@ -146,12 +162,12 @@ class ArmServer:
         self._child.last_lines()
         tail = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ArmFailed(f"{self._arm.name}: {what}. Its log, {self._log_path}, ends with\n{lines}")
+        return ArmFailed(f"{self._name}: {what}. Its log, {self._log_path}, ends with\n{lines}")
 
 
-def _ping(url: str) -> bool:
+def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ping", timeout=_PING_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(url, timeout=_PING_SECONDS) as answer:  # noqa: S310
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError, http.client.HTTPException):
         return False

@@ -20,7 +20,7 @@ def setting(command: str, machine: Machine) -> Setting:
         command=command,
         when=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         machine=describe(machine),
-        versions={"Python": platform.python_version(), **_versions()},
+        versions={"Python": platform.python_version(), **versions()},
     )
 
 
@@ -43,7 +43,7 @@ def _processor() -> str:
     return match[1].strip() if match else platform.machine()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
         try:

@@ -46,7 +46,7 @@ def started(tmp_path: Path, program: str, patience: Patience) -> ArmServer:
     deadline = time.monotonic() + 20.0
     while "up" not in log_path.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
-    return ArmServer(make_arm("made-up"), child, 1, log, patience)
+    return ArmServer("made-up", child, 1, log, patience)
 
 
 _SIGTERM_GIVES = """

@@ -1,0 +1,206 @@
+"""`python -m tests.bench`, what `make bench` and `make bench-peers` run."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from container import launch, model_files
+from container.bench.errors import BenchError
+from container.bench.workload import load_tokenizer
+from container.compare import setting
+from container.compare.arms import Arm, BadArm, Named, names_for, read_arms
+from container.machine import detect
+from container.progress import view_for
+from container.stop_signals import StopRequested, StopSignals
+from tests.bench import environment, limits, quiet, report
+from tests.bench.contender import Broken, Contender, Unavailable
+from tests.bench.http_contender import Ours
+from tests.bench.machine import described
+from tests.bench.model import matrices_of
+from tests.bench.peers import PEERS
+from tests.bench.peers.peer import Site
+from tests.bench.results import Results, write_json
+from tests.bench.rounds import Rounds
+from tests.bench.workloads import DEFAULT, SHAPES
+
+_ROOT = Path(__file__).parents[2]
+OURS = (_ROOT / "tests/bench/properties/fp32",)
+TRANSFORMERS = ("transformers-static-32", "transformers-static-4", "transformers-continuous")
+_QUIET_SECONDS = 60.0
+"""What a contender's end leaves behind is gone long before."""
+_TABLE_WIDTH = 160
+
+
+def _words(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    """Words with commas or spaces between them."""
+    return tuple(text.replace(",", " ").split())
+
+
+def _known(names: Sequence[str], known: Mapping[str, object], option: str) -> None:
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"{option}: no such one (got {name}); allowed: {', '.join(known)}")
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option("--workloads", callback=_words, default=" ".join(DEFAULT), show_default=True)
+@click.option(
+    "--ours",
+    callback=_words,
+    default=" ".join(map(str, OURS)),
+    help="Properties folders; ratios are of the first.",
+)
+@click.option("--peers", callback=_words, default=" ".join(TRANSFORMERS), show_default=True)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path("build"), help="Holds peers, logs and results."
+)
+@click.option("--busy-ok", is_flag=True, help="Measure beside other processes; the report says so.")
+@click.option("--prepare-only", is_flag=True, help="Install and convert what is missing; measure nothing.")
+def main(
+    rounds: int,
+    workloads: tuple[str, ...],
+    ours: tuple[str, ...],
+    peers: tuple[str, ...],
+    folder: Path,
+    busy_ok: bool,
+    prepare_only: bool,
+) -> None:
+    """Measure this server and other engines under the same load, in turn.
+
+    Exit code 0 when every request of every contender was answered as it should be, else 1.
+    """
+    _known(workloads, SHAPES, "--workloads")
+    _known(peers, PEERS, "--peers")
+    try:
+        with StopSignals() as signals:
+            code = _run(rounds, workloads, tuple(map(Path, ours)), peers, folder, busy_ok, prepare_only)
+            signals.raising = False
+    except StopRequested:
+        _say("stopped")
+        code = 130
+    except (BadArm, BenchError, Broken, quiet.Busy) as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
+def _say(text: str) -> None:
+    click.echo(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} {text}", err=True)
+
+
+def _run(
+    num_rounds: int,
+    workloads: tuple[str, ...],
+    ours: tuple[Path, ...],
+    peers: tuple[str, ...],
+    folder: Path,
+    busy_ok: bool,
+    prepare_only: bool,
+) -> int:
+    arms = _arms(ours)
+    model = arms[0].model_folder
+    contenders, unavailable = _prepared(arms, peers, model, folder / "peers")
+    if prepare_only:
+        for name, reason in unavailable.items():
+            _say(f"{name} cannot be had: {reason}")
+        return 1 if unavailable else 0
+    when = datetime.datetime.now(datetime.UTC)
+    logs = folder / "bench" / f"{when:%Y%m%d-%H%M%S}"
+    logs.mkdir(parents=True)
+    rounds = Rounds(
+        contenders=contenders,
+        shapes=[SHAPES[name] for name in workloads],
+        num_rounds=num_rounds,
+        tokenizer=load_tokenizer(model),
+        matrices=matrices_of(model),
+        logs=logs,
+        quiet=quiet.look if busy_ok else lambda: quiet.await_quiet(_QUIET_SECONDS),
+        measure_limits=lambda: _limits(folder / "bench"),
+        say=_say,
+    )
+    warnings = (
+        ["Measured with --busy-ok: other processes may have run. Not to be published."] if busy_ok else []
+    )
+    try:
+        rounds.run()
+    except (Broken, quiet.Busy) as error:
+        if not rounds.lives:
+            raise
+        warnings.append(f"Ended early: {error}")
+    results = Results(
+        command=shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]]),
+        when=f"{when:%Y-%m-%d %H:%M} UTC",
+        machine=described(),
+        model=str(model),
+        workloads={name: SHAPES[name].describe() for name in workloads},
+        num_rounds=num_rounds,
+        contenders={name: contender.facts for name, contender in contenders.items()},
+        unavailable={**unavailable, **rounds.broken},
+        limits=rounds.limits,
+        runs=rounds.runs(),
+        lives=tuple(rounds.lives),
+        warnings=tuple(warnings),
+    )
+    write_json(results, logs / "results.json")
+    _print(results)
+    _say(f"all figures: {logs / 'results.json'}; logs beside it")
+    return 1 if results.num_failed or rounds.broken or len(warnings) > busy_ok else 0
+
+
+def _arms(ours: Sequence[Path]) -> tuple[Arm, ...]:
+    """Raises: BadArm."""
+    if not ours:
+        raise click.UsageError("--ours: one properties folder or more")
+    environ = launch.environment()
+    named = [Named(f"ours-{name}", path) for name, path in zip(names_for(ours), ours, strict=True)]
+    view = view_for(sys.stderr)
+    try:
+        return read_arms(named, environ, detect(environ), lambda source: model_files.obtain(source, view))
+    finally:
+        view.finish()
+
+
+def _prepared(
+    arms: Sequence[Arm], peers: Sequence[str], model: Path, folder: Path
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """All contenders by name, ours first, and why others are missing."""
+    environ = environment.own_threads(launch.without_admin_token(launch.environment()))
+    contenders: dict[str, Contender] = {arm.name: Ours(arm, setting.versions(), environ) for arm in arms}
+    unavailable: dict[str, str] = {}
+    for name in peers:
+        peer = PEERS[name]
+        try:
+            contenders[name] = peer.prepare(Site(model, (folder / peer.family).absolute(), _say))
+        except Unavailable as error:
+            unavailable[name] = str(error)
+            _say(f"{name} cannot be had: {error}")
+    return contenders, unavailable
+
+
+def _limits(folder: Path) -> limits.Limits | None:
+    try:
+        return limits.measure(folder)
+    except limits.NoLimits as error:
+        _say(f"no limits: {error}")
+        return None
+
+
+def _print(results: Results) -> None:
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=_TABLE_WIDTH)
+    for table in report.tables(results):
+        console.print(table.rich())
+    for sentence in report.notes(results):
+        click.echo(f"- {sentence}")
+
+
+if __name__ == "__main__":
+    main()

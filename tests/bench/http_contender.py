@@ -1,0 +1,95 @@
+"""Contenders that are servers: this one by its properties folder, peers by a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from container.bench.dialects import DIALECTS
+from container.bench.load import LoadRun, run_load
+from container.bench.workload import BenchRequest
+from container.compare.arm_server import ArmFailed, ArmServer
+from container.compare.arms import Arm
+from tests.bench.contender import Broken, Facts, Running
+
+_REQUEST_SECONDS = 900.0
+_WEIGHT_BYTES = {"int8": 1.0}
+_STORED_BYTES = 2.0
+"""Checkpoints in fp16 and bf16 are what is compared."""
+_AUTO_KV = "fp32"
+"""What `auto` is on a CPU."""
+
+
+class RunningServer:
+    """A server that is ready."""
+
+    def __init__(self, server: ArmServer, dialect: str) -> None:
+        self.pid = server.pid
+        self.start_up_seconds = server.start_up_seconds
+        self._server = server
+        self._dialect = DIALECTS[dialect]
+
+    def load(self, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
+        return run_load(self._server.url, self._dialect, requests, num_users, _REQUEST_SECONDS, lambda: None)
+
+    def end(self) -> None:
+        self._server.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """This server."""
+
+    arm: Arm
+    versions: dict[str, str]
+    environ: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+    @property
+    def facts(self) -> Facts:
+        values = self.arm.values
+        quantized = values.get("option.quantize", "none")
+        int8 = quantized == "int8"
+        room = values.get("option.kv_cache_gb", "")
+        kv_cache = values.get("option.kv_cache_dtype", "auto")
+        return Facts(
+            weights=f"{values.get('option.dtype', '?')}{', int8 weights and activations' if int8 else ''}",
+            kv_cache=f"{_AUTO_KV if kv_cache == 'auto' else kv_cache}{f', {room} GB' if room else ''}",
+            interface="HTTP",
+            weight_bytes=_WEIGHT_BYTES.get(quantized, _STORED_BYTES),
+            arithmetic="int8" if int8 else "fp32",
+            notes=f"{self.arm.path}, weights stored as in the checkpoint where that is lossless",
+            versions=self.versions,
+        )
+
+    def start(self, log: Path) -> Running:
+        try:
+            return RunningServer(ArmServer.start(self.arm, log, self.environ), "lmi")
+        except ArmFailed as error:
+            raise Broken(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PeerServer:
+    """A peer with a server that speaks as OpenAI's does and takes `--port N` as its last arguments."""
+
+    name: str
+    facts: Facts
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    health: str
+    limit: float = 1200.0
+    """Seconds until it must be ready."""
+
+    def start(self, log: Path) -> Running:
+        try:
+            server = ArmServer.launch(
+                self.name, (*self.command, "--port"), self.limit, log, self.environ, self.health
+            )
+        except ArmFailed as error:
+            raise Broken(str(error)) from error
+        return RunningServer(server, "openai")

@@ -1,0 +1,148 @@
+/* What this machine can do at most, on N threads: fp32 FMAs, int8 dot products, reading memory.
+ *
+ * `limits N` prints one JSON object: GFLOP/s (a multiplication and an addition count two), GOP/s likewise or null
+ * where there are no int8 dot instructions known here, GB/s. Best of several tries of 0.2 s and more.
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#include <immintrin.h>
+#endif
+
+#if defined(__x86_64__)
+#define VECTOR "x"
+#else
+#define VECTOR "w"
+#endif
+#define CHAINS 12 /* independent sums: latency times throughput of all processors known */
+#define ROUNDS 20000000L
+#define TRIES 5
+#define READ_BYTES (512L << 20) /* a thread's; far beyond any cache */
+
+#if defined(__AVX512F__)
+typedef float lanes __attribute__((vector_size(64)));
+#elif defined(__AVX__)
+typedef float lanes __attribute__((vector_size(32)));
+#else
+typedef float lanes __attribute__((vector_size(16)));
+#endif
+enum { WIDTH = sizeof(lanes) / sizeof(float) };
+
+static pthread_barrier_t barrier;
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+/* Both return the operations done. */
+static double fma_loop(void) {
+    lanes sum[CHAINS], factor = {0}, addend = {0};
+    _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) sum[i] = (lanes){0} + (float)i;
+    factor += 0.999f;
+    addend += 0.001f;
+    for (long round = 0; round < ROUNDS; round++) {
+        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) {
+            sum[i] = sum[i] * factor + addend;
+            __asm__ volatile("" : "+" VECTOR(sum[i])); /* nothing is computed ahead or left out */
+        }
+    }
+    return 2.0 * WIDTH * CHAINS * ROUNDS;
+}
+
+static double int8_loop(void) {
+#if defined(__AVX512VNNI__)
+    __m512i sum[CHAINS], a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(2);
+    _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) sum[i] = _mm512_set1_epi32(i);
+    for (long round = 0; round < ROUNDS; round++) {
+        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) {
+            sum[i] = _mm512_dpbusd_epi32(sum[i], a, b);
+            __asm__ volatile("" : "+" VECTOR(sum[i]));
+        }
+    }
+    return 2.0 * 64 * CHAINS * ROUNDS;
+#elif defined(__AVXVNNI__)
+    __m256i sum[CHAINS], a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(2);
+    _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) sum[i] = _mm256_set1_epi32(i);
+    for (long round = 0; round < ROUNDS; round++) {
+        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) {
+            sum[i] = _mm256_dpbusd_avx_epi32(sum[i], a, b);
+            __asm__ volatile("" : "+" VECTOR(sum[i]));
+        }
+    }
+    return 2.0 * 32 * CHAINS * ROUNDS;
+#else
+    return 0;
+#endif
+}
+
+typedef struct {
+    double (*work)(void);
+    const lanes *data;
+    double amount;
+} job;
+
+static double read_all(const lanes *data) {
+    enum { STREAMS = 8 };
+    lanes sum[STREAMS] = {{0}};
+    long count = READ_BYTES / sizeof(lanes) / STREAMS;
+    for (long place = 0; place < count; place++)
+        _Pragma("GCC unroll 12") for (int i = 0; i < STREAMS; i++) sum[i] += data[i * count + place];
+    _Pragma("GCC unroll 12") for (int i = 0; i < STREAMS; i++) __asm__ volatile("" : : VECTOR(sum[i]));
+    return (double)READ_BYTES;
+}
+
+static void *run(void *argument) {
+    job *mine = argument;
+    pthread_barrier_wait(&barrier);
+    mine->amount = mine->data ? read_all(mine->data) : mine->work();
+    pthread_barrier_wait(&barrier);
+    return NULL;
+}
+
+/* Amount a second over all threads, in units of 1e9; the best of all tries. */
+static double rate(int threads, double (*work)(void), lanes **data) {
+    double best = 0;
+    for (int try = 0; try < TRIES; try++) {
+        pthread_t ids[threads];
+        job jobs[threads];
+        pthread_barrier_init(&barrier, NULL, threads + 1);
+        for (int i = 0; i < threads; i++) {
+            jobs[i] = (job){work, data ? data[i] : NULL, 0};
+            pthread_create(&ids[i], NULL, run, &jobs[i]);
+        }
+        pthread_barrier_wait(&barrier);
+        double start = seconds(), amount = 0;
+        pthread_barrier_wait(&barrier);
+        double taken = seconds() - start;
+        for (int i = 0; i < threads; i++) {
+            pthread_join(ids[i], NULL);
+            amount += jobs[i].amount;
+        }
+        pthread_barrier_destroy(&barrier);
+        if (amount / taken / 1e9 > best) best = amount / taken / 1e9;
+    }
+    return best;
+}
+
+int main(int count, char **arguments) {
+    int threads = count > 1 ? atoi(arguments[1]) : 1;
+    if (threads < 1) return 2;
+    lanes *data[threads];
+    for (int i = 0; i < threads; i++) {
+        data[i] = aligned_alloc(1 << 21, READ_BYTES);
+        if (!data[i]) return 1;
+        memset(data[i], 1, READ_BYTES); /* zeros would be one page */
+    }
+    double fma = rate(threads, fma_loop, NULL), dots = rate(threads, int8_loop, NULL), read = rate(threads, NULL, data);
+    printf("{\"threads\": %d, \"fp32_gflops\": %.1f, ", threads, fma);
+    if (dots > 0) printf("\"int8_gops\": %.1f, ", dots);
+    else printf("\"int8_gops\": null, ");
+    printf("\"read_gbs\": %.2f}\n", read);
+    return 0;
+}

@@ -1,0 +1,36 @@
+"""The machine and the software on it, for the record of a benchmark."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from container import launch
+from container.compare.setting import describe
+from container.machine import detect
+
+_INSTRUCTION_SETS = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve"),
+)
+
+
+def described(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+    environ = launch.environment()
+    return {
+        "description": describe(detect(environ)),
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_sets": instruction_sets(cpuinfo.read_text()),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def instruction_sets(cpuinfo: str) -> list[str]:
+    """Those of the known ones that the first processor has, in a fixed order."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
+    return [name for name in _INSTRUCTION_SETS if name in flags]

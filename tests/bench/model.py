@@ -1,0 +1,46 @@
+"""How many weights a model multiplies with, read off the headers of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Weights of all matrices of a dense model."""
+
+    layer_weights: int
+    head_weights: int
+    """Of the vocabulary head, which only sampled rows go through."""
+
+    @property
+    def weights(self) -> int:
+        return self.layer_weights + self.head_weights
+
+
+def matrices_of(folder: Path) -> Matrices | None:
+    """None for a model with experts, of which a token uses few, and for names that are not known."""
+    shapes: dict[str, Sequence[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "np") as tensors:
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return count(shapes)
+
+
+def count(shapes: Mapping[str, Sequence[int]]) -> Matrices | None:
+    if _EMBEDDING not in shapes or any(".experts." in name for name in shapes):
+        return None
+    rows, width = shapes.get(_HEAD, shapes[_EMBEDDING])
+    layers = sum(
+        shape[0] * shape[1]
+        for name, shape in shapes.items()
+        if len(shape) == 2 and name not in (_EMBEDDING, _HEAD)
+    )
+    return Matrices(layers, rows * width)

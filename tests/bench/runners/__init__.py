@@ -1,0 +1,1 @@
+"""Scripts that run an engine inside its own environment; see loop.py."""

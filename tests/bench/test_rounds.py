@@ -1,0 +1,126 @@
+"""Rounds, from contenders that compute nothing to the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from container.bench.workload import load_tokenizer
+from tests.bench import report
+from tests.bench.contender import Broken
+from tests.bench.limits import Limits
+from tests.bench.made_up import MadeUp, results_of
+from tests.bench.model import Matrices
+from tests.bench.quiet import Busy, Load
+from tests.bench.results import write_json
+from tests.bench.rounds import Rounds
+from tests.bench.workloads import Shape
+from tests.support.tokenizers import save_gpt2
+
+SHAPE = Shape("w", 8, 4, 3, 2)
+ALONE = Shape("alone", 8, 4, 3, 1)
+
+
+@pytest.fixture
+def journal() -> list[str]:
+    return []
+
+
+def make_rounds(
+    tmp_path: Path, *contenders: MadeUp, num_rounds: int = 2, shapes: tuple[Shape, ...] = (SHAPE,)
+) -> Rounds:
+    save_gpt2(tmp_path, as_json=True)
+    return Rounds(
+        contenders={one.name: one for one in contenders},
+        shapes=shapes,
+        num_rounds=num_rounds,
+        tokenizer=load_tokenizer(tmp_path),
+        matrices=Matrices(1_000_000, 100_000),
+        logs=tmp_path,
+        quiet=lambda: Load(0.01, ()),
+        measure_limits=lambda: Limits(2, 100.0, None, 20.0),
+        say=lambda text: None,
+    )
+
+
+def test_contenders_take_turns_and_all_are_warmed_up_and_ended(tmp_path: Path, journal: list[str]) -> None:
+    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
+    rounds.run()
+    warm_up, run = "2 by 2", "3 by 2"
+    assert journal == [
+        *("a starts", f"a {warm_up}", f"a {run}", "a ends"),
+        *("b starts", f"b {warm_up}", f"b {run}", f"b {run}", "b ends"),
+        *("a starts", f"a {warm_up}", f"a {run}", "a ends"),
+    ]
+    assert [(one.contender, one.round) for one in rounds.runs()] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert all(one.figures.num_errors == 0 for one in rounds.runs())
+
+
+def test_a_peer_that_breaks_is_left_out_from_then_on(tmp_path: Path, journal: list[str]) -> None:
+    contenders = (
+        MadeUp("a", 1.0, journal),
+        MadeUp("b", 2.0, journal, breaks_in_life=1),
+        MadeUp("c", 2.0, journal),
+    )
+    rounds = make_rounds(tmp_path, *contenders, num_rounds=3)
+    rounds.run()
+    assert rounds.broken == {"b": "b broke"}
+    assert journal.count("b starts") == journal.count("b ends") == 1
+    assert {one.contender for one in rounds.runs()} == {"a", "c"}
+
+
+def test_without_the_first_contender_there_is_nothing_to_compare(tmp_path: Path, journal: list[str]) -> None:
+    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal, breaks_in_life=1), MadeUp("b", 2.0, journal))
+    with pytest.raises(Broken, match="a broke"):
+        rounds.run()
+    assert journal == ["a starts", "a ends"]
+
+
+def test_what_was_measured_before_the_machine_became_busy_is_kept(tmp_path: Path, journal: list[str]) -> None:
+    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal))
+    looks = iter([Load(0.0, ())])
+
+    def quiet() -> Load:
+        for load in looks:
+            return load
+        raise Busy("others compute")
+
+    rounds.quiet = quiet
+    with pytest.raises(Busy):
+        rounds.run()
+    assert [one.contender for one in rounds.runs()] == ["a"]
+
+
+def test_tables_say_what_can_be_computed_by_hand(tmp_path: Path, journal: list[str]) -> None:
+    contenders = (MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, token=lambda place: 7))
+    rounds = make_rounds(tmp_path, *contenders, shapes=(SHAPE, ALONE))
+    rounds.run()
+    ratios, throughput, shape, alone, resources, shares, settings = report.tables(results_of(rounds))
+    assert ratios.rows == (("over b", "2.00 (2.00 to 2.00)", "2.00 (2.00 to 2.00)"),)
+    assert throughput.rows[1] == ("b", "2.00 (2.00 to 2.00)", "2.00 (2.00 to 2.00)")
+    # A first token after half of the answer's time; the other three in the second half.
+    assert shape.rows[1][3] == "333 (333 to 333)"
+    assert alone.rows[0][0] == "a"
+    assert [row[3] for row in resources.rows] == ["12 of 12", "0 of 12"]
+    # 3 requests of 8 + 4 - 1 rows and 4 heads, 2 * (33 + 1.2) million operations in 3 s, at 100 GFLOP/s.
+    assert shares.rows[0][1] == "0.0 %"
+    # 4 tokens/s, 1.1 million weights of 4 bytes, at 20 GB/s.
+    assert shares.rows[0][2] == "0.0 %, read 0.1 %"
+    assert settings.rows[0][1:5] == ("fp32", "4.00", "fp32", "in process")
+
+
+def test_what_is_missing_is_said_and_json_has_no_nan(tmp_path: Path, journal: list[str]) -> None:
+    rounds = make_rounds(tmp_path, MadeUp("a", 1.0, journal), MadeUp("b", 2.0, journal, breaks_in_life=1))
+    rounds.measure_limits = lambda: None
+    rounds.run()
+    results = results_of(rounds)
+    ratios, *_ = report.tables(results)
+    assert ratios.rows == (("over b", "-"),)
+    assert "b could not be measured: b broke" in report.notes(results)
+    write_json(results, tmp_path / "made" / "results.json")
+    data = json.loads((tmp_path / "made" / "results.json").read_text())
+    assert data["limits"] is None
+    assert data["runs"][0]["arithmetic_share"] is None
+    assert data["runs"][0]["figures"]["output_tokens"] == 12

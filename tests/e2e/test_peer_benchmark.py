@@ -1,0 +1,53 @@
+"""A benchmark of this server and of transformers, on a tiny model: the whole way from a start to the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from container.bench.workload import load_tokenizer
+from container.compare.arms import Named, read_arms
+from container.machine import detect
+from tests.bench import report
+from tests.bench.http_contender import Ours
+from tests.bench.made_up import results_of
+from tests.bench.model import matrices_of
+from tests.bench.peers import PEERS
+from tests.bench.peers.peer import Site
+from tests.bench.quiet import Load
+from tests.bench.rounds import Rounds
+from tests.bench.workloads import SHAPES
+from tests.support.paths import child_environment
+from tests.support.server import properties_text
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_server_and_a_peer_are_measured_and_answer_alike(tiny_model: Path, tmp_path: Path) -> None:
+    text = properties_text(tiny_model, paged_attention=True, kv_cache_gb=0.05, dtype="fp32")
+    (tmp_path / "serving.properties").write_text(text)
+    environ = child_environment()
+    (arm,) = read_arms([Named("ours", tmp_path)], environ, detect(environ), lambda source: tiny_model)
+    peer = PEERS["transformers-static-4"].prepare(Site(tiny_model, tmp_path / "peer", lambda text: None))
+    rounds = Rounds(
+        contenders={"ours": Ours(arm, {}, environ), peer.name: peer},
+        shapes=(SHAPES["smoke"],),
+        num_rounds=1,
+        tokenizer=load_tokenizer(tiny_model),
+        matrices=matrices_of(tiny_model),
+        logs=tmp_path,
+        quiet=lambda: Load(0.0, ()),
+        measure_limits=lambda: None,
+        say=lambda text: None,
+    )
+    rounds.run()
+    ours, theirs = rounds.runs()
+    for run in (ours, theirs):
+        assert run.figures.errors == ()
+        assert run.figures.output_tokens == 12
+        assert run.tpot.p50 > 0
+    assert (theirs.answers_compared, theirs.answers_equal) == (3, 3)
+    assert all(life.start_up_seconds > 0 and life.peak_pss_bytes > 50 << 20 for life in rounds.lives)
+    ratios, *_ = report.tables(results_of(rounds))
+    assert ratios.rows[0][0] == "over transformers-static-4"
