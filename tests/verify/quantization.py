@@ -1,0 +1,75 @@
+"""Small weights and small KV caches change little: perplexity on a text, and the greedy tokens that stay.
+
+Native kernels on this machine's CPU, without a server.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
+from engines.mpi.model_runner import ModelRunner
+from engines.mpi.prompt_logprobs import PromptTargets
+from engines.mpi.step_plan import WANT_PROMPT_LOGPROBS
+from engines.parallel import SingleProcess
+from engines.stopwatch import Stopwatch
+from lmi_kernels.cpu.team import set_num_threads
+from tests.support.plans import PlanMaker, run_plan
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 31
+TITLE = "Small weights and caches: perplexity within 1 % of fp32's with int8, within 0.1 % with a bf16 cache"
+
+TEXT = Path(__file__).parent / "texts" / "coriolanus.txt"
+WINDOW = 512
+"""Tokens that are scored together, each seen from the window's first on."""
+LEAST_TOKENS = 20_000
+BLOCK_SIZE = 16
+LIMITS = {("int8", "auto"): 0.01, ("none", "bf16"): 0.001, ("none", "fp16"): 0.001, ("none", "int8"): 0.01}
+"""How much larger the perplexity may be, by `option.quantize` and `option.kv_cache_dtype`."""
+
+
+def verify(lab: Lab, report: Report) -> None:
+    set_num_threads(2)
+    tokenizer = Tokenizer.from_file(str(lab.model / "tokenizer.json"))
+    tokens = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids
+    windows = [tokens[start : start + WINDOW] for start in range(0, len(tokens) - WINDOW + 1, WINDOW)]
+    scored = len(windows) * (WINDOW - 1)
+    report.require(scored >= LEAST_TOKENS, f"{scored:,} tokens are scored, at least {LEAST_TOKENS:,}")
+    exact = _perplexity(lab.model, windows, "none", "auto")
+    report.figure(f"fp32 arithmetic, weights as they are stored, fp32 cache: perplexity {exact:.4f}")
+    for (quantize, kv_cache), limit in LIMITS.items():
+        found = _perplexity(lab.model, windows, quantize, kv_cache)
+        change = found / exact - 1
+        report.require(
+            abs(change) <= limit,
+            f"option.quantize={quantize}, option.kv_cache_dtype={kv_cache}: {found:.4f}, {change:+.3%},"
+            f" at most {limit:.1%}",
+        )
+
+
+def _perplexity(model: Path, windows: list[list[int]], quantize: str, kv_cache: str) -> float:
+    config = MpiEngineConfig(
+        model=ModelSettings(str(model), "bundled", "fp32", WINDOW, quantize=quantize),
+        parallel=ParallelConfig(threads_per_rank=2),
+        cache=CacheConfig(BLOCK_SIZE, True, 1 << 28, dtype=kv_cache),
+        scheduler=SchedulerConfig(SchedulerSettings(1, WINDOW, WINDOW, 1)),
+    )
+    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), Stopwatch(lambda: 0.0))
+    logprobs: list[float] = []
+    for window in windows:
+        maker = PlanMaker(BLOCK_SIZE)
+        maker.begin(0, range(-(-WINDOW // BLOCK_SIZE)))
+        plan = maker.plan({0: window}, wants={0: WANT_PROMPT_LOGPROBS})
+        result = run_plan(runner, plan, [PromptTargets(tuple(window[1:]), num_top=0)])
+        logprobs += [score.logprob for score in result.prompt_logprobs[0]]
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
