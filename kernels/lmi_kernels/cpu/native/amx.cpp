@@ -1,4 +1,4 @@
-// Products with int8 weights for processors with AVX-512, VNNI and AMX for int8.
+// Products with int8 weights and with bf16 in pairs, for processors with AVX-512, VNNI and AMX.
 // GCC 12: its headers write `__m512 __Y = __Y;` where a result does not matter.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
@@ -7,13 +7,14 @@
 
 // Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
 #pragma GCC optimize("fp-contract=off")
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,amx-bf16,avx2,fma,f16c")
 
 namespace lmi {
 namespace {
 
 constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of a linear
-constexpr int64_t kAmxRows = 8;              // at least so many are multiplied by AMX
+constexpr int64_t kAmxBlockBytes = 1024 * 1024;  // the same with AMX
+constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied by AMX
 
 #include "vec_avx512.inc"
 #include "dot_avx512_vnni.inc"
@@ -29,7 +30,13 @@ void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Wo
   if (num_rows < kAmxRows) return multiply_int8(op, first_row, num_rows, worker);
   quantise_rows(op, first_row, num_rows, worker);
   worker.barrier();
-  multiply_amx<AmxInt8>(op, op.integers, first_row, num_rows, worker);
+  multiply_amx<AmxInt8>(op, first_row, num_rows, worker);
+}
+
+void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
+  split_rows(op, first_row, num_rows, worker);
+  worker.barrier();
+  multiply_amx<AmxBf16>(op, first_row, num_rows, worker);
 }
 
 }  // namespace lmi
