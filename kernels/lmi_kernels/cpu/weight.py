@@ -39,6 +39,12 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return integers, scales
 
 
+def _paired(library: Library, weight: torch.Tensor) -> tuple[Storage, ...]:
+    """BF16_PAIRS where the weight is bf16 and this instruction set multiplies it."""
+    fits = weight.dtype == torch.bfloat16 and library.instructions == "amx"
+    return (Storage.BF16_PAIRS,) if fits else ()
+
+
 class NativeWeight:
     """A matrix [out_features, in_features] in panels, and its bias."""
 
@@ -56,7 +62,8 @@ class NativeWeight:
             bias: [out_features] or None.
             gated: the first half of the rows are gates, the second what they let through: they are interleaved for
                 `Epilogue.SILU_AND_MUL`.
-            storage: None stores the numbers as they are; INT8 rounds them, with a scale for each output feature.
+            storage: None stores the numbers as they are; INT8 rounds them, with a scale for each output feature;
+                BF16_PAIRS stores bf16 as it is, for AMX.
 
         Raises:
             ValueError: a dtype that is not stored, or a storage that it cannot be put in.
@@ -64,11 +71,12 @@ class NativeWeight:
         """
         if weight.dtype not in STORAGES:
             raise ValueError(f"a weight of {weight.dtype}: bf16, fp16 and fp32 are stored")
-        if storage not in (None, STORAGES[weight.dtype], Storage.INT8):
+        storage = STORAGES[weight.dtype] if storage is None else storage
+        if storage not in (STORAGES[weight.dtype], Storage.INT8, *_paired(library, weight)):
             raise ValueError(f"a weight of {weight.dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = weight.shape
         self.gated = gated
-        self.storage = STORAGES[weight.dtype] if storage is None else storage
+        self.storage = storage
         columns = self._padded_columns if gated else self.out_features
         handle = library.weight_new(columns, self.in_features, self.storage, bias is not None)
         if not handle:
@@ -90,7 +98,9 @@ class NativeWeight:
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Numbers that a product of so many rows needs for itself, by field of its struct: rows as integers, where
-        the weight is of integers."""
+        the weight is of integers, or in three parts of bf16, where it is of bf16 in pairs."""
+        if self.storage == Storage.BF16_PAIRS:
+            return {"integers": (num_rows * 6 * -(-self.in_features // 32) * 32, torch.int8)}
         if self.storage not in (Storage.INT8, Storage.INT4):
             return {}
         width = -(-self.in_features // 64) * 64

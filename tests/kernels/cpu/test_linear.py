@@ -6,27 +6,14 @@ import pytest
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Epilogue, Linear, Step
-from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.cpu.structs import Epilogue
+from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
+from tests.kernels.cpu.linears import multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576))
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15, 27, 28, 29, 32, 64, 97)
-
-
-def _multiply(
-    team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = Epilogue.STORE
-) -> None:
-    linear = Linear(
-        weight=weight.handle,
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        x_stride=x.stride(0),
-        y_stride=y.stride(0),
-        epilogue=epilogue,
-    )
-    team.run(Program([linear]), Step(num_rows=len(x)))
 
 
 def _within(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> bool:
@@ -46,11 +33,11 @@ def test_products_are_right_and_bit_equal_at_any_number_of_rows(
     native = NativeWeight(library, weight, bias)
     x = torch.randn(max(_ROWS), shape[1], generator=generator)
     full = torch.full((len(x), shape[0]), torch.nan)
-    _multiply(team, native, x, full)
+    multiply(team, native, x, full)
     assert _within(full, x, weight, bias)
     for rows in _ROWS:
         part = torch.full((rows, shape[0]), torch.nan)
-        _multiply(team, native, x[:rows], part)
+        multiply(team, native, x[:rows], part)
         assert torch.equal(part, full[:rows]), rows
 
 
@@ -61,7 +48,7 @@ def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
     found = []
     for count in (1, 2, 5):
         found.append(torch.empty(40, 300))
-        _multiply(Team(library, count), native, x, found[-1])
+        multiply(Team(library, count), native, x, found[-1])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -71,9 +58,9 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
     native = NativeWeight(library, torch.randn(70, 48, generator=generator))
     x, before = torch.randn(5, 48, generator=generator), torch.randn(5, 70, generator=generator)
     product = torch.empty(5, 70)
-    _multiply(team, native, x, product)
+    multiply(team, native, x, product)
     y = before.clone()
-    _multiply(team, native, x, y, Epilogue.ACCUMULATE)
+    multiply(team, native, x, y, Epilogue.ACCUMULATE)
     assert torch.equal(y, before + product)
 
 
@@ -85,7 +72,7 @@ def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middl
     x = torch.randn(17, 20, generator=generator)
     padded = -(-middle // 16) * 16
     y = torch.full((17, padded), torch.nan)
-    _multiply(team, NativeWeight(library, weight, bias, gated=True), x, y, Epilogue.SILU_AND_MUL)
+    multiply(team, NativeWeight(library, weight, bias, gated=True), x, y, Epilogue.SILU_AND_MUL)
     gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=-1)
     torch.testing.assert_close(
         y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library
-from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Linear, Step, Storage
+from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight, quantise_rows
+from tests.kernels.cpu.linears import multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
@@ -29,23 +30,6 @@ def _scratch(rows: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((rows, -(-in_features // 64) * 64), 77, dtype=torch.int8), torch.full(
         (rows,), torch.nan
     )
-
-
-def _multiply(
-    team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = Epilogue.STORE
-) -> None:
-    integers, row_scales = _scratch(len(x), x.shape[1])
-    linear = Linear(
-        weight=weight.handle,
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        x_stride=x.stride(0),
-        y_stride=y.stride(0),
-        epilogue=epilogue,
-        integers=integers.data_ptr(),
-        row_scales=row_scales.data_ptr(),
-    )
-    team.run(Program([linear]), Step(num_rows=len(x)))
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -74,11 +58,11 @@ def test_products_are_exact_and_bit_equal_at_any_number_of_rows(
     native = NativeWeight(library, weight, bias, storage=Storage.INT8)
     x = torch.randn(max(_ROWS), shape[1], generator=generator)
     full = torch.full((len(x), shape[0]), torch.nan)
-    _multiply(team, native, x, full)
+    multiply(team, native, x, full)
     assert _equal(full, _product(x, weight, bias))
     for rows in _ROWS:
         part = torch.full((rows, shape[0]), torch.nan)
-        _multiply(team, native, x[:rows], part)
+        multiply(team, native, x[:rows], part)
         assert torch.equal(part, full[:rows]), rows
 
 
@@ -96,7 +80,7 @@ def test_sums_of_integers_are_exact(library: Library, team: Team, in_features: i
     weight[1:3], x[1:3] = 127, 127
     weight[2:4, 1:], x[2:4, 1:] = -127, -127
     y = torch.full((37, 70), torch.nan)
-    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
+    multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
     assert torch.equal(y.long(), x.long() @ weight.long().T)
 
 
@@ -113,7 +97,7 @@ def test_instruction_sets_and_numbers_of_threads_change_no_bit(
         native = NativeWeight(library, weight, bias, storage=Storage.INT8)
         for count in (1, 2, 5):
             found.append(torch.zeros(41, 300))
-            _multiply(Team(library, count), native, x, found[-1], Epilogue.ACCUMULATE)
+            multiply(Team(library, count), native, x, found[-1], Epilogue.ACCUMULATE)
     assert all(torch.equal(found[0], each) for each in found[1:])
 
 
@@ -122,9 +106,9 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
     native = NativeWeight(library, torch.randn(70, 48, generator=generator), storage=Storage.INT8)
     x, before = torch.randn(21, 48, generator=generator), torch.randn(21, 70, generator=generator)
     product = torch.empty(21, 70)
-    _multiply(team, native, x, product)
+    multiply(team, native, x, product)
     y = before.clone()
-    _multiply(team, native, x, y, Epilogue.ACCUMULATE)
+    multiply(team, native, x, y, Epilogue.ACCUMULATE)
     assert torch.equal(y, before + product)
 
 
@@ -137,7 +121,7 @@ def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middl
     padded = -(-middle // 16) * 16
     y = torch.full((17, padded), torch.nan)
     native = NativeWeight(library, weight, bias, gated=True, storage=Storage.INT8)
-    _multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
+    multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
     gate, up = _product(x, weight, bias).chunk(2, dim=-1)
     torch.testing.assert_close(
         y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
@@ -150,7 +134,7 @@ def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> No
     weight = torch.randn(40, 30, generator=generator)
     x = torch.randn(9, 50, generator=generator)[:, 7:37]
     y = torch.full((9, 60), 5.0)
-    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y[:, 3:43])
+    multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y[:, 3:43])
     assert _equal(y[:, 3:43], _product(x, weight))
     assert (y[:, :3] == 5).all()
     assert (y[:, 43:] == 5).all()
@@ -164,7 +148,7 @@ def test_rows_of_zeros_and_of_numbers_that_are_not_finite(library: Library, team
     x = torch.randn(6, 20, generator=generator)
     x[0], x[1], x[2, 3], x[3, 19] = 0, 1e-42, torch.inf, torch.nan
     y = torch.full((6, 33), torch.nan)
-    _multiply(team, NativeWeight(library, weight, bias, storage=Storage.INT8), x, y)
+    multiply(team, NativeWeight(library, weight, bias, storage=Storage.INT8), x, y)
     assert torch.equal(y[:2], bias.expand(2, -1))
     assert y[2:4].isnan().all()
     assert y[4:].isfinite().all()
@@ -177,7 +161,7 @@ def test_the_error_of_a_product_is_bounded(library: Library, team: Team) -> None
     weight = torch.randn(200, 576, generator=generator)
     x = torch.randn(40, 576, generator=generator)
     y = torch.full((40, 200), torch.nan)
-    _multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
+    multiply(team, NativeWeight(library, weight, storage=Storage.INT8), x, y)
     exact = x.double() @ weight.double().T
     row_step, column_step = x.abs().amax(dim=1, keepdim=True) / 254, weight.abs().amax(dim=1) / 254
     bound = row_step * weight.abs().sum(dim=1) + column_step * x.abs().sum(dim=1, keepdim=True)

@@ -20,12 +20,15 @@
 namespace lmi {
 
 // How numbers are stored. Arithmetic is fp32 everywhere but in int8 products.
-enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4 };
+enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4, kBf16Pairs = 5 };
 
 constexpr int64_t kPanel = 32;  // output features of a panel of a weight
 
 // How many integers a row or column has in its products: zeros fill it up.
 static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
+
+// The same of bf16 in pairs, as AMX multiplies it.
+static inline int64_t pairs_depth_of(int64_t in_features) { return (in_features + 31) / 32 * 32; }
 
 // A weight in panels of 32 output features; `weight.cpp` says how each storage lays a panel out. Columns of the last
 // panel beyond the last output feature are zero.
@@ -184,8 +187,9 @@ struct Linear {
   int64_t y_stride;
   int32_t epilogue;
   int32_t reserved;
-  // Of integer weights: where rows are put as integers before they are multiplied, [max_rows, in_features rounded up
-  // to 64], and their scales, [max_rows]. Null for others.
+  // Where rows are put as they are multiplied. With int8 weights: integers, [max_rows, in_features rounded up to 64],
+  // and their scales, [max_rows]. With bf16 in pairs: three parts of bf16, [max_rows, 3, in_features rounded up to 32].
+  // Null for others.
   int8_t* integers;
   float* row_scales;
 };
@@ -308,6 +312,9 @@ using Kernel = void (*)(const void* what, const Step& step, Worker& worker);
 using Int8Product = void (*)(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_avx512_vnni(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
+
+// The same with weights of bf16 in pairs, which only AMX multiplies.
+void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker);
 
 // The kernels of one instruction set, by kind.
 struct Kernels {

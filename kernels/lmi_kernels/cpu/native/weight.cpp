@@ -2,7 +2,8 @@
 //
 // A panel of floating point is [in_features][32]; with bf16, column j and column j + 16 are neighbours, so that one load
 // and a shift or a mask give two vectors. A panel of int8 is [depth / 4][32][4]: four integers of each column side by
-// side, the depth being in_features rounded up to 64 with zeros; weight = integer * scale of its column.
+// side, the depth being in_features rounded up to 64 with zeros; weight = integer * scale of its column. A panel of bf16
+// in pairs is [depth / 2][32][2], the depth being in_features rounded up to 32.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -19,6 +20,7 @@ int64_t panel_count(const Weight& weight) { return (weight.out_features + kPanel
 // Of one panel.
 int64_t panel_bytes(const Weight& weight) {
   if (weight.storage == kInt8) return depth_of(weight.in_features) * kPanel;
+  if (weight.storage == kBf16Pairs) return pairs_depth_of(weight.in_features) * kPanel * 2;
   return weight.in_features * kPanel * (weight.storage == kFp32 ? 4 : 2);
 }
 
@@ -46,6 +48,11 @@ template <class T>
 void fill_column(const Weight& weight, int64_t column, const T* from) {
   T* at = reinterpret_cast<T*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
   for (int64_t k = 0; k < weight.in_features; ++k) at[k * kPanel] = from[k];
+}
+
+void fill_pairs(const Weight& weight, int64_t column, const uint16_t* from) {
+  auto* at = reinterpret_cast<uint16_t*>(panel_of(weight, column)) + column % kPanel * 2;
+  for (int64_t k = 0; k < weight.in_features; ++k) at[k / 2 * 2 * kPanel + k % 2] = from[k];
 }
 
 void fill_integers(const Weight& weight, int64_t column, const int8_t* from) {
@@ -102,6 +109,8 @@ EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, int64_t step, 
     const int64_t column = first_column + row * step, first = row * weight->in_features;
     if (weight->storage == kInt8)
       fill_integers(*weight, column, static_cast<const int8_t*>(rows) + first);
+    else if (weight->storage == kBf16Pairs)
+      fill_pairs(*weight, column, static_cast<const uint16_t*>(rows) + first);
     else if (weight->storage == kFp32)
       fill_column(*weight, column, static_cast<const uint32_t*>(rows) + first);
     else
