@@ -49,7 +49,7 @@ def pack(
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
         gated: the first half of the rows are gates, the second what they let through.
-        storage: how native kernels store it; None: as it is.
+        storage: how native kernels store it; None: as it is, bf16 in the order that AMX multiplies faster.
 
     Raises:
         ValueError: a storage is asked for, and there are no native kernels.
@@ -58,6 +58,8 @@ def pack(
         return LinearWeight(None, weight, bias)
     library = None if runs_triton(weight.device) else load()
     if library is not None:
+        if storage is None and weight.dtype is torch.bfloat16 and library.instructions == "amx":
+            storage = Storage.BF16_PAIRS
         return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gated, storage))
     if storage is not None:
         raise ValueError("only native kernels have storages of their own")
