@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lmi_kernels.cpu.library import INSTRUCTIONS, Library, library_path
 from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -12,11 +13,13 @@ TITLE = (
     "Tests of kernels and engine pass on each instruction set that this processor's libraries can be held to"
 )
 
+_TORCH = {"LMI_CPU_KERNELS": "torch"}
 _SETTINGS = (
-    {"ATEN_CPU_CAPABILITY": "avx2"},
-    {"ATEN_CPU_CAPABILITY": "default"},
-    {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    {**_TORCH, "ATEN_CPU_CAPABILITY": "avx2"},
+    {**_TORCH, "ATEN_CPU_CAPABILITY": "default"},
+    {**_TORCH, "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 )
+"""Beside these each instruction set of the native kernels that this processor has."""
 _TESTS = (
     "tests/kernels",
     "tests/engines",
@@ -27,10 +30,22 @@ _TESTS = (
 
 def verify(lab: Lab, report: Report) -> None:
     report.figure(f"this processor, by torch: {torch.backends.cpu.get_cpu_capability()}")
-    for setting in _SETTINGS:
+    for setting in (*_SETTINGS, *_native()):
         done = run_python(*("-m", "pytest", "-q", *_TESTS), environment={**setting, "OMP_NUM_THREADS": "1"})
-        name, value = next(iter(setting.items()))
-        report.require(done.returncode == 0, f"{name}={value}: {last_line(done)}")
+        name = ", ".join(f"{variable}={value}" for variable, value in setting.items())
+        report.require(done.returncode == 0, f"{name}: {last_line(done)}")
+
+
+def _native() -> list[dict[str, str]]:
+    path = library_path()
+    found = []
+    for name in INSTRUCTIONS if path is not None else ():
+        try:
+            Library(path, name)
+        except ValueError:
+            continue
+        found.append({"LMI_CPU_KERNELS": name})
+    return found
 
 
 if __name__ == "__main__":

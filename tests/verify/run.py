@@ -35,6 +35,7 @@ from tests.verify import (
     malformed,
     overlay,
     prefix_cache,
+    quantization,
     random_examples,
     rolling,
     s3_faults,
@@ -67,7 +68,7 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
-        *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
+        *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed, quantization),
     )
 )
 
