@@ -42,6 +42,7 @@ from tests.verify import (
     s3_serve,
     s3_speed,
     sampling,
+    sanitizers,
     scheduler_cost,
     scheduler_properties,
     schedules,
@@ -68,7 +69,8 @@ LINES = tuple(
         *(dynamic_equality, aws_post, s3_faults, clients, differing_parameters, s3_serve),
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
-        *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed, quantization),
+        *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
+        *(quantization, sanitizers),
     )
 )
 

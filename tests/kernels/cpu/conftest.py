@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from lmi_kernels.cpu.library import Library, library_path
+from lmi_kernels.cpu import library as installed
+from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.team import Team
 
 SETS = ("avx2", "avx512")
 """Others differ from the last of these in products with int8 weights only."""
 Tensors = tuple[torch.Tensor, ...]
+
+
+def library_path() -> Path | None:
+    """The installed library, or the one that LMI_TEST_NATIVE_LIBRARY names."""
+    other = os.environ.get("LMI_TEST_NATIVE_LIBRARY")
+    return Path(other) if other else installed.library_path()
 
 
 @pytest.fixture
