@@ -18,7 +18,7 @@ from tests.support.server import properties_text
 pytestmark = pytest.mark.e2e
 
 _MARK = "compare-test"
-_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "4", "--rounds", "1")
+_SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "100", "--rounds", "1")
 
 
 def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
@@ -49,10 +49,10 @@ def test_two_arms_are_served_measured_and_reported(tiny_model: Path, tmp_path: P
     ]
     for one in data["rounds"]:
         assert one["figures"]["num_errors"] == 0
-        assert one["figures"]["output_tokens"] == 8
+        assert one["figures"]["output_tokens"] == 200
         assert one["batches"]["mean"] > 1
     first, second = (one["token_ids"] for one in data["rounds"])
-    assert [len(ids) for ids in first] == [4, 4]
+    assert [len(ids) for ids in first] == [100, 100]
     assert first == second
     assert all(stay["peak_memory_bytes"] > 100 << 20 for stay in data["stays"])
     report = (tmp_path / "lmi-compare.md").read_text()
