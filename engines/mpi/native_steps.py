@@ -20,9 +20,9 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu.structs import OpKind, Step
 from lmi_kernels.cpu.team import Team
 
-_LONG_STEP = 128
-"""Rows from which on a step is computed in several native calls, between which the engine shows that it is alive."""
 _OPS_A_CALL = 16
+"""Native operations between two signs of life: two layers of a large model's prompt may take seconds, and a call some
+microseconds."""
 _SEQUENCE = np.dtype(
     [("first_row", np.int64), ("query_len", np.int32), ("kv_len", np.int32), ("blocks", np.uint64)]
 )
@@ -136,10 +136,7 @@ class NativeSteps:
     ) -> StepResult:
         """The logits of a result are overwritten by the next step's."""
         before = self._attention_seconds()
-        if batch.step.num_rows >= _LONG_STEP:
-            self._forward.run(batch.step, self._stopwatch.show_alive, _OPS_A_CALL)
-        else:
-            self._forward.run(batch.step)
+        self._forward.run(batch.step, self._stopwatch.show_alive, _OPS_A_CALL)
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._leads else None
