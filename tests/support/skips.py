@@ -13,6 +13,7 @@ _EXPECTED = (
     "refused where options are resolved",
     "this machine's library cuts sums elsewhere",
     "needs root",
+    "this processor has no ",
     "no mounts here",
     "cannot mount a small disk",
 )
