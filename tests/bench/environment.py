@@ -23,7 +23,8 @@ Step = tuple[tuple[str, ...], ...]
 
 
 def torch_cpu(version: str) -> Step:
-    """A CPU build: a local wheel if pip is told of one, else PyTorch's own index. PyPI's is several GB of CUDA."""
+    """Install a CPU build: from the local wheels that pip is configured with, else from PyTorch's own index. PyPI's
+    build brings several GB of CUDA libraries."""
     wanted = ("install", "--no-deps", f"torch=={version}+cpu")
     return ((*wanted, "--no-index"), (*wanted, "--index-url", os.environ.get("TORCH_CPU_INDEX", TORCH_INDEX)))
 

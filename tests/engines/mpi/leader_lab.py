@@ -1,0 +1,125 @@
+"""Rank 0's loop with a model without tensors, for tests."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from pathlib import Path
+from typing import Any
+
+from engines.config import SchedulerConfig
+from engines.core import (
+    EngineInfo,
+    EngineStats,
+    Request,
+    SampledToken,
+    SchedulerSettings,
+)
+from engines.health import StatusBoard
+from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.executor import StepFailed
+from engines.mpi.leader import Leader
+from engines.mpi.scheduler import Scheduler
+from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.step_runner import StepResult
+from engines.mpi.trace import StepTrace
+from engines.sampling.batch import SamplingRow
+from engines.stopwatch import Stopwatch
+from engines.wire import Stats, Submit, ToEngine
+from tests.engines.mpi.fakes import (
+    CLIENT,
+    NUM_IDS,
+    VOCAB,
+    FakeModel,
+    ScriptedFront,
+    continue_alone,
+)
+
+POISON = VOCAB
+"""A prompt token that the model does not survive, and never makes."""
+INFO = EngineInfo("m", "MPI", 1, "cpu", "fp32", 256, 256, 4, 4, 64, True)
+TWO = b"web process 2"
+
+
+class Executor:
+    """Runs plans on the fake model; steps with the poison in them fail."""
+
+    def __init__(self) -> None:
+        self.model = FakeModel(4)
+        self.kinds: list[PlanKind] = []
+        self.num_steps_tried = 0
+
+    def lead(self, plan: StepPlan, targets: Any = None, rows: Any = None) -> StepResult:
+        self.kinds.append(plan.kind)
+        logits: Any = None
+        if plan.kind is PlanKind.STEP:
+            self.num_steps_tried += 1
+            self.model.apply(plan)  # what the whole brings holds, though its computation fails
+            if POISON in plan.token_ids:
+                raise StepFailed("poison")
+            logits = self.model.compute(plan) or None
+        return StepResult(logits, [])
+
+
+class ScriptedSampler:
+    """Takes the model's tokens as they are. Rows in `broken` make it fail, those in `not_finite` get nonsense."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.not_finite: set[str] = set()
+        self.forgotten: list[str] = []
+
+    def sample(self, logits: list[int], rows: abc.Sequence[SamplingRow]) -> list[SampledToken]:
+        if any(row.id in self.broken for row in rows):
+            raise ZeroDivisionError("a sampling step divides by zero")
+        return [
+            SampledToken(token, None, row.id not in self.not_finite)
+            for token, row in zip(logits, rows, strict=True)
+        ]
+
+    def forget(self, sequence_id: str) -> None:
+        self.forgotten.append(sequence_id)
+
+
+class Lab:
+    def __init__(
+        self, tmp_path: Path, paged: bool = True, max_num_seqs: int = 4, max_waiting: int = 100
+    ) -> None:
+        self.blocks: BlockManager = make_block_manager(64, 4, paged)
+        settings = SchedulerSettings(max_num_seqs, 16, 1000, max_waiting)
+        self.scheduler = Scheduler(SchedulerConfig(settings), self.blocks, 64, NUM_IDS)
+        self.executor = Executor()
+        self.sampler = ScriptedSampler()
+        self.board = StatusBoard.create(tmp_path / "status", 1)
+        collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
+        stopwatch = Stopwatch(time.perf_counter)
+        self.core = EngineCore(*collaborators, stopwatch, StepTrace(""))
+        self.leader = Leader(self.core, self.board, stopwatch)
+
+    def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
+        """Run the script to its end; nothing may be left of it."""
+        door = ScriptedFront(list(script), **front)
+        self.leader.serve(door, INFO)  # type: ignore[arg-type]
+        assert door.closed
+        assert self.executor.kinds[-1] is PlanKind.STOP
+        assert self.blocks.num_free == self.blocks.num_blocks
+        assert not self.scheduler.has_work
+        return door
+
+
+def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:
+    return [(client, Submit(request)) for request in requests]
+
+
+def check_alone(front: ScriptedFront, request: Request) -> None:
+    """Its tokens are those that it would have had alone, and it has ended once."""
+    expected, reason = continue_alone(request)
+    assert front.tokens(request.id) == expected
+    assert front.outputs[request.id][-1].finish_reason is reason
+    assert not any(output.error_kind for output in front.outputs[request.id])
+
+
+def read_stats(front: ScriptedFront) -> EngineStats:
+    (stats,) = [message.stats for _, message in front.sent if isinstance(message, Stats)]
+    return stats

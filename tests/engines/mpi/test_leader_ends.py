@@ -1,0 +1,135 @@
+"""What rank 0's loop reports, how it starts, and how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines.core import (
+    AbortReason,
+)
+from engines.errors import RequestFailed
+from engines.health import EngineState
+from engines.mpi.sequence import Sequence
+from engines.mpi.step_plan import PlanKind
+from engines.wire import Abort, Drain, GetStats, Stats
+from tests.engines.mpi.fakes import (
+    CLIENT,
+    ScriptedFront,
+    continue_alone,
+    make_request,
+)
+from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_alone, read_stats, submit
+
+
+@pytest.fixture(params=[True, False], ids=["paged", "contiguous"])
+def lab(tmp_path: Path, request: pytest.FixtureRequest) -> Lab:
+    return Lab(tmp_path, paged=request.param)
+
+
+def test_stats_say_what_the_engine_has_done(lab: Lab) -> None:
+    a, b = make_request("a", range(5), 4), make_request("b", range(3), 4)
+    front = lab.serve(submit(a, b), [], [], [], [(TWO, GetStats(77))])
+    ((client, message),) = front.sent
+    assert isinstance(message, Stats)
+    assert (client, message.token) == (TWO, 77)
+    assert message.stats.info == INFO
+    counters, gauges = message.stats.counters, message.stats.gauges
+    assert counters["lmi_steps_total"] == 4
+    assert counters["lmi_tokens_generated_total"] == 8
+    assert counters["lmi_prompt_tokens_total"] == 8
+    assert (gauges["lmi_requests_running"], gauges["lmi_requests_waiting"]) == (0, 0)
+    assert gauges["lmi_kv_blocks_free"] == gauges["lmi_kv_blocks_total"] == 64
+    assert gauges["lmi_kv_blocks_cached"] == 0
+    by_name = {h.name: h for h in message.stats.histograms if not h.labels}
+    assert (sum(by_name["lmi_batch_size"].counts), by_name["lmi_batch_size"].sum) == (4, 8)
+    for name in ("lmi_time_to_first_token_seconds", "lmi_time_per_output_token_seconds", "lmi_queue_seconds"):
+        assert sum(by_name[name].counts) == 2, name
+    assert {h.labels["part"] for h in message.stats.histograms if h.labels} >= {
+        "schedule",
+        "sample",
+        "update",
+    }
+
+
+# Beginning and end
+
+
+def test_the_warm_up_computes_and_leaves_no_trace(lab: Lab) -> None:
+    lab.leader.warm_up(make_request("warm-up", range(8), 2))
+    assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
+    assert lab.blocks.num_free == lab.blocks.num_blocks
+    front = lab.serve([(CLIENT, GetStats(1))])
+    assert set(read_stats(front).counters.values()) == {0}
+
+
+@pytest.mark.parametrize("failing", ["the model", "sampling", "numbers"])
+def test_a_warm_up_that_fails_is_an_error(lab: Lab, failing: str) -> None:
+    lab.sampler.broken = {"warm-up"} if failing == "sampling" else set()
+    lab.sampler.not_finite = {"warm-up"} if failing == "numbers" else set()
+    prompt = [POISON] if failing == "the model" else [1, 2]
+    with pytest.raises(RequestFailed, match="the warm-up failed"):
+        lab.leader.warm_up(make_request("warm-up", prompt, 2))
+
+
+def test_drain_finishes_what_was_accepted_and_refuses_what_comes_later(lab: Lab) -> None:
+    running = [make_request(f"r{i}", range(i + 1), 10) for i in range(4)]
+    waiting = make_request("waiting", range(3), 5)
+    front = lab.serve(
+        submit(*running, waiting),
+        [(TWO, Drain(60.0)), *submit(make_request("late"))],
+        submit(make_request("later"), client=TWO),
+    )
+    for request in (*running, waiting):
+        check_alone(front, request)
+    for name in ("late", "later"):
+        (refusal,) = front.outputs[name]
+        assert refusal.error_kind == "unavailable"
+        assert "shutting down" in refusal.error_message
+    assert lab.board.read().state is EngineState.DRAINING
+
+
+def test_ended_requests_are_forgotten(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
+    with caplog.at_level("INFO"):
+        lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
+    assert "draining: at most 60 s for 0 requests" in caplog.messages
+
+
+def test_drain_of_an_idle_engine_ends_at_once(lab: Lab) -> None:
+    front = lab.serve([(CLIENT, Drain(60.0))])
+    assert len(front.timeouts) == 1
+    assert lab.executor.kinds[-1] is PlanKind.STOP
+
+
+def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The drain has done its work: its exit code is not to say that the engine failed."""
+    holder = Sequence(make_request("holder", [1, 2], 3))
+    assert lab.blocks.admit(holder, reserve=False)
+    holder.block_table.append(99)
+    front = ScriptedFront([submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
+    lab.leader.serve(front, INFO)  # type: ignore[arg-type]
+    check_alone(front, make_request("a", [1], 3))
+    assert lab.executor.kinds[-1] is PlanKind.STOP
+    assert "the audit of the KV cache failed" in caplog.text
+
+
+def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: Lab) -> None:
+    running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
+    waiting = make_request("waiting", range(3), 5)
+    front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(0.0))])
+    for request in (*running, waiting):
+        *before, end = front.outputs[request.id]
+        assert end.error_kind == "unavailable"
+        assert "could not finish" in end.error_message
+        assert not any(output.finished for output in before)
+        assert front.tokens(request.id) == continue_alone(request)[0][: len(before)]
+    assert front.owners["waiting"] == TWO
+
+
+def test_draining_goes_on_though_all_clients_are_gone(lab: Lab) -> None:
+    front = lab.serve(submit(make_request("a", range(4), 40)), [(TWO, Drain(60.0))], gone={CLIENT})
+    assert front.closed
