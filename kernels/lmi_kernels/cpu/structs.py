@@ -17,8 +17,7 @@ class Storage(IntEnum):
     FP16 = 1
     FP32 = 2
     INT8 = 3
-    INT4 = 4
-    BF16_PAIRS = 5
+    BF16_PAIRS = 4
 
 
 STORAGES = {torch.bfloat16: Storage.BF16, torch.float16: Storage.FP16, torch.float32: Storage.FP32}

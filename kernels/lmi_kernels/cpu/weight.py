@@ -101,7 +101,7 @@ class NativeWeight:
         the weight is of integers, or in three parts of bf16, where it is of bf16 in pairs."""
         if self.storage == Storage.BF16_PAIRS:
             return {"integers": (num_rows * 6 * -(-self.in_features // 32) * 32, torch.int8)}
-        if self.storage not in (Storage.INT8, Storage.INT4):
+        if self.storage != Storage.INT8:
             return {}
         width = -(-self.in_features // 64) * 64
         return {"integers": (num_rows * width, torch.int8), "row_scales": (num_rows, torch.float32)}

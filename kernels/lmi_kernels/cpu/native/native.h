@@ -20,7 +20,7 @@
 namespace lmi {
 
 // How numbers are stored. Arithmetic is fp32 everywhere but in int8 products.
-enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kInt4 = 4, kBf16Pairs = 5 };
+enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kBf16Pairs = 4 };
 
 constexpr int64_t kPanel = 32;  // output features of a panel of a weight
 
