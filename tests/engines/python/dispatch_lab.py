@@ -1,0 +1,69 @@
+"""The dispatcher with scripted clients and generating processes, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.core import EngineInfo, EngineStats, Request
+from engines.health import StatusBoard
+from engines.python.batcher import DynamicBatcher
+from engines.python.dispatch import Dispatch
+from engines.wire import (
+    Stats,
+    Submit,
+    ToEngine,
+)
+from tests.engines.mpi.fakes import CLIENT, continue_alone, make_request
+from tests.engines.python.fakes import Clock, ClockedFront, FakeGenerator
+
+INFO = EngineInfo("m", "Python", 1, "cpu", "fp32", 0, 0, 0, 4, 64, False)
+TWO = b"web process 2"
+DELAY = 0.1
+TIMEOUT = 30.0
+Turn = list[tuple[bytes, ToEngine]]
+
+
+class Lab:
+    def __init__(self, tmp_path: Path, batch_size: int = 4, max_waiting: int = 100, **generator: Any) -> None:
+        self.clock = Clock()
+        config = PythonEngineConfig(
+            ModelSettings("/model", "m", "fp32", 64),
+            ParallelConfig(),
+            BatchConfig(batch_size, DELAY, max_waiting, TIMEOUT),
+        )
+        self.generator = FakeGenerator(self.clock, **generator)
+        self.board = StatusBoard.create(tmp_path / "status", 2)
+        batcher = DynamicBatcher(config.batching)
+        self.dispatch = Dispatch(config, INFO, batcher, self.generator, self.board, 1.0, self.clock)
+
+    def serve(self, *script: Turn, **front: Any) -> ClockedFront:
+        door = ClockedFront(list(script), clock=self.clock, generator=self.generator, **front)
+        self.door = door
+        self.dispatch.serve(door)  # type: ignore[arg-type]
+        assert door.watched == []
+        return door
+
+
+def submit(*requests: Request, client: bytes = CLIENT) -> Turn:
+    return [(client, Submit(request)) for request in requests]
+
+
+def pauses(count: int) -> list[Turn]:
+    return [[] for _ in range(count)]
+
+
+def check_front(front: ClockedFront, request: Request) -> None:
+    expected, reason = continue_alone(request)
+    assert front.tokens(request.id) == expected
+    assert front.outputs[request.id][-1].finish_reason is reason
+    assert not any(output.error_kind for output in front.outputs[request.id])
+
+
+def read_stats(front: ClockedFront) -> EngineStats:
+    return [message.stats for _, message in front.sent if isinstance(message, Stats)][-1]
+
+
+def make_requests(count: int, tokens: int = 4) -> list[Request]:
+    return [make_request(f"r{i}", range(i + 1), tokens) for i in range(count)]

@@ -1,0 +1,167 @@
+"""The dispatcher when its generating process ends, hangs or does not come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.core import AbortReason
+from engines.health import EngineState
+from engines.python.dispatch import MAX_DEATHS, REACTION_SECONDS, EngineFailed
+from engines.wire import (
+    Abort,
+    GetStats,
+)
+from tests.engines.mpi.fakes import CLIENT, continue_alone, make_request
+from tests.engines.python.dispatch_lab import (
+    TIMEOUT,
+    Lab,
+    check_front,
+    make_requests,
+    pauses,
+    read_stats,
+    submit,
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_a_batch_whose_process_ends_is_run_again_and_no_token_is_sent_twice(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=2, dies_after=[2])
+    requests = make_requests(3)
+    front = lab.serve(submit(*requests), *pauses(40), [(CLIENT, GetStats(1))])
+    for request in requests:
+        check_front(front, request)
+    assert lab.generator.batches == [["r0", "r1"], ["r0"], ["r1"], ["r2"]]
+    assert lab.generator.num_restarts == 1
+    counters = read_stats(front).counters
+    assert counters["lmi_generator_restarts_total"] == 1
+    assert counters["lmi_requests_finished_total"] == 3
+    assert counters["lmi_tokens_generated_total"] == sum(len(continue_alone(each)[0]) for each in requests)
+
+
+def test_a_request_that_ends_the_process_again_and_again_is_refused_and_the_engine_stays(
+    tmp_path: Path,
+) -> None:
+    poison = make_request("poison", range(9), 4)
+    lab = Lab(tmp_path, batch_size=4, poison=poison.prompt_token_ids)
+    good = make_requests(3)
+    seeds = [replace(poison.sampling, seed=i) for i in range(4)]
+    again = [replace(poison, id=f"again {i}", sampling=sampling) for i, sampling in enumerate(seeds)]
+    front = lab.serve(
+        submit(good[0], poison, good[1]),
+        *pauses(40),
+        *(submit(each) for each in again),
+        submit(good[2]),
+        *pauses(40),
+    )
+    for request in good:
+        check_front(front, request)
+    (end,) = front.outputs["poison"]
+    assert end.error_kind == "request_failed"
+    assert "2 times while it ran this request" in end.error_message
+    for request in again:
+        (end,) = front.outputs[request.id]
+        assert end.error_kind == "request_failed"
+        assert "not run again" in end.error_message
+    assert lab.generator.num_restarts == 2
+
+
+def test_many_culprits_at_once_do_not_end_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=8, dies_after=[0] * 7)
+    requests, last = make_requests(6), make_request("last")
+    front = lab.serve(submit(*requests), *pauses(60), submit(last), *pauses(20))
+    assert [front.outputs[each.id][-1].error_kind for each in requests] == ["request_failed"] * 6
+    check_front(front, last)
+    assert lab.generator.num_restarts == 7
+
+
+def test_an_answer_that_does_not_come_out_the_same_ends_with_an_error(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, dies_after=[2], forgets_after_restart=1)
+    front = lab.serve(
+        submit(make_request("a", range(5), 6)), *pauses(40), submit(make_request("b")), *pauses(20)
+    )
+    *before, end = front.outputs["a"]
+    assert len(before) == 2
+    assert end.error_kind == "request_failed"
+    assert "could not be repeated" in end.error_message
+    assert lab.generator.forgotten == ["a"]
+    assert not any(output.error_kind for output in front.outputs["b"])
+
+
+def test_a_request_that_waits_to_be_run_again_can_be_aborted(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=3, dies_after=[1], reload_looks=3)
+    requests = make_requests(3)
+    front = lab.serve(
+        submit(*requests),
+        [],
+        [],
+        [(CLIENT, Abort("r1", AbortReason.CLIENT_LEFT)), (CLIENT, GetStats(1))],
+        *pauses(40),
+    )
+    assert lab.generator.batches[1:] == [["r0"], ["r2"]]
+    assert read_stats(front).gauges["lmi_requests_waiting"] == 2
+    check_front(front, requests[0])
+    check_front(front, requests[2])
+
+
+def test_while_it_is_started_again_the_board_says_so_and_new_requests_are_told(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, dies_after=[1], reload_looks=3)
+    states: list[tuple[EngineState, str]] = []
+    set_state = lab.board.set_state
+
+    def note(state: EngineState, reason: str = "") -> None:
+        states.append((state, reason))
+        set_state(state, reason)
+
+    lab.board.set_state = note  # type: ignore[method-assign]
+    early, late = make_request("early"), make_request("late")
+    # It computes in the second turn, ends in the third, and is asked three times from the fourth on.
+    front = lab.serve(submit(make_request("a")), [], [], submit(early), *pauses(5), submit(late), *pauses(9))
+    assert states == [
+        (EngineState.READY, ""),
+        (EngineState.STARTING, "the generating process is being started again: it was ended by SIGKILL"),
+        (EngineState.READY, ""),
+        (EngineState.DRAINING, ""),
+    ]
+    (refusal,) = front.outputs["early"]
+    assert refusal.error_kind == "unavailable"
+    assert "started again" in refusal.error_message
+    check_front(front, late)
+
+
+def test_a_process_that_ends_again_and_again_without_a_request_ends_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, dies_idle=MAX_DEATHS)
+    with pytest.raises(EngineFailed, match="3 times, and no request is the cause; at last it was ended by"):
+        lab.serve(*pauses(30))
+    assert lab.generator.num_restarts == MAX_DEATHS - 1
+
+
+def test_one_that_does_not_become_ready_again_is_killed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, dies_after=[0], reload_looks=1000)
+    with pytest.raises(EngineFailed, match="it was not ready after 65 s"):
+        lab.serve(submit(*make_requests(2)), *pauses(500))
+
+
+# A batch whose time is over
+
+
+def test_a_process_that_is_stuck_when_the_time_is_over_is_killed_and_comes_back(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=2, stuck_after=[2])
+    requests = make_requests(3)
+    front = lab.serve(submit(*requests), *pauses(60))
+    for request in requests[:2]:
+        end = front.outputs[request.id][-1]
+        assert end.error_kind == "deadline_exceeded"
+        assert "30 s (option.predict_timeout); 2 tokens were generated" in end.error_message
+    assert lab.generator.num_kills == 1
+    check_front(front, requests[2])
+    assert lab.generator.left_at[1] >= 1000.0 + TIMEOUT + REACTION_SECONDS
+
+
+# Counters
