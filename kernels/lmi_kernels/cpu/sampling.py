@@ -33,10 +33,10 @@ def logit_thresholds_native(
         Truncate,
         _row_addresses(x, penalized, penalizes),
         vocab_size=vocab_size,
-        temperature=temperature.to(torch.float32).contiguous(),
-        top_k=top_k.to(torch.int64).contiguous(),
-        top_p=top_p.to(torch.float64).contiguous(),
-        min_p=min_p.to(torch.float64).contiguous(),
+        temperature=_column(temperature, torch.float32),
+        top_k=_column(top_k, torch.int64),
+        top_p=_column(top_p, torch.float64),
+        min_p=_column(min_p, torch.float64),
         thresholds=thresholds,
         last_ids=last_ids,
         scratch=_scratch(team, vocab_size),
@@ -63,11 +63,11 @@ def choose_tokens_native(
         Choose,
         _row_addresses(x, penalized, penalizes),
         vocab_size=vocab_size,
-        temperature=temperature.to(torch.float32).contiguous(),
-        thresholds=thresholds.contiguous(),
-        last_ids=last_ids.contiguous(),
-        seeds=seeds.contiguous(),
-        positions=positions.contiguous(),
+        temperature=_column(temperature, torch.float32),
+        thresholds=_column(thresholds, torch.float32),
+        last_ids=_column(last_ids, torch.int32),
+        seeds=_column(seeds, torch.int64),
+        positions=_column(positions, torch.int64),
         tokens=tokens,
         finite=finite,
     )
@@ -84,10 +84,10 @@ def row_logprobs_native(
     _run(
         team,
         Logprobs,
-        _addresses(x)[torch.tensor(rows)],
+        _addresses(x)[_column(rows, torch.int64)],
         vocab_size=vocab_size,
-        tokens=tokens.contiguous(),
-        counts=torch.tensor(counts),
+        tokens=_column(tokens, torch.int64),
+        counts=_column(counts, torch.int64),
         logprobs=logprobs,
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
@@ -107,6 +107,11 @@ def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Ten
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
     team.run(Program([kind(rows=rows.data_ptr(), **addresses)]), Step(num_rows=len(rows)))
+
+
+def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """One value a row, as the library reads them, whatever they are: it sees addresses and cannot check."""
+    return torch.as_tensor(values, dtype=dtype).contiguous()
 
 
 def _row_addresses(x: torch.Tensor, penalized: torch.Tensor, penalizes: torch.Tensor) -> torch.Tensor:

@@ -190,6 +190,16 @@ def _reporter(
     return report
 
 
+def test_columns_of_another_dtype_are_converted(everywhere: Everywhere) -> None:
+    """The library sees addresses: a narrower column would have it read and write past the end."""
+    logits, rows = torch.randn(5, 97), [0, 1, 2, 3, 4]
+    tokens, counts = logits.argmin(-1), [1, 0, 1, 1, 0]
+    expected = everywhere(_reporter(logits, rows, tokens, counts))
+    found = everywhere(_reporter(logits, rows, tokens.to(torch.int32), [count > 0 for count in counts]))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_rows_that_are_not_finite_have_no_log_probabilities(everywhere: Everywhere) -> None:
     logits = torch.zeros(3, 300)
     logits[0, 7], logits[1, 299], logits[2] = math.nan, math.inf, -math.inf

@@ -190,7 +190,7 @@ def test_tokens_are_those_of_transformers(lab: tuple[CoreLab, Any], policy: str)
             9 if stop is not None else len(tokens), stop_token_ids=() if stop is None else (stop,)
         )
         # Some are chosen by the host, among others whose tokens the device chooses.
-        params = replace(params, top_logprobs=number == 4, logprobs=number in (2, 4))
+        params = replace(params, top_logprobs=int(number == 4), logprobs=number in (2, 4))
         requests.append(Request(f"r{number}", tuple(prompt), params, 0.0))
         expected[f"r{number}"] = tokens
     running = engine.start(
