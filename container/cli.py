@@ -8,16 +8,18 @@ from pathlib import Path
 
 import click
 
-from container import check as checking
-from container import launch, machine, model_files
-from container.launch import BadVariable
-from container.model_files import ModelNotAvailable
-from container.mpi import NoMpiRun
-from container.prepare import BUNDLED_MODEL
+from container import machine
+from container.explain import check as checking
+from container.explain.resolve import CannotServe
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from container.models.prepare import BUNDLED_MODEL
 from container.progress import view_for
-from container.resolve import CannotServe
-from container.serve import CannotListen, ServeOptions
-from container.serve import serve as serve_until_end
+from container.run import launch
+from container.run.launch import BadVariable
+from container.run.mpi import NoMpiRun
+from container.run.serve import CannotListen, ServeOptions
+from container.run.serve import serve as serve_until_end
 from engines.registry import Registry
 from lmi_server.config import ModelSource
 from lmi_server.properties import reference
@@ -29,11 +31,11 @@ _WIDTH = 100
 
 _LATER = Registry(
     {
-        "bench": "container.bench.bench_command:bench",
-        "compare": "container.compare.compare_command:compare",
-        "kv-waste": "container.scheduler_bench.kv_waste_command:kv_waste",
-        "profile": "container.profile_command:profile",
-        "scheduler-cost": "container.scheduler_bench.scheduler_cost_command:scheduler_cost",
+        "bench": "container.measure.bench.bench_command:bench",
+        "compare": "container.measure.compare.compare_command:compare",
+        "kv-waste": "container.measure.scheduler.kv_waste_command:kv_waste",
+        "profile": "container.measure.profile_command:profile",
+        "scheduler-cost": "container.measure.scheduler.scheduler_cost_command:scheduler_cost",
     }
 )
 """Commands whose modules are loaded when they are called: the others start faster without them."""

@@ -1,6 +1,6 @@
 """What serving.properties and the environment come to, as frozen objects; each part goes only to its owner.
 
-`LmiConfig` is what the user asked for ('auto' and unset still open). `container/resolve.py` decides what is open
+`LmiConfig` is what the user asked for ('auto' and unset still open). `container/explain/resolve` decides what is open
 and makes an `engines.config.EngineConfig` and a `WebConfig` of it. Defaults live here and nowhere else.
 """
 
@@ -56,7 +56,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the file says about the engine. None and 'auto' are decided by `container/resolve.py`."""
+    """What the file says about the engine. None and 'auto' are decided by `container/explain/resolve`."""
 
     dtype: str = "auto"
     """`auto`, `fp32`, `fp16` or `bf16`."""

@@ -21,7 +21,7 @@ _NOTE_SECONDS = 60.0
 
 
 class Worker(GeventWorker):
-    """`worker_class` of `container/gunicorn_conf.py`.
+    """`worker_class` of `container/run/gunicorn_conf.py`.
 
     With `worker_connections` open, the one that has waited longest for its client is closed when a new one comes.
     So idle and slow clients, however many, keep nobody out.

@@ -26,7 +26,7 @@ _SLOW = (
     "tests/container/test_prepare.py",
     "tests/engines/mpi/test_worker.py",
     "tests/engines/python/",
-    "tests/container/model_files/",
+    "tests/container/models/files/",
     "tests/engines/test_parallel.py",
     "tests/kernels/",
 )

@@ -19,16 +19,16 @@ from engines.core import (
 )
 from engines.errors import RequestFailed
 from engines.metrics import EngineMetrics
-from engines.mpi.block_manager import BlockManager
-from engines.mpi.executor import StepExecutor, StepFailed
-from engines.mpi.largest_step import LargestStep
-from engines.mpi.prompt_logprobs import PromptTargets
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.sequence import Sequence
-from engines.mpi.settings import Value, change
-from engines.mpi.step import Step
-from engines.mpi.step_plan import PlanKind, StepPlan
-from engines.mpi.step_runner import Choices, StepResult
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.runner.executor import StepExecutor, StepFailed
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import Choices, StepResult
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.settings import Value, change
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler

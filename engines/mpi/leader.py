@@ -12,7 +12,7 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
-from engines.mpi.settings import BadSettings
+from engines.mpi.scheduler.settings import BadSettings
 from engines.stopwatch import Stopwatch
 from engines.wire import (
     Abort,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.core import Request
-from engines.mpi.step import Step
+from engines.mpi.scheduler.step import Step
 
 _BUFFER_BYTES = 1 << 20
 

@@ -21,13 +21,13 @@ from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
-from engines.mpi.block_manager import make_block_manager
+from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepExecutor
 from engines.mpi.leader import Leader
-from engines.mpi.memory import describe
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.scheduler import Scheduler
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.memory import describe
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age

@@ -55,7 +55,11 @@ def test_the_client_of_the_engine_needs_neither_torch_nor_a_web_framework() -> N
 
 
 def test_the_scheduler_is_plain_python() -> None:
-    loaded = _loaded("engines.mpi.scheduler", "engines.mpi.block_manager", "engines.mpi.step_plan")
+    loaded = _loaded(
+        "engines.mpi.scheduler.scheduler",
+        "engines.mpi.cache.block_manager",
+        "engines.mpi.scheduler.step_plan",
+    )
     assert not (loaded - set(sys.stdlib_module_names)) & {
         "torch", "numpy", "zmq", "msgspec", "flask", "gevent", "mpi4py", "lmi_kernels", "transformers",
     }  # fmt: skip
@@ -65,8 +69,8 @@ def test_the_scheduler_is_plain_python() -> None:
     "imported",
     [
         (
-            "engines.mpi.scheduler",
-            "engines.mpi.model_runner",
+            "engines.mpi.scheduler.scheduler",
+            "engines.mpi.runner.model_runner",
             "engines.models.llama",
             "engines.sampling.sampler",
         ),

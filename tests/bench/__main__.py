@@ -11,14 +11,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from container import launch, model_files
-from container.bench.errors import BenchError
-from container.bench.workload import load_tokenizer
-from container.compare import setting
-from container.compare.arms import Arm, BadArm, Named, names_for, read_arms
 from container.machine import detect
+from container.measure.bench.errors import BenchError
+from container.measure.bench.workload import load_tokenizer
+from container.measure.compare import setting
+from container.measure.compare.arms import Arm, BadArm, Named, names_for, read_arms
+from container.models import files as model_files
 from container.progress import view_for
-from container.stop_signals import StopRequested, StopSignals
+from container.run import launch
+from container.run.stop_signals import StopRequested, StopSignals
 from tests.bench import environment, limits, quiet, report
 from tests.bench.contender import Broken, Contender, Unavailable
 from tests.bench.http_contender import Ours

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from container.bench.load import LoadRun
-from container.bench.workload import BenchRequest
+from container.measure.bench.load import LoadRun
+from container.measure.bench.workload import BenchRequest
 
 
 class Unavailable(Exception):

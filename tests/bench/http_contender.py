@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.bench.dialects import DIALECTS
-from container.bench.load import LoadRun, run_load
-from container.bench.workload import BenchRequest
-from container.compare.arm_server import ArmFailed, ArmServer
-from container.compare.arms import Arm
+from container.measure.bench.dialects import DIALECTS
+from container.measure.bench.load import LoadRun, run_load
+from container.measure.bench.workload import BenchRequest
+from container.measure.compare.arm_server import ArmFailed, ArmServer
+from container.measure.compare.arms import Arm
 from tests.bench.contender import Broken, Facts, Running
 
 _REQUEST_SECONDS = 900.0

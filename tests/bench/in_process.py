@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from container.bench.load import LoadRun, Outcome
-from container.bench.workload import BenchRequest
-from container.processes import Child
+from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.workload import BenchRequest
+from container.run.processes import Child
 from tests.bench.contender import Broken, Facts
 
 RUNNERS = Path(__file__).parent / "runners"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.bench.workload import BenchRequest
+from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Facts
 from tests.bench.model import Matrices
 

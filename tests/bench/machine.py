@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from container import launch
-from container.compare.setting import describe
 from container.machine import detect
+from container.measure.compare.setting import describe
+from container.run import launch
 
 _INSTRUCTION_SETS = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container.bench.load import LoadRun, Outcome
-from container.bench.workload import BenchRequest
+from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Broken, Facts
 from tests.bench.results import Results
 from tests.bench.rounds import Rounds

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from container.processes import process_tree
+from container.run.processes import process_tree
 
 _EVERY_SECONDS = 0.25
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from container.bench.figures import Figures, Spread, failure
-from container.bench.load import LoadRun
-from container.bench.workload import BenchRequest
+from container.measure.bench.figures import Figures, Spread, failure
+from container.measure.bench.load import LoadRun
+from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Facts
 from tests.bench.limits import Limits
 

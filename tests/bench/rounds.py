@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from container.bench.figures import figures
-from container.bench.load import LoadRun
-from container.bench.workload import BenchRequest
-from container.compare.plan import Stay, stays
+from container.measure.bench.figures import figures
+from container.measure.bench.load import LoadRun
+from container.measure.bench.workload import BenchRequest
+from container.measure.compare.plan import Stay, stays
 from tests.bench.contender import Broken, Contender, Running
 from tests.bench.limits import Limits, arithmetic_share, read_share
 from tests.bench.memory import PeakPss, tree_pss

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from container.bench.figures import figures
-from container.bench.workload import BenchRequest
+from container.measure.bench.figures import figures
+from container.measure.bench.workload import BenchRequest
 from tests.bench import in_process
 from tests.bench.contender import Broken
 from tests.bench.environment import environ

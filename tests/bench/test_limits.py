@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from container.bench.workload import BenchRequest
+from container.measure.bench.workload import BenchRequest
 from tests.bench.limits import Limits, NoLimits, arithmetic_share, compiled, read_share
 from tests.bench.machine import instruction_sets
 from tests.bench.made_up import FACTS

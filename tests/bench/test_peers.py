@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from container.gguf_convert import unpermute, weight_name
+from container.models.gguf_convert import unpermute, weight_name
 from tests.bench.__main__ import TRANSFORMERS, main
 from tests.bench.in_process import RUNNERS
 from tests.bench.peers import PEERS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from container.bench.workload import load_tokenizer
+from container.measure.bench.workload import load_tokenizer
 from tests.bench import report
 from tests.bench.contender import Broken
 from tests.bench.limits import Limits

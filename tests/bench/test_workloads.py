@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container.bench.workload import load_tokenizer
+from container.measure.bench.workload import load_tokenizer
 from tests.bench.workloads import DEFAULT, SHAPES, warm_up_seed
 from tests.support.tokenizers import save_gpt2
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from container.bench.lengths import Lengths
-from container.bench.workload import BenchRequest, Workload, make_requests
+from container.measure.bench.lengths import Lengths
+from container.measure.bench.workload import BenchRequest, Workload, make_requests
 
 _LENGTHS_SEED = 1234
 """Drawn lengths are the same in each round: a long answer drawn last would change the tokens/s."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import zmq
 
-from container.control import EngineControl
-from container.processes import Child
-from container.stop_signals import StopSignals
-from container.supervise import Patience, Supervisor
+from container.run.control import EngineControl
+from container.run.processes import Child
+from container.run.stop_signals import StopSignals
+from container.run.supervise import Patience, Supervisor
 from engines.health import EngineState, StatusBoard
 from engines.wire import Drain, decode_to_engine
 

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from container import announce
+from container.run import announce
 from engines.core import EngineInfo
 
 INFO = EngineInfo("m", "MPI", 2, "cpu", "fp32", 1000, 2 << 20, 16, 32, 512, True)

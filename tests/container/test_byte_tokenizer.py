@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from container import byte_tokenizer, tokenizer_files
-from container.model_files import ModelNotAvailable
+from container.models import byte_tokenizer, tokenizer_files
+from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.text.detokenizer import IncrementalDetokenizer
 from lmi_server.text.tokenizer import TextModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from container.cause import cause_of_death
+from container.run.cause import cause_of_death
 
 RULE = "-" * 74
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from container.check import CheckReport, check
+from container.explain.check import CheckReport, check
 from container.machine import Machine
-from container.prepare import BUNDLED_MODEL
+from container.models.prepare import BUNDLED_MODEL
 from lmi_server.config import ModelSource
 from tests.support.model_files import EMPTY_SAFETENSORS
 
@@ -177,7 +177,7 @@ from pathlib import Path
 start = time.monotonic()
 def refuse(*args, **kwargs): raise SystemExit("a socket was opened")
 socket.socket.connect = refuse
-from container.check import check
+from container.explain.check import check
 from container.machine import detect
 check(Path(sys.argv[1]), {}, detect(os.environ)).render()
 heavy = {"torch", "transformers", "boto3", "flask"} & set(sys.modules)

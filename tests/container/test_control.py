@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from container.control import EngineControl
+from container.run.control import EngineControl
 
 
 def test_waiting_for_figures_ends_when_the_engine_does(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from container import launch
-from container.launch import MpiRun, RuntimePaths
+from container.run import launch
+from container.run.launch import MpiRun, RuntimePaths
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from lmi_server.admin_token import is_token

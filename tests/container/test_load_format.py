@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from container.check import check
+from container.explain.check import check
+from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
-from container.resolve import CannotServe, Resolved, resolve
 from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from tests.support.paths import REPO_ROOT

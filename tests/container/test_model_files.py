@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from container import model_files, prepare
-from container.model_files import ModelNotAvailable
+from container.models import files as model_files
+from container.models import prepare
+from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 

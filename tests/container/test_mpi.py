@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from container import launch, mpi
-from container.launch import environment
+from container.run import launch, mpi
+from container.run.launch import environment
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container import prepare
-from container.launch import cache_dir, environment
+from container.models import prepare
 from container.progress import LogLines
+from container.run.launch import cache_dir, environment
 from tests.support.randomness import FULL
 
 ROOT = Path(__file__).resolve().parents[2]

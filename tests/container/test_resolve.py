@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
-from container.resolve import CannotServe, Resolved, resolve
 from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from tests.support.model_files import EMPTY_SAFETENSORS

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
-from container.resolve import CannotServe, resolve
-from container.transformers_models import generating_architectures
+from container.models.transformers_models import generating_architectures
 from engines.config import BatchConfig, PythonEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
 from tests.support.model_files import EMPTY_SAFETENSORS

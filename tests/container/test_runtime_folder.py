@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from container.runtime_folder import remove_dead, runtime_folder
+from container.run.runtime_folder import remove_dead, runtime_folder
 
 
 def age(folder: Path) -> None:

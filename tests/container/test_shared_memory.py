@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from container.explain.resolve import obstacles
+from container.explain.resolve.shared_memory import needed_bytes, shortage
 from container.machine import Machine, detect
-from container.resolve import obstacles
-from container.resolve.shared_memory import needed_bytes, shortage
 from lmi_server.config import EngineOptions, LmiConfig
 from tests.support.namespaces import NEW_MOUNTS, require
 

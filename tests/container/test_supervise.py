@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from container.processes import session_members
+from container.run.processes import session_members
 from tests.support.namespaces import NEW_PIDS, require
 
 PROGRAM = Path(__file__).with_name("supervised_run.py")

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from container import tokenizer_files
-from container.launch import environment
-from container.model_files import ModelNotAvailable
+from container.models import tokenizer_files
+from container.models.files import ModelNotAvailable
 from container.progress import LogLines
+from container.run.launch import environment
 from lmi_server.text.tokenizer import TextModel
 from tests.support.examples import examples
 from tests.support.model_files import content
@@ -175,7 +175,8 @@ def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
     (folder / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
     assert obtain(folder, tmp_path / "cache") == folder
     assert not (tmp_path / "cache").exists()
-    call = "import sys, container.tokenizer_files; print({'torch', 'transformers', 'tokenizers'} & set(sys.modules))"
+    late = {"torch", "transformers", "tokenizers"}
+    call = f"import sys, container.models.tokenizer_files; print({late} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
     )

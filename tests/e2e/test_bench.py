@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.bench.bench_command import bench
+from container.measure.bench.bench_command import bench
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from container.launch import mpirun_command
-from container.mpi import find_mpirun
+from container.run.launch import mpirun_command
+from container.run.mpi import find_mpirun
 from engines.parallel import SingleProcess, make_communicator
 from tests.support.paths import REPO_ROOT, child_environment
 

@@ -26,7 +26,7 @@ _TO_END = 3.0
 """Seconds between asking a process to end and ending it."""
 _MOST_LOG_BYTES = 12_000_000
 _GROWING = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""As `container.launch` sets it."""
+"""As `container.run.launch` sets it."""
 NO_GPU = 2
 
 

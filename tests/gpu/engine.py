@@ -16,12 +16,12 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import AbortReason, Request, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
 from engines.models.config import ModelConfig
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.decode_graphs import DecodeGraphs
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepExecutor
-from engines.mpi.model_runner import DTYPES, ModelRunner
-from engines.mpi.scheduler import Scheduler
+from engines.mpi.runner.decode_graphs import DecodeGraphs
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.model_runner import DTYPES, ModelRunner
+from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, SingleProcess
 from engines.sampling.sampler import Sampler

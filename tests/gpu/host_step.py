@@ -46,15 +46,15 @@ from engines.core import EngineInfo, Request, SampledToken, SamplingParams, Sche
 from engines.front import Front
 from engines.health import StatusBoard
 from engines.kv_cache import KvCache
-from engines.mpi.block_manager import make_block_manager
-from engines.mpi.decode_graphs import DecodeOutputs, batch_sizes
+from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepExecutor
-from engines.mpi.gpu_steps import GpuSteps, TableShape
 from engines.mpi.leader import Leader
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step_plan import StepPlan
-from engines.mpi.step_runner import Choices, StepResult
+from engines.mpi.runner.decode_graphs import DecodeOutputs, batch_sizes
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
+from engines.mpi.runner.step_runner import Choices, StepResult
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step_plan import StepPlan
 from engines.mpi.trace import StepTrace
 from engines.parallel import SingleProcess
 from engines.sampling.sampler import Sampler

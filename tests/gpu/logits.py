@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engines.core import SamplingParams
-from engines.mpi.step_plan import StepPlan
+from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 from tests.gpu.engine import Engine
 from tests.support.plans import PlanMaker

@@ -68,7 +68,7 @@ def test_parts_import_what_they_need_and_no_more(absent: tuple[str, ...], but: s
 
 
 def test_the_posts_table_is_that_of_lmi_compare() -> None:
-    compare = pytest.importorskip("container.compare.aws_post")
+    compare = pytest.importorskip("container.measure.compare.aws_post")
     ours = {arm.name: arm.post for arm in aws.ARMS}
     for name, theirs in (
         ("static 4", compare.DYNAMIC),

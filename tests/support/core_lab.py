@@ -14,11 +14,11 @@ import torch
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
-from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepExecutor
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.scheduler import Scheduler
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import SingleProcess
 from engines.sampling.sampler import Sampler

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engines.core import SamplingParams
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.prompt_logprobs import PromptTargets
-from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
-from engines.mpi.step_runner import StepResult
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.sampling.batch import SamplingRow
 
 BLOCK_SIZE = 4

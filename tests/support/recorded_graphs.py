@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engines.mpi.decode_graphs import DecodeOutputs
+from engines.mpi.runner.decode_graphs import DecodeOutputs
 
 _LAUNCHES = {
     *("add", "add_", "copy_", "embedding", "index_copy_", "index_select", "linear", "to"),

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
-from engines.mpi.model_runner import DTYPES, ModelRunner
+from engines.mpi.runner.model_runner import DTYPES, ModelRunner
 from engines.parallel import Communicator, SingleProcess
 from engines.stopwatch import Stopwatch
 from tests.support.plans import BLOCK_SIZE

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
-from engines.mpi.model_runner import ModelRunner
+from engines.mpi.runner.model_runner import ModelRunner
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
 from lmi_kernels import (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engines.mpi.paged_blocks import PagedBlocks
+from engines.mpi.cache.paged_blocks import PagedBlocks
 from tests.support.core_lab import CoreLab, Mode, Running, greedy
 from tests.verify.lab import Lab, Report, run_alone
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.prompt_logprobs import PromptTargets
-from engines.mpi.step_plan import WANT_PROMPT_LOGPROBS
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.scheduler.step_plan import WANT_PROMPT_LOGPROBS
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu.team import set_num_threads

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container.bench.workload import BenchRequest, load_tokenizer
+from container.measure.bench.workload import BenchRequest, load_tokenizer
 from tests.container.bench.scripted_server import Plan, ScriptedServer
 from tests.lmi_server.fakes import build_model_folder
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.bench.answer import Answer, BadAnswer
-from container.bench.dialects import DIALECTS
-from container.bench.workload import BenchRequest
+from container.measure.bench.answer import Answer, BadAnswer
+from container.measure.bench.dialects import DIALECTS
+from container.measure.bench.workload import BenchRequest
 
 LMI = (
     b'{"token":{"id":7,"text":" a","log_prob":-0.1}}\n\n'

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from container.bench.bench_command import bench
-from container.prepare import bundled_folder
+from container.measure.bench.bench_command import bench
+from container.models.prepare import bundled_folder
 from tests.container.bench.conftest import StartScripted
 from tests.container.bench.scripted_server import Plan, ScriptedServer
 from tests.lmi_server.fakes import build_model_folder
@@ -182,7 +182,7 @@ def lmi_bench(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name in ('torch', 'transformers', 'boto3'): raise SystemExit(f'{name} is imported')\n"
         "sys.meta_path.insert(0, Forbid())\n"
-        "from container.bench.bench_command import bench\n"
+        "from container.measure.bench.bench_command import bench\n"
         "bench(prog_name='lmi bench')\n"
     )
     return subprocess.run(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.bench.figures import ErrorCount, Figures, Spread, failure, figures
-from container.bench.load import LoadRun, Outcome
-from container.bench.workload import BenchRequest
+from container.measure.bench.figures import ErrorCount, Figures, Spread, failure, figures
+from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.workload import BenchRequest
 
 REQUESTS = tuple(BenchRequest(index, "p", 5, 3) for index in range(4))
 GOOD = (

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import pytest
 
-from container.bench.dialects import DIALECTS, Dialect, Record
-from container.bench.figures import figures
-from container.bench.load import LoadRun, run_load
-from container.bench.workload import BenchRequest
+from container.measure.bench.dialects import DIALECTS, Dialect, Record
+from container.measure.bench.figures import figures
+from container.measure.bench.load import LoadRun, run_load
+from container.measure.bench.workload import BenchRequest
 from tests.container.bench.conftest import StartScripted, make_bench_requests
 from tests.container.bench.scripted_server import FIRST_ID, Plan, ScriptedServer
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from container.bench.errors import BenchError
-from container.bench.lengths import Lengths
-from container.bench.workload import Workload, load_tokenizer, make_requests
+from container.measure.bench.errors import BenchError
+from container.measure.bench.lengths import Lengths
+from container.measure.bench.workload import Workload, load_tokenizer, make_requests
 from lmi_server.text.tokenizer import TextModel
 from tests.support.examples import examples
 from tests.support.paths import child_environment
@@ -120,7 +120,7 @@ def test_the_same_workload_gives_the_same_prompts_and_another_seed_others(tiny_t
 def test_prompts_are_the_same_in_every_process(tiny_model: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from container.bench.workload import Workload, load_tokenizer, make_requests\n"
+        "from container.measure.bench.workload import Workload, load_tokenizer, make_requests\n"
         "print([one.prompt for one in make_requests(Workload(32, 7, 20, 4, 0), load_tokenizer(Path(sys.argv[1])))])\n"
     )
     for hash_seed in ("1", "2"):

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from container.compare.arm_server import ArmFailed, RunningArm
-from container.compare.arms import Arm
+from container.measure.compare.arm_server import ArmFailed, RunningArm
+from container.measure.compare.arms import Arm
 
 Token = Callable[[str, int], int]
 """(prompt, position) -> token id."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from container.bench.figures import ErrorCount, Figures, Spread
-from container.compare.arms import Arm
-from container.compare.plan import Plan, Scenario, stays
-from container.compare.report import Setting
-from container.compare.results import Comparison, RoundResult, StayResult
-from container.compare.scrape import BatchSizes, KvUse
+from container.measure.bench.figures import ErrorCount, Figures, Spread
+from container.measure.compare.arms import Arm
+from container.measure.compare.plan import Plan, Scenario, stays
+from container.measure.compare.report import Setting
+from container.measure.compare.results import Comparison, RoundResult, StayResult
+from container.measure.compare.scrape import BatchSizes, KvUse
 
 SCENARIO = Scenario("8 tokens in, 4 out", 8, 4, 2, 2)
 TOKENS = ((1, 2, 3, 4), (5, 6, 7, 8))

@@ -15,13 +15,13 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from container.bench.lengths import Lengths
-from container.compare.arm_server import ArmServer, RunningArm
-from container.compare.arms import Arm
-from container.compare.plan import Plan, Scenario
-from container.compare.run import Runner, Workloads
-from container.compare.summary import MEASURES
-from container.compare.terminal import LogLines
+from container.measure.bench.lengths import Lengths
+from container.measure.compare.arm_server import ArmServer, RunningArm
+from container.measure.compare.arms import Arm
+from container.measure.compare.plan import Plan, Scenario
+from container.measure.compare.run import Runner, Workloads
+from container.measure.compare.summary import MEASURES
+from container.measure.compare.terminal import LogLines
 from tests.container.compare.made_up import make_arm
 from tests.container.compare.simulated import NAMES, ROUNDS_FILE, Pair
 from tests.lmi_server.fakes import MAX_MODEL_LEN, build_model_folder

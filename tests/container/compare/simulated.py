@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from container.bench.figures import Figures, Spread
-from container.compare.interval import Ratio
-from container.compare.results import Comparison
-from container.compare.summary import MEASURES, Measure, ratio
+from container.measure.bench.figures import Figures, Spread
+from container.measure.compare.interval import Ratio
+from container.measure.compare.results import Comparison
+from container.measure.compare.summary import MEASURES, Measure, ratio
 from tests.container.compare.made_up import SCENARIO, make_arm, make_comparison, make_figures, make_round
 
 NAMES = ("a", "b")

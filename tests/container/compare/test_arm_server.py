@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from container.compare.arm_server import ArmFailed, ArmServer, Patience
-from container.processes import Child
+from container.measure.compare.arm_server import ArmFailed, ArmServer, Patience
+from container.run.processes import Child
 from tests.container.compare.made_up import make_arm
 from tests.support.paths import child_environment
 

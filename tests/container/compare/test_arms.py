@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from container.compare.arms import BadArm, Difference, Named, differences, names_for, read_arms, warnings
 from container.machine import Machine
-from container.model_files import ModelNotAvailable
+from container.measure.compare.arms import (
+    BadArm,
+    Difference,
+    Named,
+    differences,
+    names_for,
+    read_arms,
+    warnings,
+)
+from container.models.files import ModelNotAvailable
 from lmi_server.config import ModelSource
 from tests.container.compare.made_up import make_arm
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from container.compare import aws_post
-from container.compare.aws_post import DYNAMIC, DYNAMIC_32, PAGED, ROLLING, STATIC
-from container.compare.results import Comparison
+from container.measure.compare import aws_post
+from container.measure.compare.aws_post import DYNAMIC, DYNAMIC_32, PAGED, ROLLING, STATIC
+from container.measure.compare.results import Comparison
 from lmi_server.properties import loader
 from tests.container.compare.made_up import make_arm, make_comparison, make_figures, make_round
 from tests.support.paths import REPO_ROOT

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.bench.lengths import Lengths
-from container.bench.workload import load_tokenizer, make_requests
-from container.compare import compare_command
-from container.compare.arms import Arm
-from container.compare.compare_command import ArmServers, Asked, compare
+from container.measure.bench.lengths import Lengths
+from container.measure.bench.workload import load_tokenizer, make_requests
+from container.measure.compare import compare_command
+from container.measure.compare.arms import Arm
+from container.measure.compare.compare_command import ArmServers, Asked, compare
 from tests.container.compare.made_up import make_arm
 from tests.lmi_server.fakes import build_model_folder
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from container.compare.interval import Ratio, ratio_of_rounds, t_quantile
+from container.measure.compare.interval import Ratio, ratio_of_rounds, t_quantile
 from tests.container.compare.simulated import KINDS, comparisons, share_different, share_found
 
 

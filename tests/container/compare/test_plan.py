@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.bench.lengths import Lengths
-from container.compare.plan import Plan, Scenario, Stay, stays
+from container.measure.bench.lengths import Lengths
+from container.measure.compare.plan import Plan, Scenario, Stay, stays
 
 
 def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from container.compare import report, tables
-from container.compare.caveats import caveats
-from container.compare.interval import Ratio
-from container.compare.numbers import NOTHING, gibibytes, number, percent, seconds, spread, times
-from container.compare.report import Section
-from container.compare.scrape import BatchSizes, KvUse
-from container.compare.tables import Table
+from container.measure.compare import report, tables
+from container.measure.compare.caveats import caveats
+from container.measure.compare.interval import Ratio
+from container.measure.compare.numbers import NOTHING, gibibytes, number, percent, seconds, spread, times
+from container.measure.compare.report import Section
+from container.measure.compare.scrape import BatchSizes, KvUse
+from container.measure.compare.tables import Table
 from tests.container.compare.made_up import (
     SCENARIO,
     SETTING,

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from container.bench.errors import BenchError
-from container.compare.arm_server import ArmFailed
-from container.compare.arms import Arm
-from container.compare.plan import Plan, Scenario
-from container.compare.results import Comparison, RoundResult
-from container.compare.run import Runner, Workloads
-from container.compare.scrape import NoMetrics
-from container.compare.summary import equality
-from container.stop_signals import StopRequested, StopSignals
+from container.measure.bench.errors import BenchError
+from container.measure.compare.arm_server import ArmFailed
+from container.measure.compare.arms import Arm
+from container.measure.compare.plan import Plan, Scenario
+from container.measure.compare.results import Comparison, RoundResult
+from container.measure.compare.run import Runner, Workloads
+from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.summary import equality
+from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.compare.fake_arm import Behaviour, FakeArm, FakeArms, plain_token
 from tests.container.compare.made_up import make_arm
 from tests.lmi_server.fakes import build_model_folder

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from container.compare.scrape import NoMetrics, Sampler, Snapshot, kv_use, parse, scrape
+from container.measure.compare.scrape import NoMetrics, Sampler, Snapshot, kv_use, parse, scrape
 
 _TEXT = """\
 # HELP lmi_kv_blocks_total kv blocks total

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.compare.summary import (
+from container.measure.compare.summary import (
     LATENCY_P90,
     TOKENS_PER_SECOND,
     Difference,

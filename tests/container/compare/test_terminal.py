@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from container.compare.scrape import BatchSizes
-from container.compare.terminal import LiveTable, LogLines, SaidOnce, View, view_for
+from container.measure.compare.scrape import BatchSizes
+from container.measure.compare.terminal import LiveTable, LogLines, SaidOnce, View, view_for
 from container.progress import LogLines as ProgressLines
 from tests.container.compare.made_up import make_arm, make_figures, make_round
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from container.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure
-from container.compare.verdict import headline, verdict
+from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure
+from container.measure.compare.verdict import headline, verdict
 from tests.container.compare.made_up import SCENARIO, compare_speeds
 
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from container.model_files import patience
+from container.models.files import patience
 from tests.container.model_files.s3_lab import BUCKET, S3Lab
 from tests.support.faulty_proxy import faulty_proxy
 from tests.support.model_folders import write_model

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from container import model_files
-from container.model_files import ModelNotAvailable
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.faulty_proxy import FaultyProxy

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from container.model_files import choice
-from container.model_files.base import ModelNotAvailable
-from container.model_files.remote import RemoteFile, Snapshot
+from container.models.files import choice
+from container.models.files.base import ModelNotAvailable
+from container.models.files.remote import RemoteFile, Snapshot
 
 _PIECES = ["a", ".", "..", "/", "\\", "\0", "\n", "é", " ", "~", "x" * 200]
 _NAMES = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from container.model_files import choice, fetch
-from container.model_files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
-from container.model_files.remote import RemoteFile, Report, Snapshot, Verification
+from container.models.files import choice, fetch
+from container.models.files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.files.remote import RemoteFile, Report, Snapshot, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from container import model_files
-from container.check import check
+from container.explain.check import check
+from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
-from container.model_files.folder import weights_problem
+from container.models import files as model_files
+from container.models.files.folder import weights_problem
 from container.progress import LogLines
-from container.resolve import CannotServe, resolve
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
 from tests.support.model_files import content, weights
 

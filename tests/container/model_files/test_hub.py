@@ -11,8 +11,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from container import model_files
-from container.model_files import ModelNotAvailable, patience
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable, patience
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer

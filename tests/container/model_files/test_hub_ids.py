@@ -12,9 +12,9 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container import model_files
-from container.model_files import ModelNotAvailable
-from container.model_files.hub import HubModel
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from container.models.files.hub.source import HubModel
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.paths import child_environment
@@ -77,7 +77,8 @@ def test_names_of_branches_tags_and_commits_are_taken(revision: str | None) -> N
 
 
 def test_the_library_is_not_imported_before_it_is_needed() -> None:
-    call = "import sys, container.check; print({'huggingface_hub', 'httpx2', 'boto3', 'torch'} & set(sys.modules))"
+    late = {"huggingface_hub", "httpx2", "boto3", "torch"}
+    call = f"import sys, container.explain.check; print({late} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from container.model_files import journal
-from container.model_files.journal import PART_BYTES, PartsFile
+from container.models.files import journal
+from container.models.files.journal import PART_BYTES, PartsFile
 
 _SIZE = 2 * PART_BYTES + 1000
 

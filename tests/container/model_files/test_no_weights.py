@@ -8,8 +8,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from container import model_files
-from container.model_files import ModelNotAvailable
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.container.model_files.s3_lab import S3Lab, same

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container import model_files
 from container.cli import main
-from container.model_files import ModelNotAvailable, fetch, pruning
-from container.model_files.base import RemoteUnreachable
-from container.model_files.copies import key
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable, fetch, pruning
+from container.models.files.base import RemoteUnreachable
+from container.models.files.copies import key
+from container.models.publish import locked
 from container.progress import LogLines
-from container.publish import locked
 from tests.container.model_files.test_fetch import ScriptedRemote
 
 NAME = "test://model"

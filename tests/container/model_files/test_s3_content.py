@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from container.model_files.checksums import ALGORITHMS, MD5, Algorithm
-from container.model_files.s3_content import ContentCheck, Part, Stated, stated
+from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
+from container.models.files.s3.content import ContentCheck, Part, Stated, stated
 
 BY_NAME = {algorithm.name: algorithm for algorithm in (*ALGORITHMS, MD5)}
 SIZES = [5 << 20, 7 << 20, 12345]

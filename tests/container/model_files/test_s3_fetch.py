@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from container import model_files
-from container.model_files.copies import key
+from container.models import files as model_files
+from container.models.files.copies import key
+from container.models.publish import locked
 from container.progress import LogLines
-from container.publish import locked
 from lmi_server.config import ModelSource
 from tests.container.model_files.s3_lab import NEEDED, S3Lab, same
 from tests.support.faulty_proxy import answer, every_object, object_named

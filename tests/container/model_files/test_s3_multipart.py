@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 
-from container.model_files.checksums import ALGORITHMS
+from container.models.files.checksums import ALGORITHMS
 from tests.container.model_files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
     Answer,

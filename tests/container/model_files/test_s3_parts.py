@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from container.model_files.journal import PART_BYTES, PartsFile
-from container.model_files.s3_parts import THREADS, _runs
+from container.models.files.journal import PART_BYTES, PartsFile
+from container.models.files.s3.parts import THREADS, _runs
 
 
 def runs(tmp_path: Path, num_parts: int, done: dict[int, int]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
-from container.model_files import safetensors_headers
+from container.models.files import safetensors_headers
 from tests.support.examples import examples
 from tests.support.model_folders import safetensors_bytes
 

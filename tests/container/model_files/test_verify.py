@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from container import model_files
-from container.model_files import fetch
-from container.model_files.base import RemoteUnreachable
-from container.model_files.remote import Verification
+from container.models import files as model_files
+from container.models.files import fetch
+from container.models.files.base import RemoteUnreachable
+from container.models.files.remote import Verification
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.container.model_files.s3_lab import S3Lab, same

@@ -10,8 +10,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from container.scheduler_bench import scheduler_cost_command
-from container.scheduler_bench.cost import (
+from container.measure.scheduler import scheduler_cost_command
+from container.measure.scheduler.cost import (
     Bench,
     Micros,
     StepCost,
@@ -19,8 +19,8 @@ from container.scheduler_bench.cost import (
     growth_with_waiting,
     measure,
 )
-from container.scheduler_bench.scheduler_cost_command import scheduler_cost
-from engines.mpi.policies import POLICIES
+from container.measure.scheduler.scheduler_cost_command import scheduler_cost
+from engines.mpi.scheduler.policies import POLICIES
 from tests.support.paths import REPO_ROOT, child_environment
 
 
@@ -74,8 +74,8 @@ def test_the_limit_decides_about_the_exit_code(
 def test_it_needs_no_torch() -> None:
     program = (
         "import sys\n"
-        "from container.scheduler_bench.cost import Bench, measure\n"
-        "import container.scheduler_bench.kv_waste_command, container.scheduler_bench.scheduler_cost_command\n"
+        "from container.measure.scheduler.cost import Bench, measure\n"
+        "import container.measure.scheduler.kv_waste_command, container.measure.scheduler.scheduler_cost_command\n"
         "measure(Bench(10, 'fair', 'places'), 2, 2)\n"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])\n"
     )

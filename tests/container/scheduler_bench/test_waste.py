@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.scheduler_bench.kv_waste_command import kv_waste
-from container.scheduler_bench.waste import ARMS, Arm, Waste, WasteLoad, run
+from container.measure.scheduler.kv_waste_command import kv_waste
+from container.measure.scheduler.waste import ARMS, Arm, Waste, WasteLoad, run
 
 CONTIGUOUS, PAGED, OPTIMISTIC = ARMS
 LOAD = WasteLoad(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engines.models.config import ModelConfig
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.step_plan import WANT_NOTHING
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.step_plan import WANT_NOTHING
 from tests.support.caches import fill_with_nan
 from tests.support.plans import PlanMaker, plans_in_chunks, run_plan, run_plans
 from tests.support.seeds import fresh_generator, integers

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from engines.models import MODELS
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
-from engines.mpi.model_runner import ModelRunner
+from engines.mpi.runner.model_runner import ModelRunner
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
 from tests.support.caches import num_kv_heads

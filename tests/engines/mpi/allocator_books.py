@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engines.mpi.sequence import Sequence
+from engines.mpi.scheduler.sequence import Sequence
 
 TENANTS = ("", "ann", "bob")
 

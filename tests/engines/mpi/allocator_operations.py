@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engines.core import Request, SamplingParams
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.paged_blocks import PagedBlocks
-from engines.mpi.sequence import Sequence
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.paged_blocks import PagedBlocks
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.allocator_books import TENANTS, Books, Violation, require
 
 MakeBlockManager = Callable[[int, int, bool, bool], BlockManager]

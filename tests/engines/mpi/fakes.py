@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams
-from engines.mpi.step import Step
-from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.wire import Drain, ToClient, ToEngine
 
 VOCAB = 32

@@ -8,10 +8,10 @@ from itertools import product
 
 from engines.config import SchedulerConfig
 from engines.core import Request, RequestOutput, SampledToken, SchedulerSettings
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step import Step
-from engines.mpi.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
 from tests.engines.mpi.fakes import NUM_IDS, VOCAB, FakeModel, continue_alone, make_request
 
 Mode = tuple[str, bool, bool, bool]

@@ -16,13 +16,13 @@ from engines.core import (
     SchedulerSettings,
 )
 from engines.health import StatusBoard
-from engines.mpi.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepFailed
 from engines.mpi.leader import Leader
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step_plan import PlanKind, StepPlan
-from engines.mpi.step_runner import StepResult
+from engines.mpi.runner.executor import StepFailed
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from engines.core import Request, SchedulerSettings
-from engines.mpi.block_manager import BlockManager
-from engines.mpi.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step import Step
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.property_cache import Violation
 from tests.engines.mpi.property_requests import TENANTS, Subject
 

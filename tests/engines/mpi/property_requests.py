@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from engines.core import FinishReason, Request, SamplingParams
-from engines.mpi.sequence import Sequence
+from engines.mpi.scheduler.sequence import Sequence
 
 VOCAB = 32
 CELL_BYTES = 4

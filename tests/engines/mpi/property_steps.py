@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from engines.config import SchedulerConfig
 from engines.core import RequestOutput, SchedulerSettings
 from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
-from engines.mpi.block_manager import make_block_manager
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step import Step
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.property_cache import Broken, CheckedCache, Violation
 from tests.engines.mpi.property_checks import Checks, Combination, combinations
 from tests.engines.mpi.property_requests import VOCAB, Subject, Workload

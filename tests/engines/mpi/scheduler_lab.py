@@ -6,9 +6,9 @@ from typing import Any
 
 from engines.config import SchedulerConfig
 from engines.core import RequestOutput, SchedulerSettings
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.step import Step
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.fakes import NUM_IDS, FakeModel
 
 BLOCK_SIZE = 4

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from engines.mpi.block_manager import BlockManager
-from engines.mpi.contiguous_blocks import ContiguousBlocks
-from engines.mpi.paged_blocks import PagedBlocks
-from engines.mpi.prefix_cache import PrefixCache
-from engines.mpi.sequence import Sequence
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.cache.contiguous_blocks import ContiguousBlocks
+from engines.mpi.cache.paged_blocks import PagedBlocks
+from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.allocator_books import Violation
 from tests.engines.mpi.allocator_operations import MODES, Mode, main, run
 
@@ -114,7 +114,7 @@ def test_a_broken_allocator_is_found(broken: type[PagedBlocks] | type[Contiguous
 
 @pytest.mark.parametrize("broken", [_NoTenants, _ForgetsNothing, _KeepsBeforeComputed])
 def test_a_broken_prefix_cache_is_found(broken: type[PrefixCache], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.mpi.paged_blocks.PrefixCache", broken)
+    monkeypatch.setattr("engines.mpi.cache.paged_blocks.PrefixCache", broken)
     with pytest.raises(Violation, match=r"page from the prefix cache|IndexError"):
         run(20000, seed=1)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from engines.layers.rotary import RotaryTable
 from engines.models.config import ModelConfig
-from engines.mpi.batch import Batch, make_batch
-from engines.mpi.block_tables import BlockTables
-from engines.mpi.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
+from engines.mpi.cache.block_tables import BlockTables
+from engines.mpi.runner.batch import Batch, make_batch
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from lmi_kernels import Workspace, batch_invariant_rows
 from lmi_kernels.attention_plan import GroupLimits, KvGather
 from tests.support.plans import PlanMaker

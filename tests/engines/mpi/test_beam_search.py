@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from engines.core import FinishReason, TokenLogprobs
-from engines.mpi.beam_search import BeamResult, BeamSearch
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
 from tests.support.examples import examples
 
 NextTokens = Callable[[list[tuple[int, ...]]], list[list[float]]]

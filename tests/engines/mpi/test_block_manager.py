@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.sequence import Sequence
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.allocator_operations import make_sequence
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engines.mpi.block_pool import BlockPool, RunPool
+from engines.mpi.cache.block_pool import BlockPool, RunPool
 from tests.support.examples import examples
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.mpi.block_tables import BlockTables
+from engines.mpi.cache.block_tables import BlockTables
 
 _UPDATE = st.tuples(st.integers(0, 40), st.integers(0, 70), st.lists(st.integers(0, 2**31 - 1), max_size=20))
 

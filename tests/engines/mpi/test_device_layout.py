@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.mpi.decode_graphs import batch_sizes
-from engines.mpi.device_layout import lay_out, table_triples
-from engines.mpi.step_plan import (
+from engines.mpi.runner.decode_graphs import batch_sizes
+from engines.mpi.runner.device_layout import lay_out, table_triples
+from engines.mpi.scheduler.step_plan import (
     UNKNOWN_TOKEN,
     WANT_LOGITS,
     WANT_NOTHING,

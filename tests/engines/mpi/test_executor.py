@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engines.health import EngineState, StatusBoard
-from engines.mpi.executor import RankBroken, StepExecutor, StepFailed
-from engines.mpi.prompt_logprobs import PromptTargets
-from engines.mpi.step_plan import WANT_LOGITS, PlanKind, StepPlan
-from engines.mpi.step_runner import StepResult
+from engines.mpi.runner.executor import RankBroken, StepExecutor, StepFailed
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.stopwatch import Stopwatch
 
 _STEP = StepPlan(PlanKind.STEP, [4], [0], [2], [WANT_LOGITS], [1, 2], [4, 0, 1, 7], [5, 6], [3])

@@ -8,8 +8,8 @@ import pytest
 
 from engines.config import SchedulerConfig
 from engines.core import FinishReason, SchedulerSettings
-from engines.mpi.block_manager import make_block_manager
-from engines.mpi.scheduler import Scheduler
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
 from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
 from tests.engines.mpi.late_steps import MODES, LateEngine, Mode, run_episodes
 from tests.support.randomness import random_seed

@@ -11,8 +11,8 @@ from engines.core import (
     HistogramData,
 )
 from engines.errors import RequestFailed
-from engines.mpi.sequence import Sequence
-from engines.mpi.step_plan import PlanKind
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step_plan import PlanKind
 from engines.wire import Abort, GetStats
 from tests.engines.mpi.fakes import (
     CLIENT,

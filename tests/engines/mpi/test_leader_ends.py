@@ -11,8 +11,8 @@ from engines.core import (
 )
 from engines.errors import RequestFailed
 from engines.health import EngineState
-from engines.mpi.sequence import Sequence
-from engines.mpi.step_plan import PlanKind
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step_plan import PlanKind
 from engines.wire import Abort, Drain, GetStats, Stats
 from tests.engines.mpi.fakes import (
     CLIENT,

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
-from engines.mpi import memory
-from engines.mpi.decode_graphs import batch_sizes, graphs_bytes
-from engines.mpi.largest_step import LargestStep
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.step_plan import WANT_LOGITS
+from engines.mpi.runner import memory
+from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.step_plan import WANT_LOGITS
 from engines.parallel import SingleProcess
 from engines.stopwatch import Stopwatch
 from tests.support.engine_process import make_config

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from engines.mpi.prompt_logprobs import PromptTargets
-from engines.mpi.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
-from engines.mpi.step_runner import StepResult
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
 from tests.support.caches import fill_with_nan
 from tests.support.plans import PlanMaker, run_plan
 from tests.support.seeds import fresh_generator, integers

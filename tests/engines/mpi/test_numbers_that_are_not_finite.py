@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from engines.core import AbortReason, EngineInfo
 from engines.health import StatusBoard
-from engines.mpi.block_manager import make_block_manager
+from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
-from engines.mpi.executor import StepExecutor
 from engines.mpi.leader import Leader
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.scheduler import Scheduler
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import SingleProcess
 from engines.sampling.sampler import Sampler

@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from engines.mpi.paged_blocks import PagedBlocks
-from engines.mpi.prefix_cache import PrefixCache
-from engines.mpi.sequence import Sequence
+from engines.mpi.cache.paged_blocks import PagedBlocks
+from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.allocator_operations import make_sequence
 from tests.engines.mpi.fakes import make_request
 from tests.engines.mpi.scheduler_lab import Lab

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from engines.core import RequestOutput, SchedulerSettings
-from engines.mpi.paged_blocks import PagedBlocks
-from engines.mpi.policies.fair import Fair
-from engines.mpi.policies.fcfs import FirstComeFirstServed
-from engines.mpi.policies.priority import Priority
-from engines.mpi.prefill.overlay import Overlay
-from engines.mpi.prefill.pause import Pause
-from engines.mpi.prefix_cache import PrefixCache
-from engines.mpi.running_set import RunningSet
-from engines.mpi.scheduler import Scheduler
-from engines.mpi.sequence import Sequence
+from engines.mpi.cache.paged_blocks import PagedBlocks
+from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.scheduler.policies.fair import Fair
+from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
+from engines.mpi.scheduler.policies.priority import Priority
+from engines.mpi.scheduler.prefill.overlay import Overlay
+from engines.mpi.scheduler.prefill.pause import Pause
+from engines.mpi.scheduler.running_set import RunningSet
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.property_checks import Combination, combinations
 from tests.engines.mpi.property_steps import main, run
 from tests.support.randomness import random_seed

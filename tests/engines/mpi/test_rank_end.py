@@ -15,7 +15,7 @@ import torch
 
 from engines.health import StatusBoard
 from engines.mpi import worker
-from engines.mpi.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
+from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs
 from engines.parallel import NcclCommunicator
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from engines.core import SamplingParams
-from engines.mpi.largest_step import LargestStep
-from engines.mpi.rehearsal import rehearse
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.rehearsal import rehearse
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
 from lmi_kernels.tuning import DEFAULT

@@ -11,11 +11,11 @@ import pytest
 
 from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams, TokenLogprobs
 from engines.errors import InvalidRequest, RequestFailed
-from engines.mpi.beam_search import BeamResult, BeamSearch
-from engines.mpi.block_manager import BlockManager, make_block_manager
-from engines.mpi.sequence import Sequence
-from engines.mpi.step import Step
-from engines.mpi.step_plan import WANT_LOGITS, StepPlan
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from tests.engines.mpi.fakes import FakeModel, continue_alone, make_request, next_token
 from tests.engines.mpi.scheduler_lab import BLOCK_SIZE, Lab
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engines.core import SchedulerSettings
-from engines.mpi.largest_step import LargestStep
-from engines.mpi.settings import BadSettings, Value, change
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.scheduler.settings import BadSettings, Value, change
 
 _SETTINGS = SchedulerSettings(
     max_num_seqs=8, max_prefill_tokens=64, max_num_batched_tokens=64, max_waiting=10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.mpi.step_plan import PlanKind, StepPlan
+from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 
 _NUMBER = st.integers(0, 2**31 - 1)
 _NUMBERS = st.lists(_NUMBER, max_size=8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.core import SamplingParams
-from engines.mpi.step_plan import WANT_NOTHING, StepPlan
+from engines.mpi.scheduler.step_plan import WANT_NOTHING, StepPlan
 from engines.sampling.batch import SamplingRow
 from tests.gpu import ceilings
 from tests.gpu.context import Context

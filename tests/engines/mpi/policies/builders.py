@@ -6,9 +6,9 @@ import random
 from collections import deque
 
 from engines.core import Request, SamplingParams
-from engines.mpi.policies.base import SchedulingPolicy
-from engines.mpi.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
-from engines.mpi.sequence import Sequence
+from engines.mpi.scheduler.policies.base import SchedulingPolicy
+from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from engines.mpi.scheduler.sequence import Sequence
 
 
 def make_sequence(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.mpi.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
-from engines.mpi.sequence import Sequence
+from engines.mpi.scheduler.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.policies.builders import Server, admit_head, compute, make_sequence, preempt
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.mpi.policies import POLICIES
-from engines.mpi.policies.base import SchedulingPolicy
-from engines.mpi.policies.fcfs import FirstComeFirstServed
-from engines.mpi.policies.priority import Priority
-from engines.mpi.sequence import Sequence
+from engines.mpi.scheduler.policies import POLICIES
+from engines.mpi.scheduler.policies.base import SchedulingPolicy
+from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
+from engines.mpi.scheduler.policies.priority import Priority
+from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.policies.builders import admit_head, compute, make_sequence, preempt
 
 _CALLS = st.lists(

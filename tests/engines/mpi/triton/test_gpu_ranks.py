@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from container.launch import mpirun_command
-from container.mpi import find_mpirun
+from container.run.launch import mpirun_command
+from container.run.mpi import find_mpirun
 from lmi_kernels._triton import INTERPRETED
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seeds import fresh_generator, integers

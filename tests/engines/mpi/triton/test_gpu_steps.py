@@ -15,9 +15,9 @@ import torch
 from transformers import GenerationConfig
 
 from engines.core import Request, RequestOutput, SampledToken, SamplingParams
-from engines.mpi import gpu_steps
-from engines.mpi.model_runner import ModelRunner
-from engines.mpi.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, WANT_NOTHING
+from engines.mpi.runner import gpu_steps
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, WANT_NOTHING
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from lmi_kernels._triton import INTERPRETED

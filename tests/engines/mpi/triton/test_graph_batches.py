@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 import lmi_kernels
 from engines.core import SamplingParams
-from engines.mpi import gpu_steps
-from engines.mpi.model_runner import ModelRunner
+from engines.mpi.runner import gpu_steps
+from engines.mpi.runner.model_runner import ModelRunner
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
 from tests.support.plans import PlanMaker

@@ -1,0 +1,1 @@
+"""Explains a configuration: what it means and what it decides."""

@@ -1,0 +1,128 @@
+"""engine=Python: any architecture that transformers generates with, on the CPU or spread over GPUs by layers."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from container.explain.resolve import weights
+from container.explain.resolve.decisions import CannotServe, Decisions
+from container.machine import Machine
+from container.models.transformers_models import generating_architectures
+from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from lmi_server.config import EngineOptions, LmiConfig
+
+_CONTEXT_NAMES = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"),
+)
+"""What configurations call their longest sequence."""
+_UNKNOWN_CONTEXT = 2048
+
+
+def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
+    """What shows without the model's files."""
+    degree = options.tensor_parallel_degree
+    if not isinstance(degree, int) or degree <= max(1, machine.gpu_count):
+        return ()
+    has = f"this machine has {machine.gpu_count or 'none'}"
+    return (
+        f"option.tensor_parallel_degree={degree} spreads the layers over {degree} GPUs under engine=Python; {has}",
+    )
+
+
+def resolve(
+    config: LmiConfig, model_path: Path, machine: Machine, made: Decisions, allow_remote_code: bool
+) -> PythonEngineConfig:
+    """What the engine is told. Raises `CannotServe`."""
+    data = weights.read_config(model_path)
+    remote_code = _remote_code(config, data, allow_remote_code, made)
+    weights.require_safetensors(model_path)
+    options = config.options
+    device = "cuda" if machine.gpu_count else "cpu"
+    checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")
+    if device == "cpu":
+        weights.require_memory(model_path, checkpoint, 4, machine)
+    return PythonEngineConfig(
+        model=ModelSettings(
+            path=str(model_path),
+            name=config.source.model_id or str(model_path),
+            dtype=weights.dtype(options.dtype, checkpoint, device, made),
+            max_model_len=_max_model_len(options, data, made),
+        ),
+        parallel=ParallelConfig(
+            tp_size=_degree(options, machine, made), device=device, threads_per_rank=machine.cpu_count
+        ),
+        batching=BatchConfig(
+            batch_size=options.batch_size,
+            max_batch_delay=options.max_batch_delay / 1000,
+            max_waiting=options.job_queue_size,
+            batch_timeout=config.server.predict_timeout,
+        ),
+        trust_remote_code=remote_code,
+    )
+
+
+def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: Decisions) -> bool:
+    """Whether the model's own code is run: only where transformers has none, the file asks and the operator allows."""
+    asked = config.source.trust_remote_code
+    names = data.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    known = generating_architectures()
+    if not known or architecture in known:
+        if asked:
+            made.notes.append(
+                f"option.trust_remote_code=true: transformers has {architecture or 'the model'} itself, so no remote"
+                " code is run"
+            )
+        return False
+    if not architecture:
+        raise CannotServe("config.json names no architecture (architectures)")
+    if not data.get("auto_map"):
+        nearest = difflib.get_close_matches(architecture, known, 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise CannotServe(f"transformers has no {architecture} that generates text{hint}")
+    if not asked:
+        raise CannotServe(
+            f"transformers has no {architecture}, and the code that comes with the model is not run unless"
+            " option.trust_remote_code=true asks for it"
+        )
+    if not allowed:
+        raise CannotServe(
+            f"{architecture} needs the code that comes with the model; option.trust_remote_code=true asks for it, and"
+            " whoever starts the server must allow it too: lmi serve --allow-remote-code, or LMI_ALLOW_REMOTE_CODE=true"
+        )
+    made.notes.append(f"the code that comes with the model is run for {architecture}")
+    return True
+
+
+def _max_model_len(options: EngineOptions, data: dict[str, Any], made: Decisions) -> int:
+    name, given = "option.max_model_len", options.max_model_len
+    context = _context(data) or _context(data.get("text_config"))
+    if given is not None:
+        if context is not None and given > context:
+            raise CannotServe(f"{name}={given} is more than the model's context, {context} tokens")
+        return given
+    if context is None:
+        made.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
+        return _UNKNOWN_CONTEXT
+    made.computed(name, context, "the model's context")
+    return context
+
+
+def _context(data: object) -> int | None:
+    if not isinstance(data, dict):
+        return None
+    found = (data.get(name) for name in _CONTEXT_NAMES)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _degree(options: EngineOptions, machine: Machine, made: Decisions) -> int:
+    name, given = "option.tensor_parallel_degree", options.tensor_parallel_degree
+    gpus = max(1, machine.gpu_count)
+    if isinstance(given, int):
+        if given < machine.gpu_count:
+            made.notes.append(f"one copy on the first {given} of {gpus} GPUs; the others stay idle")
+        return given
+    made.computed(name, gpus, "all GPUs" if machine.gpu_count else "there is no GPU")
+    return gpus

@@ -1,0 +1,301 @@
+"""engine=MPI: ranks, KV cache, limits of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from container.explain.resolve import weights
+from container.explain.resolve.decisions import CannotServe, Decisions
+from container.machine import Machine
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
+from engines.models import MODELS
+from engines.models.config import ModelConfig, UnsupportedModel
+from lmi_server.config import EngineOptions, LmiConfig
+
+_GIB = 1024**3
+_RANKS_PER_CORE = 2
+_LEAST_RANKS = 4
+"""So many ranks are right on any machine, if slow."""
+
+
+def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
+    """What shows without the model's files."""
+    found = []
+    degree = options.tensor_parallel_degree
+    if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
+        found.append(
+            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has {machine.gpu_count}"
+        )
+    ranks = max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+    if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
+        found.append(
+            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has none, and its"
+            f" {machine.cpu_count} core(s) carry at most {ranks} ranks, which wait for each other busily"
+        )
+    kv_gb = options.kv_cache_gb
+    if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > machine.memory_available_bytes:
+        found.append(
+            f"option.kv_cache_gb={kv_gb:g} is more than the free memory,"
+            f" {machine.memory_available_bytes / _GIB:.1f} GiB"
+        )
+    return tuple(found)
+
+
+def resolve(
+    config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
+) -> tuple[MpiEngineConfig, int | None]:
+    """What the engine is told, and the tokens that its KV cache holds. Raises `CannotServe`."""
+    model = _read_model(config, model_path)
+    if config.source.trust_remote_code:
+        made.notes.append(
+            f"option.trust_remote_code=true: {model.architecture} is built in, so no remote code is run"
+        )
+    options = config.options
+    device = "cuda" if machine.gpu_count else "cpu"
+    degree = _degree(options, model, machine, made)
+    _require_native(options, device, machine)
+    dtype = weights.dtype(options.dtype, model.dtype, device, made)
+    if config.source.load_format == "dummy":
+        weights.make_random(model, degree, dtype, options.quantize, machine, made)
+    elif device == "cpu":
+        weights.hold_on_cpu(model_path, model, degree, dtype, options.quantize, machine, made)
+    if device == "cpu" and machine.cpu_kernels and options.batch_invariant:
+        made.notes.append("option.batch_invariant=true changes nothing: native CPU kernels are always so")
+    cache = _cache(options, machine, device, made)
+    capacity = _kv_capacity(cache, model, degree, device, dtype)
+    engine = MpiEngineConfig(
+        model=ModelSettings(
+            path=str(model_path),
+            name=config.source.model_id or str(model_path),
+            dtype=dtype,
+            max_model_len=_max_model_len(options, model, capacity, made),
+            load_format=config.source.load_format,
+            quantize=options.quantize,
+        ),
+        parallel=ParallelConfig(
+            tp_size=degree,
+            device=device,
+            threads_per_rank=max(1, machine.cpu_count // degree),
+            batch_invariant=_batch_invariant(options, device),
+            enforce_eager=options.enforce_eager,
+        ),
+        cache=cache,
+        scheduler=_scheduler(options, device, made),
+    )
+    return engine, capacity
+
+
+def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
+    architecture = _architecture(path)
+    if architecture and architecture not in MODELS:
+        known = ", ".join(sorted(MODELS))
+        remote = " (option.trust_remote_code=true allows no code of its own here)"
+        raise CannotServe(
+            f"engine=MPI does not know the architecture {architecture}"
+            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python with"
+            " option.rolling_batch=disable serves whatever transformers can generate with"
+        )
+    try:
+        model = ModelConfig.from_folder(path)
+    except UnsupportedModel as error:
+        raise CannotServe(str(error)) from error
+    if config.source.load_format != "dummy":
+        weights.require_safetensors(path)
+    return model
+
+
+def _architecture(path: Path) -> str:
+    """The name in config.json, or empty where it cannot be read: `ModelConfig.from_folder` then says why."""
+    try:
+        return str(weights.read_config(path)["architectures"][0])
+    except (CannotServe, LookupError, TypeError):
+        return ""
+
+
+def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: Decisions) -> int:
+    name, heads = "option.tensor_parallel_degree", model.num_kv_heads
+    given = options.tensor_parallel_degree
+    if isinstance(given, int):
+        most = model.num_heads
+        if given > most:
+            raise CannotServe(
+                f"{name}={given} is more than the model's {most} heads, and a head is not split; at most {most}"
+            )
+        if given > heads:
+            made.notes.append(f"{given} ranks share {heads} kv heads: some are held several times")
+        if not machine.gpu_count and given > machine.cpu_count:
+            made.notes.append(f"{given} ranks on {machine.cpu_count} cores: right, but slow")
+        if 0 < given < machine.gpu_count:
+            made.notes.append(
+                f"one copy on the first {given} of {machine.gpu_count} GPUs; the others stay idle"
+            )
+        return given
+    if not machine.gpu_count:
+        made.computed(name, 1, "there is no GPU")
+        return 1
+    degree = min(machine.gpu_count, heads)
+    cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
+    made.computed(name, degree, f"{cause} ({machine.gpu_count} here)")
+    return degree
+
+
+def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
+    """Raises `CannotServe`: something is asked for that only native CPU kernels do, and they do not serve."""
+    asked = [
+        f"{name}={value}"
+        for name, value, usual in (
+            ("option.quantize", options.quantize, ("none",)),
+            ("option.kv_cache_dtype", options.kv_cache_dtype, ("auto", "fp32" if device == "cpu" else "")),
+        )
+        if value not in usual
+    ]
+    if asked and device != "cpu":
+        raise CannotServe(f"{asked[0]}: it is for CPUs, and the model is served on a GPU")
+    if asked and not machine.cpu_kernels:
+        raise CannotServe(
+            f"{asked[0]}: it needs the native CPU kernels, which are not built here or not for this processor; a C++"
+            " compiler and `make install` build them"
+        )
+
+
+def _batch_invariant(options: EngineOptions, device: str) -> bool:
+    if options.batch_invariant and device != "cpu":
+        raise CannotServe(
+            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; it is done on CPUs"
+        )
+    return options.batch_invariant
+
+
+def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
+    block_size = options.block_size
+    if block_size is None:
+        block_size = 16
+        made.computed("option.block_size", block_size, "the default")
+    if options.kv_cache_gb is not None:
+        kv_bytes: int | None = int(options.kv_cache_gb * _GIB)
+    elif device == "cpu":
+        kv_bytes = min(4 * _GIB, machine.memory_available_bytes // 4)
+        free = machine.memory_available_bytes / _GIB
+        made.computed(
+            "option.kv_cache_gb",
+            f"{kv_bytes / _GIB:.3g}",
+            f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB",
+        )
+    else:
+        kv_bytes = None
+        made.computed(
+            "option.kv_cache_gb", "", "what option.gpu_memory_utilization leaves once the weights are loaded"
+        )
+    prefix_caching = options.enable_prefix_caching
+    if prefix_caching is None:
+        prefix_caching = options.paged_attention
+        made.computed(
+            "option.enable_prefix_caching",
+            str(prefix_caching).lower(),
+            "attention is paged" if prefix_caching else "attention is not paged",
+        )
+    return CacheConfig(
+        block_size=block_size,
+        paged=options.paged_attention,
+        dtype=options.kv_cache_dtype,
+        prefix_caching=prefix_caching,
+        kv_cache_bytes=kv_bytes,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+    )
+
+
+def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
+    """Tokens in whole blocks. Without `option.kv_cache_dtype` the CPU's cache is fp32 whatever the weights are."""
+    if cache.kv_cache_bytes is None:
+        return None
+    stored = cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
+    bytes_per_token = model.kv_bytes_per_token(stored, degree)
+    tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
+    if tokens == 0:
+        raise CannotServe(
+            f"the KV cache of {cache.kv_cache_bytes} bytes holds no block of {cache.block_size} tokens, which takes"
+            f" {bytes_per_token * cache.block_size} bytes; give a larger option.kv_cache_gb"
+        )
+    return tokens
+
+
+def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | None, made: Decisions) -> int:
+    name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
+    if given is not None:
+        if given > trained:
+            raise CannotServe(f"{name}={given} is more than the model's context, {trained} tokens")
+        if capacity is not None and given > capacity:
+            raise CannotServe(
+                f"{name}={given} is more than the KV cache holds, {capacity} tokens; give a smaller one or a larger"
+                " option.kv_cache_gb"
+            )
+        return given
+    if capacity is None or trained <= capacity:
+        made.computed(name, trained, "the model's context")
+        return trained
+    made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
+    made.notes.append(
+        f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
+        " option.kv_cache_gb lifts it"
+    )
+    return capacity
+
+
+def _scheduler(options: EngineOptions, device: str, made: Decisions) -> SchedulerConfig:
+    prefill, total = _budgets(options, device, made)
+    policy = options.batch_scheduler_policy
+    if policy is None:
+        policy = "max_utilization" if options.paged_attention else "guaranteed_no_evict"
+        why = "attention is paged" if options.paged_attention else "attention is not paged"
+        made.computed("option.batch_scheduler_policy", policy, why)
+    return SchedulerConfig(
+        settings=SchedulerSettings(
+            max_num_seqs=options.max_rolling_batch_size,
+            max_prefill_tokens=prefill,
+            max_num_batched_tokens=total,
+            max_waiting=options.job_queue_size,
+            max_queued_tokens=options.max_queued_tokens,
+            scheduling_policy=options.scheduling_policy,
+            chunked_prefill=options.enable_chunked_prefill,
+            waiting_served_ratio=options.waiting_served_ratio,
+            max_waiting_tokens=options.max_waiting_tokens,
+            waiting_steps=options.waiting_steps,
+        ),
+        batch_scheduler_policy=policy,
+        step_trace=_step_trace(options),
+    )
+
+
+def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int, int]:
+    """Prompt tokens and all tokens of a step."""
+    prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
+    prefill, total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
+    if prefill is None and total is None:
+        prefill = total = 256 if device == "cpu" else 2048
+        for name in (prefill_name, total_name):
+            made.computed(name, total, f"on {weights.a(device)}")
+    elif total is None:
+        total = prefill or 0
+        made.computed(total_name, total, f"as {prefill_name}")
+    elif prefill is None:
+        prefill = total
+        made.computed(prefill_name, prefill, f"as {total_name}")
+    if total < options.max_rolling_batch_size:
+        made.notes.append(
+            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: of so"
+            " many sequences only some gain a token in each step"
+        )
+    return prefill or 0, total
+
+
+def _step_trace(options: EngineOptions) -> str:
+    """The path, made absolute. Raises `CannotServe`: it would not be a trace that is overwritten, or has no place."""
+    if options.step_trace is None:
+        return ""
+    path = Path(options.step_trace).absolute()
+    if path.suffix != ".jsonl" or not path.parent.is_dir() or (path.exists() and not path.is_file()):
+        raise CannotServe(
+            f"option.step_trace={options.step_trace}: accepted is a file that ends in .jsonl, in a folder that exists"
+        )
+    return str(path)

@@ -1,0 +1,1 @@
+"""Measures servers: load, comparisons, profiles, KV waste."""

@@ -1,0 +1,148 @@
+"""The figures of a run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.workload import BenchRequest
+
+_MAX_ERRORS = 10
+_MAX_CPU_SHARE = 0.8
+"""Of one core. Python computes in one thread at a time, so 1.0 is all that a client can have; a queue that is busy for
+four fifths of the time makes what waits in it wait four times as long as its own work takes."""
+_MAX_LAG_SHARE = 0.05
+"""Of the median latency. A user that is late by that much with every request asks for 5 % less than it could."""
+_MIN_LAG_SECONDS = 0.02
+"""A busy machine's scheduler lets anybody wait that long now and then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles in seconds; NaN where there is nothing to take them from.
+
+    Linear interpolation between the two nearest ranks, as numpy's default and `statistics.quantiles(...,
+    method="inclusive")` do it: p50 of 1, 2, 3, 4 is 2.5.
+    """
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if not values:
+            return cls(math.nan, math.nan, math.nan)
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        cuts = statistics.quantiles(values, n=100, method="inclusive")
+        return cls(cuts[49], cuts[89], cuts[98])
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """One error text, and how many requests ended with it."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Tokens, rates and times are of the requests that went well."""
+
+    num_requests: int
+    num_errors: int
+    errors: tuple[ErrorCount, ...]
+    """The most frequent first, at most ten; the last may sum up the others."""
+    wall_seconds: float
+    output_tokens: int
+    output_tokens_per_second: float
+    requests_per_second: float
+    ttft: Spread
+    """From the time at which a request was to be sent to its first token."""
+    gap: Spread
+    """Between one token and the next of the same request, over all requests."""
+    latency: Spread
+    """From the time at which a request was to be sent to the end of its answer."""
+    worst_lag_seconds: float
+    client_cpu_share: float
+    """Processor time of the client by wall time: 1.0 is one core."""
+    client_limited: str
+    """Empty, or a sentence: the client itself may be what limits."""
+
+
+def figures(run: LoadRun, requests: Sequence[BenchRequest]) -> Figures:
+    """Sum up a run of these requests.
+
+    A request failed when it ended with an error, or when its number of output tokens or (where the server says it) of
+    prompt tokens is not the one asked for.
+    """
+    failures = [failure(outcome, request) for outcome, request in zip(run.outcomes, requests, strict=True)]
+    good = [outcome for outcome, failed in zip(run.outcomes, failures, strict=True) if not failed]
+    errors = Counter(failed for failed in failures if failed)
+    latency = Spread.of([outcome.ended - outcome.scheduled for outcome in good])
+    cpu_share = run.client_cpu_seconds / run.wall_seconds
+    output_tokens = sum(outcome.output_tokens for outcome in good)
+    return Figures(
+        num_requests=len(requests),
+        num_errors=errors.total(),
+        errors=_bounded(errors),
+        wall_seconds=run.wall_seconds,
+        output_tokens=output_tokens,
+        output_tokens_per_second=output_tokens / run.wall_seconds,
+        requests_per_second=len(good) / run.wall_seconds,
+        ttft=Spread.of([outcome.token_times[0] - outcome.scheduled for outcome in good]),
+        gap=Spread.of(
+            [after - before for outcome in good for before, after in pairwise(outcome.token_times)]
+        ),
+        latency=latency,
+        worst_lag_seconds=run.worst_lag_seconds,
+        client_cpu_share=cpu_share,
+        client_limited=_client_limited(cpu_share, run.worst_lag_seconds, latency.p50),
+    )
+
+
+def failure(outcome: Outcome, request: BenchRequest) -> str:
+    """Why a request counts as failed; empty when it went well."""
+    if outcome.error:
+        return outcome.error
+    if outcome.output_tokens != request.output_tokens:
+        return f"{outcome.output_tokens} output tokens came, {request.output_tokens} were asked for"
+    if outcome.prompt_tokens is not None and outcome.prompt_tokens != request.prompt_tokens:
+        return (
+            f"the server counts {outcome.prompt_tokens} prompt tokens, the client {request.prompt_tokens}; "
+            "is this the tokenizer of the served model?"
+        )
+    if not outcome.token_times:
+        return "no text came"
+    return ""
+
+
+def _bounded(errors: Counter[str]) -> tuple[ErrorCount, ...]:
+    ordered = [ErrorCount(text, count) for text, count in errors.most_common()]
+    if len(ordered) <= _MAX_ERRORS:
+        return tuple(ordered)
+    shown, rest = ordered[: _MAX_ERRORS - 1], ordered[_MAX_ERRORS - 1 :]
+    return (*shown, ErrorCount(f"{len(rest)} other texts", sum(error.count for error in rest)))
+
+
+def _client_limited(cpu_share: float, worst_lag: float, median_latency: float) -> str:
+    if cpu_share >= _MAX_CPU_SHARE:
+        return (
+            f"the client itself computed for {100 * cpu_share:.0f} % of the time, which is about all that it can: "
+            "the server may be faster than these figures"
+        )
+    # Without a good request there is no latency to compare with, and no figure that could be wrong.
+    bound = max(_MIN_LAG_SECONDS, _MAX_LAG_SHARE * median_latency) if median_latency > 0 else math.inf
+    if worst_lag > bound:
+        return (
+            f"the client itself was late by up to {1000 * worst_lag:.0f} ms ({1000 * bound:.0f} ms would not matter "
+            "here): it competes for the processor, and the figures contain its waiting"
+        )
+    return ""

@@ -1,0 +1,52 @@
+"""What the rounds of a comparison show about two configurations, in words."""
+
+from __future__ import annotations
+
+from container.measure.compare.interval import Ratio
+from container.measure.compare.numbers import NOTHING, number, percent
+from container.measure.compare.results import Comparison
+from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
+
+_LARGEST_BOUND = 0.25
+"""With a larger bound on the difference the verdict is that the rounds were too few."""
+
+
+def headline(comparison: Comparison) -> tuple[str, ...]:
+    """Sentences on throughput and latency of each further configuration beside the first one."""
+    base, *others = [arm.name for arm in comparison.arms]
+    return tuple(
+        f"{scenario.name}, {measure.title}: {verdict(comparison, name, base, scenario.name, measure)}."
+        for scenario in comparison.plan.scenarios
+        for measure in (TOKENS_PER_SECOND, LATENCY_P90)
+        for name in others
+    )
+
+
+def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
+    """A sentence without its full stop on one measure of configuration `name` beside `base`."""
+    seen = ratio(comparison, name, base, scenario, measure)
+    if seen is None:
+        return NOTHING
+    if seen.count == 1:
+        return "too few rounds: one does not show how much rounds vary"
+    if seen.differs:
+        return _difference(seen, name, base, measure)
+    bound = max(seen.high, 1 / seen.low) - 1 if seen.low else float("inf")
+    if bound <= _LARGEST_BOUND:
+        return f"no difference larger than {percent(bound)} between {name} and {base}"
+    low, high = number(seen.low), number(seen.high)
+    return f"too few rounds: {name} may be at {low} to {high} times the figure of {base}"
+
+
+def _difference(seen: Ratio, name: str, base: str, measure: Measure) -> str:
+    """The better configuration comes first: it has more tokens/s, or shorter times."""
+    if (seen.value > 1) != measure.higher_is_better:
+        name, base = base, name
+        seen = Ratio(1 / seen.value, 1 / seen.high, 1 / seen.low, seen.count)
+    if measure.higher_is_better:
+        by, least, most = (percent(share) for share in (seen.value - 1, seen.low - 1, seen.high - 1))
+        said = f"{name} is faster than {base} by {by}"
+    else:
+        by, least, most = (percent(share) for share in (1 - seen.value, 1 - seen.high, 1 - seen.low))
+        said = f"{name} takes {by} less than {base}"
+    return f"{said} (95 % interval {least} to {most})"

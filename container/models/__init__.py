@@ -1,0 +1,1 @@
+"""Prepares models: fetching, conversion, tokenizers, publishing."""

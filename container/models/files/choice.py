@@ -1,0 +1,160 @@
+"""Which of the listed files serving needs, and that none of their names leads out of the model's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from container.models.files.base import ModelNotAvailable
+from container.models.files.remote import RemoteFile, Snapshot
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+_WEIGHTS = ".safetensors"
+_SINGLE = "model.safetensors"
+_SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
+"""Weights, configurations, chat templates, vocabularies and merges, and the tokenizers that are not JSON."""
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+
+MAX_FILES = 4096
+MAX_SMALL_BYTES = 256 << 20
+"""For every file but weights; the biggest tokenizers have some 30 MiB."""
+MAX_TOTAL_BYTES = 8 << 40
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 1024
+
+
+def is_weights(path: str) -> bool:
+    return path.endswith(_WEIGHTS)
+
+
+def safe_join(folder: Path, path: str) -> Path:
+    """`folder / path` for a relative path that comes from outside. Raises `ModelNotAvailable`, naming the path."""
+    if why := _unsafe(path):
+        raise ModelNotAvailable(f"{shown(path)} is refused as a file name: {why}")
+    return folder.joinpath(*path.split("/"))
+
+
+def shown(path: str) -> str:
+    """A name from outside as it may stand in a message: short, without control characters."""
+    return repr(path if len(path) <= 120 else f"{path[:120]}...")
+
+
+def _unsafe(path: str) -> str:
+    """Why it must not become a path; empty when it may."""
+    if not path.isprintable():
+        return "it has control characters"
+    if "\\" in path:
+        return "it has a backslash"
+    if path.startswith("/"):
+        return "it is absolute"
+    if len(path.encode()) > _MAX_PATH_BYTES:
+        return f"it has more than {_MAX_PATH_BYTES} bytes"
+    for name in path.split("/"):
+        if name in ("", ".", ".."):
+            return f"{name!r} is no name"
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            return f"it has more than {_MAX_NAME_BYTES} bytes"
+    return ""
+
+
+def choose(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with those files only that serving needs: top-level ones, by their endings.
+
+    Raises: ModelNotAvailable: a name that is refused, no config.json, no safetensors where weights are wanted, or more
+        than is reasonable.
+    """
+    for file in snapshot.files:
+        if why := _unsafe(file.path):
+            raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
+    suffixes = (*_SUFFIXES, ".py") if snapshot.with_code else _SUFFIXES
+    top = {file.path: file for file in snapshot.files if "/" not in file.path}
+    _require_model(snapshot, top)
+    chosen = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    if not snapshot.with_weights:
+        chosen = {path: file for path, file in chosen.items() if not is_weights(path) and path != INDEX}
+    if _SINGLE in chosen:
+        # As transformers does: the one file is the model. Others are adapters, or the same weights once more.
+        weights = {path for path in chosen if is_weights(path)}
+        chosen = {path: file for path, file in chosen.items() if path == _SINGLE or path not in weights}
+        chosen.pop(INDEX, None)
+    files = tuple(chosen[path] for path in sorted(chosen))
+    _bound(snapshot.name, files)
+    return dataclasses.replace(snapshot, files=files)
+
+
+def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
+    name = snapshot.name
+    if CONFIG not in top:
+        raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_listed(top)}")
+    if not snapshot.with_weights or any(is_weights(path) for path in top):
+        return
+    others = [path for path in top if path.endswith(_OTHER_FORMATS)]
+    if others:
+        raise ModelNotAvailable(
+            f"{name} has no {_WEIGHTS} file but {_short(others)}: weights are loaded from safetensors only; "
+            "save the model as safetensors (save_pretrained does)"
+        )
+    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_listed(top)}")
+
+
+def _bound(name: str, files: tuple[RemoteFile, ...]) -> None:
+    if len(files) > MAX_FILES:
+        raise ModelNotAvailable(f"{name} has {len(files)} files; a model has at most {MAX_FILES}")
+    for file in files:
+        if file.size < 0 or (file.size > MAX_SMALL_BYTES and not is_weights(file.path)):
+            raise ModelNotAvailable(
+                f"{name}: {file.path} has {file.size} bytes; such a file has at most {MAX_SMALL_BYTES}"
+            )
+    if sum(file.size for file in files) > MAX_TOTAL_BYTES:
+        raise ModelNotAvailable(f"{name} has more than {MAX_TOTAL_BYTES} bytes")
+
+
+def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
+    """The snapshot with those weights only that the index, already fetched, speaks of.
+
+    Raises: ModelNotAvailable: the index cannot be read, or names a file that was not listed.
+    """
+    where = f"{snapshot.name}{'' if snapshot.name.endswith('/') else ' '}{INDEX}"
+    shards = _shards(where, index)
+    listed = {file.path for file in snapshot.files}
+    if missing := sorted(shards - listed):
+        raise ModelNotAvailable(
+            f"{where} names {len(shards)} files of weights, and {len(missing)} of them are not there: "
+            f"{_short(missing)}; upload them, or the whole model again"
+        )
+    files = tuple(file for file in snapshot.files if not is_weights(file.path) or file.path in shards)
+    return dataclasses.replace(snapshot, files=files)
+
+
+def _shards(where: str, index: Path) -> set[str]:
+    try:
+        content: Any = json.loads(index.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelNotAvailable(f"{where} is not JSON ({shown(str(error))}); upload it again") from None
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelNotAvailable(f"{where} has no 'weight_map'; it must say which file holds which tensor")
+    shards = set()
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or _unsafe(shard) or "/" in shard or not is_weights(shard):
+            raise ModelNotAvailable(
+                f"{where} names {shown(str(shard))}, which is no {_WEIGHTS} file of this model"
+            )
+        shards.add(shard)
+    return shards
+
+
+def _listed(paths: Iterable[str]) -> str:
+    names = list(paths)
+    return f"is {_short(names)}" if names else "is nothing"
+
+
+def _short(paths: Iterable[str]) -> str:
+    """Some names, in a few words."""
+    names = sorted(paths)
+    text = ", ".join(name if name.isprintable() and len(name) < 120 else shown(name) for name in names[:3])
+    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

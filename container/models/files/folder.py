@@ -1,0 +1,61 @@
+"""A folder on this machine. Only read: it may be `/opt/ml/model`, mounted read-only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from container.models.files import choice, safetensors_headers
+from container.models.files.base import ModelNotAvailable
+from container.models.files.remote import RemoteFile, Snapshot
+from container.progress import ProgressView
+from lmi_server.config import ModelSource
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+
+
+def weights_problem(folder: Path) -> str | None:
+    """Why the weights in a model's folder cannot be loaded: one sentence; None when they are whole.
+
+    Held to the rules for what is fetched: safetensors, every file that the index names, no file cut short. Reads the
+    index and the headers of the files.
+    """
+    listed = [folder / choice.CONFIG, folder / choice.INDEX]
+    listed += [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
+    try:
+        snapshot = choice.choose(Snapshot(str(folder), files))
+        if any(file.path == choice.INDEX for file in snapshot.files):
+            snapshot = choice.keep_shards(snapshot, folder / choice.INDEX)
+    except ModelNotAvailable as error:
+        return str(error)
+    for file in filter(lambda file: choice.is_weights(file.path), snapshot.files):
+        try:
+            safetensors_headers.verify(folder / file.path)
+        except safetensors_headers.DamagedFile as error:
+            return f"{folder / file.path} is not a whole safetensors file: {error}"
+    return None
+
+
+class LocalFolder:
+    """A folder on this machine: `option.model_id`, or without it the folder of serving.properties."""
+
+    def owns(self, source: ModelSource) -> bool:
+        if source.model_id is None or source.model_id.startswith(("/", "~", "./", "../")):
+            return True
+        return "://" not in source.model_id and source.local_path.exists()
+
+    def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        folder = source.local_path
+        return folder if (folder / "config.json").is_file() else None
+
+    def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        folder = self.locate(source, cache)
+        if folder is not None:
+            return folder
+        folder = source.local_path
+        if not folder.exists():
+            raise ModelNotAvailable(f"the model folder {folder} does not exist (option.model_id)")
+        if not folder.is_dir():
+            raise ModelNotAvailable(f"{folder} is a file; option.model_id takes the folder of a model")
+        hint = "" if source.model_id else "; set option.model_id, or put the model's files there"
+        raise ModelNotAvailable(f"the folder {folder} holds no model: it has no config.json{hint}")

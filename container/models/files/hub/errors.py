@@ -1,0 +1,114 @@
+"""What went wrong with the hub, as one sentence for a person. Imports huggingface_hub."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import errors
+from huggingface_hub.utils import parse_ratelimit_headers
+
+from container.models.files.base import ModelNotAvailable, RemoteUnreachable
+
+_TRY_LATER = (408, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for, and of whom."""
+
+    repo_id: str
+    revision: str
+    endpoint: str
+    folder: Path | None = None
+    """The local folder that the id would name, where it may have been meant."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo_id}@{self.revision}"
+
+
+def unavailable(error: Exception, asked: Asked, file: str = "") -> ModelNotAvailable:
+    """The error as this package raises it. `file`: the path in the repository that was being read.
+
+    `RemoteUnreachable` where trying later may help, else `ModelNotAvailable`.
+    """
+    what = f"{asked.name}: {file}" if file else asked.name
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return RemoteUnreachable(f"{asked.name}: HF_HUB_OFFLINE is set, so the hub is not asked")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _answered(error, asked, file, what)
+    if isinstance(error, httpx2.HTTPError):
+        return RemoteUnreachable(f"{what}: {_no_answer(error, asked.endpoint)}")
+    return ModelNotAvailable(
+        f"{what}: {asked.endpoint} does not answer as a model hub does ({one_line(error)})"
+    )
+
+
+def _answered(error: errors.HfHubHTTPError, asked: Asked, file: str, what: str) -> ModelNotAvailable:
+    """The hub has answered with an error."""
+    status = error.response.status_code
+    caller = "the token's account" if _with_token(error) else "a caller without HF_TOKEN"
+    if status in _TRY_LATER:
+        return RemoteUnreachable(f"{what}: {_try_later(error, asked.endpoint)}")
+    if isinstance(error, errors.GatedRepoError):
+        sentence = f"{asked.repo_id} is gated, and {caller} has no access to it: "
+        return ModelNotAvailable(
+            f"{sentence}ask for it on {asked.endpoint}/{asked.repo_id}, then set HF_TOKEN"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        taken = "option.revision takes a branch, a tag or a commit"
+        return ModelNotAvailable(f"{asked.repo_id} has no revision '{asked.revision}'; {taken}")
+    if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
+        return ModelNotAvailable(f"{what} is listed, but the hub does not have it")
+    if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
+        return ModelNotAvailable(f"{asked.name}: {asked.endpoint} does not accept the token (HF_TOKEN)")
+    if status == 403 or isinstance(error, errors.DisabledRepoError):
+        return ModelNotAvailable(f"{what}: {asked.endpoint} refuses {caller} access ({status})")
+    if status in (401, 404):
+        # The hub gives one answer for both, so that nobody learns what is private.
+        beside = f"; there is no folder {asked.folder} either" if asked.folder else ""
+        who = f"it is private and {caller} may not read it"
+        return ModelNotAvailable(f"{asked.endpoint} has no model '{asked.repo_id}', or {who}{beside}")
+    return ModelNotAvailable(f"{what}: {asked.endpoint} answered with status {status}")
+
+
+def _try_later(error: errors.HfHubHTTPError, endpoint: str) -> str:
+    status, headers = error.response.status_code, error.response.headers
+    if status != 429:
+        return f"{endpoint} answers with nothing but status {status}"
+    limit = parse_ratelimit_headers(headers)
+    seconds = str(limit.reset_in_seconds) if limit else headers.get("Retry-After", "")
+    wait = f"; it says to wait {seconds} s" if seconds.isdecimal() else ""
+    hint = "" if _with_token(error) else "; with HF_TOKEN it allows more"
+    return f"{endpoint} allows no more requests now (status 429){wait}{hint}"
+
+
+def _with_token(error: errors.HfHubHTTPError) -> bool:
+    answers = (*error.response.history, error.response)
+    return any("authorization" in answer.request.headers for answer in answers)
+
+
+def _no_answer(error: httpx2.HTTPError, endpoint: str) -> str:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, socket.gaierror):
+        cause = cause.__cause__ or cause.__context__
+    try:
+        url = error.request.url  # files may be on another host than the hub itself
+        host = f"{url.scheme}://{url.netloc.decode()}"
+    except RuntimeError:  # it has none
+        host = endpoint
+    if cause is not None:
+        return f"the name of {host} cannot be resolved; is there a network?"
+    if isinstance(error, httpx2.TimeoutException):
+        return f"{host} did not answer in time"
+    if isinstance(error, httpx2.ConnectError):
+        return f"no connection to {host} ({one_line(error)})"
+    return f"the connection to {host} broke ({one_line(error)})"
+
+
+def one_line(error: BaseException) -> str:
+    """The beginning of an error's text, on one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

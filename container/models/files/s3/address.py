@@ -1,0 +1,42 @@
+"""Addresses of models in S3: `s3://bucket/prefix`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from container.models.files.base import ModelNotAvailable
+
+SCHEME = "s3://"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+"""Wider than today's rule: old buckets and other servers have capitals, underscores and longer names."""
+_MAX_PREFIX_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """A folder of a bucket."""
+
+    bucket: str
+    prefix: str
+    """Ends in `/`, or is empty for the bucket itself."""
+
+    @property
+    def name(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.prefix}"
+
+
+def parse(model_id: str) -> S3Address:
+    """`s3://bucket/prefix`, with or without a slash at its end. Raises `ModelNotAvailable`."""
+    bucket, _, prefix = model_id.removeprefix(SCHEME).partition("/")
+    prefix = prefix.rstrip("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ModelNotAvailable(
+            f"option.model_id={model_id!r}: {bucket!r} is not the name of a bucket; accepted: s3://bucket/prefix"
+        )
+    if not prefix.isprintable() or len(prefix.encode()) > _MAX_PREFIX_BYTES:
+        raise ModelNotAvailable(
+            f"option.model_id={model_id[:200]!r}: a prefix has at most {_MAX_PREFIX_BYTES} bytes and no control "
+            "characters"
+        )
+    return S3Address(bucket, f"{prefix}/" if prefix else "")

@@ -1,0 +1,145 @@
+"""Whether a file has the content that S3 says the object has.
+
+S3 has a checksum of the whole object, or one of the checksums of its parts (COMPOSITE; what boto3 uploads in parts has
+that), or nothing but the ETag: the MD5 of the object, or the MD5 of the MD5s of its parts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
+
+_PIECE_BYTES = 8 << 20
+"""CRCs of a whole object are joined from those of pieces, which several threads compute."""
+_MAX_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of an object that was uploaded in parts."""
+
+    size: int
+    digests: Mapping[str, bytes]
+    """By algorithm, as far as S3 gives them for single parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The best that HeadObject's answer states of an object's content."""
+
+    algorithm: Algorithm
+    digest: bytes
+    num_parts: int = 0
+    """0: `digest` is the object's; else it is that of the digests of so many parts."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.algorithm.name} by part" if self.num_parts else self.algorithm.name
+
+
+def stated(bucket: str, head: Mapping[str, Any]) -> Stated | None:
+    """What HeadObject's answer has; None where it has nothing."""
+    for algorithm in ALGORITHMS:
+        text = str(head.get(f"Checksum{algorithm.name}", ""))
+        digest, _, count = text.partition("-")
+        num_parts = int(count) if count.isdecimal() else 0
+        composite = head.get("ChecksumType") == "COMPOSITE" or bool(count)
+        found = decoded(algorithm, digest)
+        if found and composite == bool(num_parts):
+            return Stated(algorithm, found, num_parts)
+    etag = re.fullmatch(r'"([0-9a-fA-F]{32})(?:-([1-9][0-9]{0,4}))?"', str(head.get("ETag", "")))
+    if etag and not _etag_is_no_md5(bucket, head):
+        return Stated(MD5, bytes.fromhex(etag[1]), int(etag[2] or 0))
+    return None
+
+
+def decoded(algorithm: Algorithm, text: str) -> bytes:
+    """A digest as S3 writes it; empty where it is none of the algorithm."""
+    try:
+        digest = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+    return digest if len(digest) == algorithm.num_bytes else b""
+
+
+def _etag_is_no_md5(bucket: str, head: Mapping[str, Any]) -> bool:
+    """Encrypted with another key than S3's own, or in a directory bucket: the ETag is something else then."""
+    encrypted = str(head.get("ServerSideEncryption", "")).startswith("aws:") or "SSECustomerAlgorithm" in head
+    return encrypted or bucket.endswith("--x-s3")
+
+
+class ContentCheck:
+    """Compares a file with what S3 states of the object, span by span, as soon as the bytes of a span are there."""
+
+    def __init__(self, path: Path, size: int, statement: Stated, parts: Sequence[Part] = ()) -> None:
+        """`parts`, in order, for a statement of parts: their sizes add up to `size`."""
+        self._path = path
+        self._stated = statement
+        self._parts = parts
+        algorithm = statement.algorithm
+        if parts:
+            sizes = [part.size for part in parts]
+        elif algorithm.join is not None:
+            sizes = [min(_PIECE_BYTES, size - start) for start in range(0, size, _PIECE_BYTES)]
+        else:
+            sizes = [size]
+        self._ends = list(accumulate(sizes, initial=0))
+        """Where spans begin, and behind them where the last one ends."""
+        self._missing = sizes
+        self._digests: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    def arrived(self, start: int, stop: int) -> None:
+        """The bytes [start, stop) are in the file now: each is said once. May be called from any thread."""
+        whole = []
+        with self._lock:
+            index = bisect_right(self._ends, start) - 1
+            while index < len(self._missing) and self._ends[index] < stop:
+                first, end = self._ends[index], self._ends[index + 1]
+                self._missing[index] -= min(stop, end) - max(start, first)
+                if self._missing[index] == 0:
+                    whole.append(index)
+                index += 1
+        self._compute(whole)
+
+    def difference(self) -> str | None:
+        """What differs, in words, once all bytes are in the file; None where nothing does. Raises OSError."""
+        count = len(self._ends) - 1
+        left = [index for index in range(count) if index not in self._digests]
+        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+            list(pool.map(self._compute, ([index] for index in left)))
+        digests = [self._digests[index] for index in range(count)]
+        algorithm = self._stated.algorithm
+        if not self._parts:
+            sizes = [stop - start for start, stop in pairwise(self._ends)]
+            whole = algorithm.joined(digests, sizes) if algorithm.join else digests[0]
+            return None if whole == self._stated.digest else f"{algorithm.name} differs"
+        for index, (part, digest) in enumerate(zip(self._parts, digests, strict=True)):
+            if part.digests.get(algorithm.name, digest) != digest:
+                return f"{algorithm.name} of part {index + 1} of {count} differs"
+        right = algorithm.of(b"".join(digests)) == self._stated.digest
+        return None if right else f"{algorithm.name} of its {count} parts differs"
+
+    def _compute(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for index in indices:
+                first, end = self._ends[index], self._ends[index + 1]
+                self._digests[index] = self._stated.algorithm.of_span(file, first, end)
+        finally:
+            os.close(file)

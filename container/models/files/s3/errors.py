@@ -1,0 +1,164 @@
+"""What S3 and the way to it answer, in one sentence each that says what to do. No secret is in any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from botocore import exceptions as aws
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from container.models.files.base import ModelNotAvailable, RemoteUnreachable
+from container.models.files.patience import Patience
+
+T = TypeVar("T")
+FAILURES = (BotoCoreError, ClientError, ResponseParserError)
+"""What a request raises."""
+
+_RETRIED = (
+    aws.HTTPClientError,
+    aws.ConnectionError,
+    aws.IncompleteReadError,
+    ResponseParserError,
+)
+_NO_CREDENTIALS = (
+    aws.NoCredentialsError,
+    aws.PartialCredentialsError,
+    aws.CredentialRetrievalError,
+    aws.ProfileNotFound,
+    aws.TokenRetrievalError,
+    aws.SSOError,
+    aws.UnauthorizedSSOTokenError,
+)
+_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE), or give this machine a role"
+)
+_THROTTLED = {
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "429",
+    "503",
+}
+_DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden", "401"}
+_SENTENCES = {
+    "ExpiredToken": "the credentials have expired; renew them",
+    "ExpiredTokenException": "the credentials have expired; renew them",
+    "TokenRefreshRequired": "the credentials have expired; renew them",
+    "InvalidToken": "S3 does not know the session token (AWS_SESSION_TOKEN); renew the credentials",
+    "InvalidAccessKeyId": f"S3 does not know the access key (AWS_ACCESS_KEY_ID); {_CREDENTIALS}",
+    "SignatureDoesNotMatch": "the secret key (AWS_SECRET_ACCESS_KEY) does not belong to the access key",
+    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; set it",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION to it",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
+    "IllegalLocationConstraintException": "the bucket is in another region; set AWS_REGION to it",
+    "301": "the bucket is in another region; set AWS_REGION to it",
+    "InvalidBucketName": "this is not the name of a bucket; look at option.model_id",
+    "InvalidObjectState": "the object is archived and cannot be read before it is restored",
+    "InvalidRange": "the object is shorter than listed: it was changed or cut; upload it again",
+    "416": "the object is shorter than listed: it was changed or cut; upload it again",
+    "PreconditionFailed": "the object changed while it was read; start again when its upload is over",
+    "412": "the object changed while it was read; start again when its upload is over",
+}
+
+
+def attempt(what: Callable[[], T], patience: Patience, where: str) -> T:
+    """The result of one request, asked again while it fails in a way that may pass.
+
+    `where` is the address in the sentence. Raises `ModelNotAvailable`.
+    """
+    failures = 0
+    while True:
+        began = time.monotonic()
+        try:
+            result = what()
+        except FAILURES as error:
+            failures += 1
+            if not may_pass(error) or not patience.again(began, failures):
+                raise refused(error, where) from error
+        else:
+            patience.progress()
+            return result
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    if isinstance(error, ClientError):
+        passing = _status(error) >= 500 and _status(error) != 501  # 501: the server does not know the request
+        return passing or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
+    return isinstance(error, _RETRIED) and not isinstance(error, aws.SSLError)
+
+
+def refused(error: Exception, where: str) -> ModelNotAvailable:
+    """The sentence. A `RemoteUnreachable` where the failure might have passed, but did not in time."""
+    kind = RemoteUnreachable if may_pass(error) else ModelNotAvailable
+    return kind(f"{where}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ClientError):
+        return _answered(error)
+    if isinstance(error, _NO_CREDENTIALS):
+        return f"there are no AWS credentials that can be used; {_CREDENTIALS}"
+    if isinstance(error, aws.ProxyConnectionError):
+        return "the HTTP proxy cannot be reached; look at HTTPS_PROXY and NO_PROXY"
+    if isinstance(error, aws.SSLError):
+        return "S3's certificate is not accepted; AWS_CA_BUNDLE names the certificates to trust"
+    endpoint = _endpoint(error)
+    if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
+        return f"S3{endpoint} does not answer in time; look at the network, AWS_ENDPOINT_URL and AWS_REGION"
+    if isinstance(error, aws.EndpointConnectionError):
+        return f"S3{endpoint} cannot be reached; look at the network, AWS_ENDPOINT_URL and AWS_REGION"
+    if isinstance(error, _RETRIED):
+        return "the connection to S3 breaks again and again; look at the network, then start again"
+    if isinstance(error, ValueError) and not isinstance(error, BotoCoreError):
+        return f"the endpoint is not an address ({_short(error)}); look at AWS_ENDPOINT_URL"
+    if isinstance(error, aws.InvalidRegionError):
+        return f"{_short(error)}; look at AWS_REGION"
+    return _short(error)
+
+
+def _answered(error: ClientError) -> str:
+    """For an answer of S3."""
+    code, status = _code(error), _status(error)
+    if code == "NoSuchBucket":
+        return "there is no such bucket; look at option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
+    if code in _SENTENCES:
+        return _SENTENCES[code]
+    if code in ("NoSuchKey", "404") or status == 404:
+        return "the object is not there (any more); look at option.model_id, or upload it again"
+    if code in _THROTTLED or status in (429, 503):
+        return f"S3 asks for fewer requests ({code}) and did not stop asking; start again later"
+    if status >= 500:
+        return f"S3 answers with an error of its own ({status}, {code}) and did not stop; start again later"
+    if code in _DENIED or status in (401, 403):
+        return (
+            f"no permission ({status}, {code}): the credentials need s3:ListBucket on the bucket and s3:GetObject on "
+            "its objects"
+        )
+    message = error.response.get("Error", {}).get("Message", "")
+    return f"S3 answered {status}, {code}{': ' if message else ''}{_short(message)}"
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _endpoint(error: Exception) -> str:
+    """` at http://host:port`, where the error knows it; nothing of path or query, which carries a signature."""
+    url = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
+    parts = url.split("/")
+    return f" at {parts[0]}//{parts[2].rpartition('@')[2]}" if len(parts) > 2 else ""
+
+
+def _short(text: object) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= 200 else f"{line[:200]}..."

@@ -1,0 +1,188 @@
+"""One object into one file: parts in parallel, each read again from the byte where it broke."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from container.models.files.base import ModelNotAvailable
+from container.models.files.journal import PART_BYTES, PartsFile, forget
+from container.models.files.patience import Patience
+from container.models.files.remote import RemoteFile, Report
+from container.models.files.s3.errors import FAILURES, may_pass, refused
+
+THREADS = 8
+_READ_BYTES = 256 << 10
+"""What a break throws away at most, besides what the system holds of the connection."""
+_MAX_RUN = 8
+"""Parts that one request asks for at most: a request takes some milliseconds of Python."""
+_REQUESTS_PER_THREAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """What is read."""
+
+    client: Any
+    """boto3's; its clients may be used by several threads."""
+    bucket: str
+    key: str
+    file: RemoteFile
+
+    @property
+    def where(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+Arrived = Callable[[int, int], None]
+"""Called with [start, stop), bytes that are in the file now; from any thread."""
+
+
+def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience, arrived: Arrived) -> None:
+    """Make `target` the object's bytes; goes on with what an earlier call left, and leaves what came when it fails.
+
+    `arrived` is called for every part that this call completes.
+
+    Raises: ModelNotAvailable, OSError.
+    """
+    with PartsFile(target, source.file.size, source.file.version) as file:
+        try:
+            _fetch_into(file, _Reader(source, file, report, patience, arrived))
+        except ModelNotAvailable:
+            if not any(file.done):
+                forget(target)  # nothing came that would be worth going on with
+            raise
+
+
+def _fetch_into(file: PartsFile, reader: _Reader) -> None:
+    reader.report(sum(file.done))
+    queue: SimpleQueue[range] = SimpleQueue()
+    runs = list(_runs(file))
+    for run in runs:
+        queue.put(run)
+    reader.patience.progress()
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+        futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        finally:
+            reader.patience.stop.set()
+
+
+def _runs(file: PartsFile) -> Iterator[range]:
+    """Parts that one request can ask for: they follow each other, and only the first may have begun.
+
+    So many of them together that every thread still gets several requests.
+    """
+    parts = file.open_parts()
+    most = max(1, min(_MAX_RUN, len(parts) // (THREADS * _REQUESTS_PER_THREAD)))
+    run = range(0)
+    for part in parts:
+        if run and (part != run.stop or file.done[part] or len(run) == most):
+            yield run
+            run = range(0)
+        run = range(run.start if run else part, part + 1)
+    if run:
+        yield run
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What each thread does."""
+
+    source: S3Object
+    file: PartsFile
+    report: Report
+    patience: Patience
+    arrived: Arrived
+
+    def read_all(self, queue: SimpleQueue[range]) -> None:
+        """One run of parts after the other, until there is none left or another thread has failed."""
+        while not self.patience.stop.is_set():
+            try:
+                run = queue.get_nowait()
+            except Empty:
+                return
+            self._read_run(run)
+
+    def _read_run(self, run: range) -> None:
+        """Every part of the run; after a break, from the byte where it broke."""
+        failures = 0
+        while (left := self._unread(run)) and not self.patience.stop.is_set():
+            began, before = time.monotonic(), self._done(run)
+            try:
+                self._read_range(left)
+            except FAILURES as error:
+                failures = 1 if self._done(run) > before else failures + 1
+                if not may_pass(error):
+                    raise refused(error, self.source.where) from error
+                if not self.patience.again(began, failures) and not self.patience.stop.is_set():
+                    raise refused(error, self.source.where) from error
+
+    def _unread(self, run: range) -> range:
+        """The run without the parts at its beginning that are whole."""
+        whole = next(
+            (i for i, part in enumerate(run) if self.file.done[part] < self.file.part_size(part)), len(run)
+        )
+        return run[whole:]
+
+    def _done(self, run: range) -> int:
+        return sum(self.file.done[part] for part in run)
+
+    def _read_range(self, run: range) -> None:
+        """Ask for what is missing of the parts, of which only the first has a beginning, and write it as it comes."""
+        start = run[0] * PART_BYTES + self.file.done[run[0]]
+        stop = run[-1] * PART_BYTES + self.file.part_size(run[-1])
+        answer = self.source.client.get_object(
+            Bucket=self.source.bucket,
+            Key=self.source.key,
+            Range=f"bytes={start}-{stop - 1}",
+            IfMatch=self.source.file.version,
+        )
+        # As a context manager it gives a stream whose errors are not botocore's.
+        with closing(answer["Body"]) as body:
+            self._check(answer, start, stop)
+            for part in run:
+                if not self._read_part(part, body):
+                    return
+
+    def _read_part(self, part: int, body: Any) -> bool:
+        """Write what is missing of a part; False where the answer ended before. Raises one of `FAILURES`."""
+        while missing := self.file.part_size(part) - self.file.done[part]:
+            data = b"" if self.patience.stop.is_set() else body.read(min(_READ_BYTES, missing))
+            if not data:
+                return False
+            self.file.append(part, data)
+            self.report(len(data))
+            self.patience.progress()
+        self.arrived(part * PART_BYTES, part * PART_BYTES + self.file.part_size(part))
+        return True
+
+    def _check(self, answer: dict[str, Any], start: int, stop: int) -> None:
+        """That the bytes that follow are those asked for, of the object that was listed."""
+        if answer["ETag"] != self.source.file.version:
+            raise ModelNotAvailable(
+                f"{self.source.where}: the object changed while it was read; start again when its upload is over"
+            )
+        size = self.source.file.size
+        range_given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
+        if range_given is None:
+            if answer["ContentLength"] == size == stop - start:
+                return
+            raise ModelNotAvailable(
+                f"{self.source.where}: the server does not read ranges as S3 does; look at AWS_ENDPOINT_URL"
+            )
+        first, last, total = (int(text) for text in range_given.groups())
+        if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
+            raise ModelNotAvailable(
+                f"{self.source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
+                f"{first} to {last} of {total} where {start} to {stop - 1} were asked for); upload it again"
+            )

@@ -1,0 +1,1 @@
+"""Runs a server: the processes, their start, watch and end."""

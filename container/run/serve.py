@@ -1,0 +1,234 @@
+"""`lmi serve`: the start-up story, top to bottom.
+
+properties -> model files -> what this machine can do -> listening socket -> engine -> gunicorn -> ready -> the end.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from container.explain.resolve import CannotServe, obstacles, resolve
+from container.machine import Machine, detect
+from container.models import files as model_files
+from container.models import tokenizer_files
+from container.progress import ProgressView
+from container.run import announce, launch, mpi
+from container.run.control import EngineControl
+from container.run.launch import RuntimePaths
+from container.run.processes import Child
+from container.run.runtime_folder import runtime_folder
+from container.run.stop_signals import StopRequested, StopSignals
+from container.run.supervise import Supervisor
+from engines.config import EngineConfig, MpiEngineConfig
+from engines.core import EngineStats
+from engines.health import StatusBoard
+from lmi_server.config import LmiConfig, WebConfig
+from lmi_server.properties import loader
+
+_WEB_NICE = 5
+"""The engine's steps come first; a web process needs little, and that little it gets."""
+_OPEN_FILES = 65536
+_STATS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line says."""
+
+    path: Path
+    host: str
+    port: int
+    """0 takes any free one."""
+    lenient: bool = False
+    allow_remote_code: bool = False
+    """Code that comes with a model may be run, where the file asks for it and there is no other way."""
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on. The text is for a person."""
+
+
+def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView) -> int:
+    """Serve until told to stop. Returns the exit code.
+
+    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen; each with a text for a person.
+    """
+    with StopSignals() as signals:
+        try:
+            return _serve(options, environ, view, signals)
+        except StopRequested:
+            view.finish()
+            view.say("stopped before the server was up")
+            return 0
+
+
+def _serve(
+    options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals
+) -> int:
+    started = time.monotonic()
+    admin_token_digest = _admin_token_digest(environ)
+    environ = launch.without_admin_token(environ)
+    loaded = loader.load(options.path, environ, options.lenient)
+    for warning in loaded.warnings:
+        view.say(f"warning: {warning}")
+    for note in loaded.notes:
+        view.say(f"note: {note}")
+    machine = detect(environ)
+    if reasons := obstacles(loaded.config, machine):
+        raise CannotServe("; ".join(reasons))
+    model_path = model_files.obtain(loaded.config.source, view)
+    resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
+    for note in resolved.notes:
+        view.say(f"note: {note}")
+    tokenizer_path = tokenizer_files.obtain(
+        model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
+    )
+    prepared = time.monotonic()
+    with (
+        model_files.in_use(model_path),
+        _listen(options.host, options.port) as listener,
+        runtime_folder() as folder,
+    ):
+        paths = RuntimePaths(folder)
+        _write_configs(paths, loaded.config, resolved.config, tokenizer_path, admin_token_digest)
+        run = _Run(resolved.config, paths, environ, machine, view, signals)
+        before = {"configuration and model files": prepared - started}
+        return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that an occupied port shows before a model is loaded. Raises `CannotListen`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=4096)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {host} port {port}: {error.strerror}; --port names another"
+        ) from error
+
+
+def _admin_token_digest(environ: Mapping[str, str]) -> str:
+    try:
+        return launch.admin_token_digest(environ)
+    except ValueError as error:
+        raise CannotServe(str(error)) from error
+
+
+def _write_configs(
+    paths: RuntimePaths,
+    config: LmiConfig,
+    engine: EngineConfig,
+    tokenizer_path: Path,
+    admin_token_digest: str,
+) -> None:
+    web = WebConfig(
+        server=config.server,
+        engine=engine.engine,
+        model_name=engine.model.name,
+        model_path=engine.model.path,
+        max_model_len=engine.model.max_model_len,
+        engine_address=paths.engine_address,
+        status_path=str(paths.status),
+        tokenizer_path=str(tokenizer_path),
+        admin_token_digest=admin_token_digest,
+    )
+    paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
+    paths.web_config.write_text(web.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One life of engine and web server."""
+
+    config: EngineConfig
+    paths: RuntimePaths
+    environ: Mapping[str, str]
+    machine: Machine
+    view: ProgressView
+    signals: StopSignals
+
+    def until_end(
+        self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
+    ) -> int:
+        """Start both, watch them. Returns the exit code."""
+        open_files = _raise_open_files()
+        board = StatusBoard.create(self.paths.status, self._processes)
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        engine_command, engine_env = self._engine()
+        self.signals.raising = False
+        alone = self.config.engine == "MPI" and self.config.parallel.tp_size == 1
+        engine = Child.start("engine rank 0" if alone else "engine", engine_command, engine_env)
+        web = self._start_web(listener, launch.web_connections(open_files))
+        # From here on gunicorn alone listens: when it is gone, clients are refused rather than left to wait.
+        listener.close()
+        self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
+        before["starting processes"] = time.monotonic() - started - sum(before.values())
+        with EngineControl(self.paths.engine_address) as control:
+
+            def announce_ready() -> None:
+                seconds = time.monotonic() - started
+                stats = control.stats(
+                    _STATS_SECONDS, lambda: engine.poll() is None and not self.signals.count
+                )
+                if stats is not None:
+                    self._announce(stats, address, port, seconds, before)
+                elif engine.poll() is None and not self.signals.count:
+                    self.view.say(
+                        f"warning: the engine is ready, but has not answered in {_STATS_SECONDS:g} s"
+                    )
+
+            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
+            return supervisor.run(loading_timeout, announce_ready)
+
+    @property
+    def _processes(self) -> int:
+        """How many processes of the engine write heartbeats: ranks, or dispatcher and generating process."""
+        return self.config.parallel.tp_size if isinstance(self.config, MpiEngineConfig) else 2
+
+    def _engine(self) -> tuple[list[str], dict[str, str]]:
+        command = launch.engine_command(self.config.engine, self.paths)
+        env = launch.engine_environment(self.environ, self.config, self.paths)
+        ranks = self.config.parallel.tp_size
+        if ranks == 1 or self.config.engine != "MPI":
+            return command, env
+        library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
+        if library is None:
+            self.view.say(
+                "note: without a C compiler mpirun's own port is open on all interfaces of this machine"
+            )
+        command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, launch.is_root(), command)
+        return command, launch.mpi_environment(env, library)
+
+    def _start_web(self, listener: socket.socket, connections: int) -> Child:
+        workers = launch.web_workers(self.machine.cpu_count)
+        env = launch.web_environment(self.environ, self.paths, workers)
+        if workers > 1:
+            self.paths.metrics.mkdir(mode=0o700)
+        command = launch.web_command(self.paths, listener.fileno(), workers, connections)
+        return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
+
+    def _announce(
+        self, stats: EngineStats, address: str, port: int, seconds: float, before: Mapping[str, float]
+    ) -> None:
+        self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
+        self.view.say("try it:")
+        self.view.say(announce.curl_line(port, announce.has_chat_template(Path(self.config.model.path))))
+        self.view.say(announce.ready_line(stats.info, address))
+
+
+def _raise_open_files() -> int:
+    """Let this process and those that it starts have `_OPEN_FILES` open files, if it can. Returns how many they may
+    have: each connection of the web process is one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

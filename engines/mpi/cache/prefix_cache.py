@@ -1,0 +1,238 @@
+"""Full pages of computed tokens that may serve again, found by what stands in them and before them.
+
+A page's key is a hash of its tokens and of the key before it (of the tenant, for the first page), under a secret of
+this process. A key is only a way to find a page quickly: on every hit the tokens are compared, and that the page
+continues the very page object found before it. So by induction a hit has the same tenant and the same tokens from
+the first on, whatever two hashes have in common.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+from struct import Struct
+
+from engines.mpi.scheduler.sequence import Sequence
+
+
+class _Page:
+    """One page in the cache. Never changed until it is `gone`, and it does not come back then."""
+
+    __slots__ = ("block", "content", "gone", "index", "key", "parent")
+
+    def __init__(self, block: int, key: bytes, parent: _Page | None, content: bytes) -> None:
+        self.block = block
+        self.key = key
+        self.parent = parent
+        """The page before; None before the first."""
+        self.index: int = 0 if parent is None else parent.index + 1
+        """Its place in every prompt that it is found for."""
+        self.content = content
+        """Its tokens; the tenant's name, then its tokens, for the first page."""
+        self.gone = False
+        """It can not be found any more."""
+
+
+class PrefixCache:
+    """Which block has which page. Who holds the blocks is the block manager's business.
+
+    When several sequences compute the same page at the same time, the one that offers it first stays in the cache;
+    the others' blocks are not in it, but their following pages chain to that one. A page whose predecessor has
+    gone is not found any more, and makes way when its tokens are computed again.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._pack = Struct(f"{block_size}i").pack
+        secret = secrets.token_bytes(32)
+        self._hash_first = blake2b(digest_size=16, key=secret, person=b"first page")
+        self._hash_next = blake2b(digest_size=16, key=secret, person=b"next page")
+        self._by_key: dict[bytes, _Page] = {}
+        self._by_block: dict[int, _Page] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Blocks in the cache that no sequence holds, the next to be evicted first."""
+        self._last_kept: dict[Sequence, _Page] = {}
+        """For sequences that hold blocks: the page in the cache that equals the last of their kept ones, their own
+        or another's. A sequence with kept pages that has none here, or one that has gone, adds no more."""
+        self._looked_up: Sequence | None = None
+        """The sequence of the last look-up. While one waits for room it is looked up in every step."""
+        self._found: list[int] = []
+        """Blocks of its first pages. What goes is taken out at once, so only what may have come is looked for again."""
+        self.num_evictions = 0
+
+    @property
+    def num_entries(self) -> int:
+        """Blocks in the cache, held by sequences or not."""
+        return len(self._by_block)
+
+    @property
+    def num_idle(self) -> int:
+        """Those of them that no sequence holds."""
+        return len(self._idle)
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Find the blocks of the sequence's first pages, as many as there are; its last token is never in one of them.
+
+        Looked up again, a sequence costs as much as has changed, not as it is long. The list is the cache's own, and
+        holds until the next call.
+        """
+        if sequence is not self._looked_up:
+            self._looked_up, self._found = sequence, []
+        blocks = self._found
+        last = self._by_block[blocks[-1]] if blocks else None
+        for index in range(len(blocks), (sequence.num_tokens - 1) // self._block_size):
+            content = self._content(sequence, index)
+            page = self._by_key.get(self._key(sequence, index, content))
+            if page is None or page.parent is not last or page.content != content:
+                break
+            blocks.append(page.block)
+            last = page
+        return blocks
+
+    def hold(self, sequence: Sequence, blocks: list[int]) -> None:
+        """The sequence holds from now on what `find` gave."""
+        for block in blocks:
+            self._idle.pop(block, None)
+        if blocks:
+            self._last_kept[sequence] = self._by_block[blocks[-1]]
+        sequence.num_kept_pages = len(blocks)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Add the sequence's pages whose tokens are all computed and that were not offered before."""
+        first, stop = sequence.num_kept_pages, sequence.num_settled_tokens // self._block_size
+        sequence.num_kept_pages = stop
+        last = self._last_kept.pop(sequence, None)
+        if first and (last is None or last.gone):
+            return
+        for index in range(first, stop):
+            content = self._content(sequence, index)
+            key = self._key(sequence, index, content)
+            page = self._by_key.get(key)
+            if page is not None and page.parent is not None and page.parent.gone:
+                self._retire(page)
+                page = None
+            if page is None:
+                block = sequence.block_table[index]
+                page = self._by_key[key] = self._by_block[block] = _Page(block, key, last, content)
+            elif page.parent is not last or page.content != content:
+                return  # Two pages of one key: the one that is there stays.
+            last = page
+        if last is not None:
+            self._last_kept[sequence] = last
+
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """The sequence has got the source's first pages, as far as its `num_computed_tokens` reaches."""
+        num_pages = sequence.num_computed_tokens // self._block_size
+        num_kept = min(num_pages, source.num_kept_pages)
+        sequence.page_keys.extend(source.page_keys[len(sequence.page_keys) : num_pages])
+        if num_kept <= sequence.num_kept_pages:
+            return
+        page = self._last_kept.get(source)
+        for _ in range(source.num_kept_pages - num_kept):
+            page = page.parent if page is not None else None
+        sequence.num_kept_pages = num_kept
+        self._last_kept.pop(sequence, None)
+        if page is not None:
+            self._last_kept[sequence] = page
+
+    def release(self, sequence: Sequence, blocks: Iterable[int]) -> list[int]:
+        """`blocks`: those that nobody holds any more, the last page first. Returns which of them are not in the cache.
+
+        The others become the last to be evicted: suffixes before prefixes, also where the prefix stands in blocks of
+        another sequence that is gone.
+        """
+        page = self._last_kept.pop(sequence, None)
+        strangers = self.set_idle(blocks)
+        while page is not None and not page.gone:
+            if page.block in self._idle:
+                self._idle.move_to_end(page.block)
+            page = page.parent
+        return strangers
+
+    def set_idle(self, blocks: Iterable[int]) -> list[int]:
+        """Nobody holds these blocks any more. Returns which of them are not in the cache."""
+        strangers = []
+        for block in blocks:
+            if block in self._by_block:
+                self._idle[block] = None
+            else:
+                strangers.append(block)
+        return strangers
+
+    def evict(self, count: int) -> list[int]:
+        """Drop the `count` least recently used idle pages; returns their blocks.
+
+        Raises:
+            KeyError: there are fewer.
+        """
+        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._retire(self._by_block.pop(block))
+        self.num_evictions += count
+        return blocks
+
+    def forget(self, blocks: Iterable[int]) -> list[int]:
+        """These blocks are not found any more, nor the pages that follow them. Returns those of them that were idle:
+        they are free now."""
+        free = []
+        for block in blocks:
+            page = self._by_block.pop(block, None)
+            if page is not None:
+                self._retire(page)
+                if block in self._idle:
+                    del self._idle[block]
+                    free.append(block)
+        return free
+
+    def check(self, held: set[int]) -> None:
+        """`held`: the blocks that sequences hold. O(entries).
+
+        Raises:
+            RuntimeError: the books do not agree.
+        """
+        if self._idle.keys() != self._by_block.keys() - held:
+            raise RuntimeError("the idle pages are not those in the cache that nobody holds")
+        for block, page in self._by_block.items():
+            if page.block != block or page.gone is (self._by_key.get(page.key) is page):
+                raise RuntimeError(
+                    f"the page in block {block} is not found under its key, or though it has gone"
+                )
+        for key, page in self._by_key.items():
+            if page.key != key or self._by_block.get(page.block) is not page:
+                raise RuntimeError(f"a key leads to a page that is not in block {page.block} any more")
+        last = None
+        for index, block in enumerate(self._found):
+            found = self._by_block.get(block)
+            if found is None or found.index != index or found.parent is not last:
+                raise RuntimeError(
+                    f"the last look-up still has block {block}, whose page or predecessor has gone"
+                )
+            last = found
+
+    def _content(self, sequence: Sequence, index: int) -> bytes:
+        start = index * self._block_size
+        tokens = self._pack(*sequence.token_ids[start : start + self._block_size])
+        return tokens if index else sequence.request.tenant.encode(errors="surrogatepass") + tokens
+
+    def _key(self, sequence: Sequence, index: int, content: bytes) -> bytes:
+        """The key of page `index`, whose predecessor's is known."""
+        keys = sequence.page_keys
+        if index < len(keys):
+            return keys[index]
+        keys.append(self._make_key(keys[index - 1] if index else b"", content))
+        return keys[index]
+
+    def _make_key(self, parent_key: bytes, content: bytes) -> bytes:
+        hashed = self._hash_next.copy() if parent_key else self._hash_first.copy()
+        hashed.update(parent_key + content)
+        return hashed.digest()
+
+    def _retire(self, page: _Page) -> None:
+        if self._by_key.get(page.key) is page:
+            del self._by_key[page.key]
+        if page.index < len(self._found) and self._found[page.index] == page.block:
+            del self._found[page.index :]
+        page.gone = True
+        page.parent = None  # So that no chain of pages that have gone is kept in memory.

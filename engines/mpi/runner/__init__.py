@@ -1,0 +1,1 @@
+"""Runs the steps that the scheduler planned, on CPUs and GPUs."""

@@ -1,0 +1,80 @@
+"""Steps on a CPU: grouped attention by torch, logits for the host to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from engines.core import PromptLogprob
+from engines.kv_cache import KvCache
+from engines.layers.rotary import RotaryTable
+from engines.mpi.cache.block_tables import BlockTables
+from engines.mpi.runner.batch import Batch, make_batch
+from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
+from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.scheduler.step_plan import StepPlan
+from engines.sampling.batch import SamplingRow
+from lmi_kernels import batch_invariant_rows
+from lmi_kernels.attention_plan import GroupLimits
+
+
+class CpuSteps:
+    """A `StepRunner`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        rotary: RotaryTable,
+        limits: GroupLimits,
+        contiguous: bool,
+        leads: bool,
+        num_layers: int | None = None,
+    ) -> None:
+        """
+        leads: this is rank 0.
+        num_layers: compute only so many, to see what does not depend on how many there are.
+        """
+        self._model = model
+        self._cache = cache
+        self._rotary = rotary
+        self._limits = limits
+        self._contiguous = contiguous
+        self._leads = leads
+        self._num_layers = num_layers
+        self._tables = BlockTables()
+
+    @torch.inference_mode()
+    def update(self, plan: StepPlan) -> None:
+        self._cache.scrub(plan.scrub_blocks)
+        self._cache.copy_blocks(plan.copies)
+        self._tables.apply(plan.table_updates)
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> Batch:
+        return make_batch(
+            plan, self._tables, self._rotary, self._limits, self._contiguous, self._cache.workspace
+        )
+
+    @torch.inference_mode()
+    def compute(
+        self, batch: Batch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
+        hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
+        scores: list[list[PromptLogprob]] = []
+        if batch.prompt_rows is not None:
+            mine = targets if self._leads else None
+            head = partial(self._head, hidden)
+            scores = score_prompts(batch.prompt_rows, batch.prompt_lens, mine, head)
+        if len(batch.sample_rows) == 0:
+            return StepResult(None, scores)
+        return StepResult(self._head(hidden, batch.sample_rows), scores)
+
+    def _head(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+        """Logits of some rows, padded so that their bits do not depend on how many they are."""
+        count = len(places)
+        padding = batch_invariant_rows(count, dense=self._limits.batch_invariant) - count
+        logits = self._model.logits(hidden[torch.cat((places, places[:1].expand(padding)))])
+        return None if logits is None else logits[:count]

@@ -1,0 +1,67 @@
+"""Tokens that a GPU has chosen, on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import torch
+
+from engines.core import SampledToken
+from engines.mpi.runner.decode_graphs import DecodeOutputs
+
+_new = tuple.__new__
+
+
+class DeviceChoices:
+    """A step's (`step_runner.Choices`)."""
+
+    def __init__(
+        self,
+        outputs: DecodeOutputs,
+        places: Sequence[int],
+        host_rows: Sequence[int],
+        with_logprobs: Sequence[int],
+    ) -> None:
+        """
+        places: rows of the outputs, one for each sampled sequence.
+        with_logprobs: which of the sampled sequences get their tokens' log-probabilities.
+        """
+        self.host_rows = host_rows
+        self._places = places
+        self._with_logprobs = with_logprobs
+        # One copy: finite rows' tokens as they are, others' as -1.
+        self._tokens = _to_host(torch.where(outputs.finite, outputs.tokens, -1))
+        self._logprobs: torch.Tensor | None = None
+        if with_logprobs and outputs.logprobs is not None:
+            self._logprobs = _to_host(outputs.logprobs)
+        self._event: torch.cuda.Event | None = None
+        if outputs.tokens.is_cuda:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def take(self) -> list[SampledToken]:
+        if self._event is not None:
+            self._event.synchronize()
+        tokens, places = self._tokens.tolist(), self._places
+        if self._logprobs is None and min(tokens) >= 0:
+            # Nearly all steps; a call for each of hundreds of tokens would take four times as long.
+            chosen = map(tokens.__getitem__, places)
+            return [*map(_new, repeat(SampledToken), zip(chosen, repeat(None), repeat(True), repeat(())))]
+        logprobs: list[float | None] = [None] * len(places)
+        if self._logprobs is not None:
+            values = self._logprobs.tolist()
+            for i in self._with_logprobs:
+                logprobs[i] = values[places[i]]
+        return [
+            SampledToken(max(0, tokens[at]), logprob, tokens[at] >= 0)
+            for at, logprob in zip(places, logprobs, strict=True)
+        ]
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that arrives later; what happens to the tensor after this call does not change it."""
+    if not tensor.is_cuda:
+        return tensor.clone()
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)

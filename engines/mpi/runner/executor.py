@@ -1,0 +1,132 @@
+"""One step on all ranks: rank 0 leads, the others follow, all beat when it is done."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+from engines.health import EngineState, StatusBoard
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import LaidOut, StepResult, StepRunner
+from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
+from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
+from engines.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+
+class StepFailed(Exception):
+    """A step could not be computed; all ranks know it and are ready for the next one."""
+
+
+class RankBroken(Exception):
+    """A rank's cache or block tables are not what the plans made of them: no later step can be right. Ends the
+    engine."""
+
+
+class StepExecutor:
+    """Runs plans. With several ranks an error inside the model ends all of them: the others wait in a sum that the
+    failed one will never join.
+    """
+
+    def __init__(
+        self, runner: StepRunner, comm: Communicator, board: StatusBoard, stopwatch: Stopwatch
+    ) -> None:
+        self._runner = runner
+        self._comm = comm
+        self._board = board
+        self._stopwatch = stopwatch
+
+    def lead(
+        self, plan: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
+        """Rank 0: have all ranks run a plan.
+
+        targets: one for each sequence of the plan with WANT_PROMPT_LOGPROBS, in its order.
+        rows: one for each sequence of the plan that samples, in its order.
+
+        Raises:
+            StepFailed: the step, not the engine, is at fault.
+            RankBroken: the engine cannot go on.
+        """
+        self._stopwatch.start()
+        if self._comm.world_size > 1:
+            self._comm.broadcast_plan(plan.encode())
+        self._stopwatch.stop("broadcast")
+        return self._run(plan, targets, rows)
+
+    def follow(self) -> bool:
+        """Other ranks: run the next plan; False when it says stop. Raises RankBroken: this rank cannot go on."""
+        plan = StepPlan.decode(self._comm.broadcast_plan(None))
+        if plan.kind is PlanKind.STOP:
+            return False
+        try:
+            self._run(plan, (), ())
+        except StepFailed:
+            logger.warning("rank %d: step failed", self._comm.rank)
+        return True
+
+    def _run(
+        self, plan: StepPlan, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
+    ) -> StepResult:
+        result = StepResult()
+        if plan.kind is PlanKind.STEP:
+            result = self._compute(self._prepare(plan, targets), targets, rows)
+        self._board.beat(self._comm.rank)
+        return result
+
+    def _prepare(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> LaidOut:
+        self._stopwatch.start()
+        try:
+            self._runner.update(plan)
+        except Exception as error:
+            logger.exception("rank %d: cannot carry out what the plan changes", self._comm.rank)
+            self._end_all(error)
+            raise RankBroken(f"rank {self._comm.rank} has lost track of its blocks: {error}") from error
+        batch = None
+        try:
+            prepared = self._runner.prepare(plan)
+            if self._comm.rank == 0:
+                _check_targets(prepared, targets)
+            batch = prepared
+        except Exception:
+            logger.exception("rank %d: cannot prepare the step", self._comm.rank)
+        if self._comm.agree(0 if batch is not None else 1) or batch is None:
+            raise StepFailed("the step could not be prepared")
+        self._stopwatch.stop("prepare")
+        return batch
+
+    def _compute(
+        self, batch: LaidOut, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
+    ) -> StepResult:
+        before = self._stopwatch.seconds.get("attention", 0.0)
+        started = self._stopwatch.now()
+        try:
+            result = self._runner.compute(batch, targets, rows)
+        except Exception as error:
+            logger.exception("rank %d: the model failed", self._comm.rank)
+            self._end_all(error)
+            raise StepFailed("the model failed") from error
+        attention = self._stopwatch.seconds.get("attention", 0.0) - before
+        self._stopwatch.add("model", self._stopwatch.now() - started - attention)
+        return result
+
+    def _end_all(self, error: Exception) -> None:
+        """Among several ranks: tell why, and end them. They wait for this one, which will not come."""
+        if self._comm.world_size > 1:
+            cause = "".join(traceback.format_exception_only(error)).strip()
+            self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")
+            self._comm.abort()
+
+
+def _check_targets(batch: LaidOut, targets: Sequence[PromptTargets]) -> None:
+    """Here and not in the model, where an error ends all ranks."""
+    if len(batch.prompt_lens) != len(targets):
+        raise ValueError(
+            f"{len(targets)} prompt targets for {len(batch.prompt_lens)} sequences that want them"
+        )
+    for count, target in zip(batch.prompt_lens, targets, strict=True):
+        if not count - 1 <= len(target.next_token_ids) <= count:
+            raise ValueError(f"{len(target.next_token_ids)} prompt targets for a chunk of {count} tokens")

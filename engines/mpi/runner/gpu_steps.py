@@ -1,0 +1,290 @@
+"""Steps on a GPU: inputs built there from tables that stay there, tokens chosen and fed back there.
+
+The host sends a step's numbers in one pinned buffer and goes on; nothing here waits for the device but
+`DeviceChoices.take`, and a step with rows that the host samples. Decodes are replayed as CUDA graphs
+(`decode_graphs.py`). All work is on one stream, so what a later step writes to a block comes after all that earlier
+ones did there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import lmi_kernels
+from engines.core import PromptLogprob
+from engines.kv_cache import KvCache
+from engines.layers.paged_step_attention import PagedStepAttention
+from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
+from engines.mpi.runner.device_choices import DeviceChoices
+from engines.mpi.runner.device_layout import DeviceLayout, aligned, lay_out, table_triples
+from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
+from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
+from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
+from engines.sampling.device import DeviceSampler
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A step, laid out and on its way to the device."""
+
+    layout: DeviceLayout
+    table_rows: Sequence[int]
+    """[num_sampled]: the sampling sequences' rows of the tables, in the plan's order."""
+    numbers: torch.Tensor
+    """int32, on the device: the layout's arrays one behind the other, or what a graph takes."""
+    lengths: Sequence[tuple[int, int]]
+    """Of each of these arrays, with and without what fills it up."""
+    bucket: int
+    """Of the graph that computes it; 0: none does."""
+    prompt_rows: torch.Tensor | None
+    prompt_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """How much the device's tables hold."""
+
+    num_rows: int
+    """Sequences that run at once."""
+    max_model_len: int
+
+
+class GpuSteps:
+    """A `StepRunner`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KvCache,
+        cos_sin: torch.Tensor,
+        heads: tuple[int, int],
+        vocab_size: int,
+        comm: Communicator,
+        shape: TableShape,
+        num_layers: int | None = None,
+    ) -> None:
+        """
+        cos_sin: as in `PagedStepAttention`.
+        heads: KV heads of this rank, and their dimension.
+        num_layers: as in `CpuSteps`.
+        """
+        device = cos_sin.device
+        if device.type == "cuda":
+            # Sums are fp32 everywhere; the default lets parts of a product be added up in 16 bits.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._model = model
+        self._cache = cache
+        self._cos_sin = cos_sin
+        self._num_kv_heads, head_dim = heads
+        self._head_dim = head_dim
+        self._comm = comm
+        self._device = device
+        self._rules = ScoreRules(head_dim**-0.5)
+        # The row behind the last is for padding: written, and read by nobody.
+        self._padding_row = shape.num_rows
+        columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
+        self._block_tables = torch.zeros(shape.num_rows + 1, columns, dtype=torch.int32, device=device)
+        self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
+        self._sampler: DeviceSampler | None = None
+        if comm.rank == 0:
+            self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
+        self._num_layers = num_layers
+        self._graphs = DecodeGraphs(self._decode, device, graph_recorder(device))
+
+    @torch.inference_mode()
+    def capture(self, sizes: Sequence[int]) -> None:
+        """Capture graphs for decodes of so many sequences, where the device has them; others run eagerly."""
+        self._graphs.capture(sizes, self._padding_row)
+
+    def close(self) -> None:
+        """Drop the graphs. Ranks do so before they leave their group: a graph may hold its communicator."""
+        self._graphs.drop()
+
+    @torch.inference_mode()
+    def update(self, plan: StepPlan) -> None:
+        # Nothing is scrubbed: the kernels' masked loads never see what stands behind a sequence's keys.
+        self._cache.copy_blocks(plan.copies)
+        triples = table_triples(plan.table_updates)
+        if len(triples):
+            lmi_kernels.update_block_tables(self._block_tables, self._send(triples))
+
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> DeviceBatch:
+        layout = lay_out(plan)
+        table_rows = layout.rows[layout.sampled].tolist()
+        bucket = 0
+        lengths: list[tuple[int, int]] = []
+        if layout.num_singles == layout.num_seqs and not len(layout.scored):
+            bucket = self._graphs.bucket(layout.num_seqs)
+        if bucket:
+            numbers = self._padded(layout, bucket)
+        else:
+            last_rows = layout.cu_seqlens_q[1:][layout.sampled] - 1
+            chunk_starts = layout.cu_seqlens_q[layout.num_singles :] - layout.num_singles
+            parts = (
+                layout.rows,
+                layout.starts,
+                layout.cu_seqlens_q,
+                chunk_starts,
+                layout.owners,
+                layout.token_ids,
+                last_rows,
+                layout.rows[layout.sampled],
+            )
+            numbers, lengths = aligned(parts)
+        scored = layout.scored.tolist()
+        prompt_rows, prompt_lens = None, []
+        if scored:
+            prompt_lens = np.diff(layout.cu_seqlens_q)[scored].tolist()
+            places = [np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1]) for i in scored]
+            prompt_rows = self._send(np.concatenate(places).astype(np.int64))
+        return DeviceBatch(
+            layout,
+            table_rows,
+            self._send(numbers),
+            lengths,
+            bucket,
+            prompt_rows,
+            tuple(prompt_lens),
+        )
+
+    @torch.inference_mode()
+    def compute(
+        self, batch: DeviceBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
+        sampler, table_rows = self._sampler, batch.table_rows[: len(rows)]
+        if sampler is not None:
+            sampler.admit(table_rows, rows)
+        if batch.bucket:
+            outputs = self._graphs.replay(batch.bucket, batch.numbers)
+            places = batch.layout.sampled.tolist()
+            if sampler is not None and len(places) < batch.layout.num_seqs:
+                # A graph chooses for all sequences, also where one token of a prompt is not its last.
+                sampler.forget(np.delete(batch.layout.rows, places).tolist())
+            scores: list[list[PromptLogprob]] = []
+        else:
+            outputs, scores = self._compute_eagerly(batch, targets)
+            places = list(range(len(batch.layout.sampled)))
+        if sampler is None or not places:
+            return StepResult(None, scores)
+        logits, host_rows = None, sampler.of_host(table_rows)
+        if host_rows and outputs.logits is not None:
+            # Not `[places]`: a list as an index is copied to the device while the host waits.
+            logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
+        return StepResult(
+            logits, scores, DeviceChoices(outputs, places, host_rows, sampler.with_logprobs(table_rows))
+        )
+
+    def _compute_eagerly(
+        self, batch: DeviceBatch, targets: Sequence[PromptTargets]
+    ) -> tuple[DecodeOutputs, list[list[PromptLogprob]]]:
+        layout = batch.layout
+        seqs, singles = layout.num_seqs, layout.num_singles
+        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _pieces(
+            batch.numbers, batch.lengths
+        )
+        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
+            owners,
+            cu_seqlens_q,
+            starts,
+            rows,
+            token_ids,
+            self._last_tokens,
+            self._block_tables,
+            self._cache.block_size,
+        )
+        attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
+        if singles < seqs:
+            chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
+            attention = attention.with_chunks(chunks, chunk_starts, layout.max_query_len)
+        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
+        scores: list[list[PromptLogprob]] = []
+        if batch.prompt_rows is not None:
+            mine = targets if self._comm.rank == 0 else None
+            scores = score_prompts(
+                batch.prompt_rows, batch.prompt_lens, mine, lambda rows: self._model.logits(hidden[rows])
+            )
+        if not len(last_rows):
+            return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
+        last = last_rows.long()
+        # A sequence's next token stands right behind its last one.
+        outputs = self._choose(hidden[last], table_rows.long(), positions[last] + 1)
+        return outputs, scores
+
+    def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
+        """One token of each sequence; captured, so it only launches kernels."""
+        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
+            inputs.owners,
+            inputs.cu_seqlens_q,
+            inputs.starts,
+            inputs.rows,
+            inputs.token_ids,
+            self._last_tokens,
+            self._block_tables,
+            self._cache.block_size,
+        )
+        attention = self._attention(positions, slot_mapping, inputs.rows, seq_lens, len(inputs.rows))
+        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
+        return self._choose(hidden, inputs.rows.long(), positions + 1)
+
+    def _attention(
+        self,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rows: torch.Tensor,
+        seq_lens: torch.Tensor,
+        num_singles: int,
+    ) -> PagedStepAttention:
+        singles = PagedSequences(self._block_tables, rows[:num_singles], seq_lens[:num_singles])
+        plan = None
+        if num_singles:
+            plan = lmi_kernels.plan_decode(singles, self._num_kv_heads, self._head_dim, self._rules)
+        return PagedStepAttention(positions, slot_mapping, self._cos_sin, self._rules, singles, plan)
+
+    def _choose(
+        self, hidden: torch.Tensor, table_rows: torch.Tensor, positions: torch.Tensor
+    ) -> DecodeOutputs:
+        """hidden: [n, hidden], table_rows, positions: [n], int64. Every rank keeps the tokens that rank 0 chose."""
+        logits = self._model.logits(hidden)
+        logprobs = None
+        if logits is not None and self._sampler is not None:
+            tokens, finite, logprobs = self._sampler.sample(logits, table_rows, positions)
+        else:
+            tokens, finite = torch.empty_like(table_rows), torch.ones_like(table_rows, dtype=torch.bool)
+        tokens = self._comm.broadcast(tokens)
+        self._last_tokens.index_copy_(0, table_rows, tokens)
+        return DecodeOutputs(tokens, finite, logits, logprobs)
+
+    def _padded(self, layout: DeviceLayout, bucket: int) -> npt.NDArray[np.int32]:
+        """As `DecodeInputs` has them: [3, bucket]."""
+        numbers = np.empty((3, bucket), dtype=np.int32)
+        count = layout.num_seqs
+        numbers[0, :count], numbers[0, count:] = layout.rows, self._padding_row
+        numbers[1, :count], numbers[1, count:] = layout.starts, -1
+        numbers[2, :count], numbers[2, count:] = layout.token_ids, UNKNOWN_TOKEN
+        return numbers
+
+    def _send(self, numbers: npt.NDArray[np.generic]) -> torch.Tensor:
+        """To the device, without waiting for it. The pinned copy is torch's to keep until it has arrived."""
+        tensor = torch.from_numpy(numbers)
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _pieces(numbers: torch.Tensor, lengths: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """The arrays that `aligned` put behind each other."""
+    found, at = [], 0
+    for padded, length in lengths:
+        found.append(numbers[at : at + length])
+        at += padded
+    return found

@@ -1,0 +1,121 @@
+"""`python -m engines.mpi.runner.profile`: the time of steps by part, on one rank. What `lmi profile` runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from engines.config import MpiEngineConfig
+from engines.core import SamplingParams
+from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.step_runner import StepRunner
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.parallel import SingleProcess
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+from lmi_kernels.cpu.team import set_num_threads, shared_team
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sequences of a step, each with so many keys, of which the last `query_len` are computed."""
+
+    num_seqs: int
+    query_len: int
+    kv_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Milliseconds of a step, medians."""
+
+    shape: Shape
+    total: float
+    """Everything: laying out, model, choice of greedy tokens."""
+    parts: dict[str, float]
+    """By part: native operations by kind, `head` being the vocabulary's; what is left is `python`."""
+
+
+def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Iterator[Profile]:
+    """Load the model on one rank and time steps of these shapes."""
+    set_num_threads(config.parallel.threads_per_rank)
+    stopwatch = Stopwatch(time.perf_counter)
+    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
+    sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+    for shape in shapes:
+        plan = _plan(shape, config.cache.block_size)
+        samples = [_step(runner, sampler, plan) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
+        names = samples[0].keys()
+        medians = {name: statistics.median(sample[name] for sample in samples) * 1e3 for name in names}
+        yield Profile(shape, medians.pop("total"), medians)
+
+
+def _step(runner: StepRunner, sampler: Sampler, plan: StepPlan) -> dict[str, float]:
+    """Seconds by part."""
+    before, started = _seconds(), time.perf_counter()
+    runner.update(plan)
+    batch = runner.prepare(plan)
+    logits = runner.compute(batch).logits
+    computed = _seconds()
+    if logits is not None:
+        rows = [SamplingRow(f"row {i}", _GREEDY, [0], 1) for i in range(len(logits))]
+        sampler.sample(logits, rows)
+    total = time.perf_counter() - started
+    parts = {name: computed[name] - before.get(name, 0.0) for name in computed}
+    parts["sampling"] = sum(_seconds().values()) - sum(computed.values())
+    return {**parts, "python": total - sum(parts.values()), "total": total}
+
+
+_GREEDY = SamplingParams(max_new_tokens=1, temperature=0.0)
+
+
+def _seconds() -> dict[str, float]:
+    team = shared_team()
+    if team is None:
+        return {}
+    return {kind.name.lower(): seconds for kind, seconds in team.seconds().items()}
+
+
+def _plan(shape: Shape, block_size: int) -> StepPlan:
+    num_blocks = -(-shape.kv_len // block_size)
+    updates: list[int] = []
+    for row in range(shape.num_seqs):
+        updates += (row, 0, num_blocks, *range(row * num_blocks, (row + 1) * num_blocks))
+    return StepPlan(
+        PlanKind.STEP,
+        range(shape.num_seqs),
+        [shape.kv_len - shape.query_len] * shape.num_seqs,
+        [shape.query_len] * shape.num_seqs,
+        [WANT_LOGITS] * shape.num_seqs,
+        [i % 1000 for i in range(shape.num_seqs * shape.query_len)],
+        updates,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print one line of JSON for each shape."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="MpiEngineConfig as JSON")
+    parser.add_argument("--shapes", required=True, help="num_seqs,query_len,kv_len, separated by blanks")
+    parser.add_argument("--repeats", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+    shapes = [Shape(*map(int, shape.split(","))) for shape in arguments.shapes.split()]
+    for found in profile(config, shapes, arguments.repeats):
+        print(json.dumps(asdict(found)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

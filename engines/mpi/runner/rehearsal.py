@@ -1,0 +1,62 @@
+"""Steps of every kind before the first request, so that no kernel is compiled while somebody waits for it.
+
+Triton compiles a kernel, which takes seconds, when it is first launched with some set of constants; which of them a
+step needs depends on how many tokens it has and on how they are dealt out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engines.core import SamplingParams
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.step_runner import StepRunner
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.sampling.batch import SamplingRow
+
+_SHORT = 2
+_PARAMS = SamplingParams(max_new_tokens=1)
+
+
+def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
+    """Compute steps up to the largest, on a cache that holds nothing yet."""
+    for query_lens in _shapes(largest):
+        plan = _plan(query_lens, block_size)
+        steps.update(plan)
+        rows = [SamplingRow(f"rehearsal {i}", _PARAMS, [0], 1) for i in range(len(query_lens))]
+        choices = steps.compute(steps.prepare(plan), rows=rows).choices
+        if choices is not None:
+            choices.take()
+
+
+def _shapes(largest: LargestStep) -> Iterator[list[int]]:
+    """Query lengths. Of each number of tokens, doubling: as few chunks as can be; and half in one, the rest in many."""
+    longest = max(1, largest.max_model_len - 1)
+    sizes = [2**i for i in range(largest.num_tokens.bit_length()) if 2**i < largest.num_tokens]
+    for tokens in (*sizes, largest.num_tokens):
+        yield _dealt(tokens, longest, longest, largest.num_seqs)
+        yield _dealt(tokens, min(max(1, tokens // 2), longest), _SHORT, largest.num_seqs)
+
+
+def _dealt(tokens: int, first: int, others: int, num_seqs: int) -> list[int]:
+    lens = [min(first, tokens)]
+    while sum(lens) < tokens and len(lens) < num_seqs:
+        lens.append(min(others, tokens - sum(lens)))
+    return lens
+
+
+def _plan(query_lens: list[int], block_size: int) -> StepPlan:
+    """Sequences' first tokens. All are written to block 0, for nobody reads what is computed."""
+    updates: list[int] = []
+    for row, length in enumerate(query_lens):
+        num_blocks = -(-length // block_size)
+        updates += (row, 0, num_blocks, *[0] * num_blocks)
+    return StepPlan(
+        PlanKind.STEP,
+        range(len(query_lens)),
+        [0] * len(query_lens),
+        query_lens,
+        [WANT_LOGITS] * len(query_lens),
+        [0] * sum(query_lens),
+        updates,
+    )

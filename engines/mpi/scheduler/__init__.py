@@ -1,0 +1,1 @@
+"""Decides what runs next. Plain Python: no torch."""

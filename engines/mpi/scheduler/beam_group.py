@@ -1,0 +1,70 @@
+"""The sequences of one request with beam search: they go on in lockstep, and share what was computed.
+
+To the scheduler the first of them stands for the request; the others are its `companions`, which are admitted and
+removed with it and only ever hold rows, blocks and hypotheses. One that has nothing to compute (before the prompt is
+computed, while others of its group still have to be) has no token that is not computed, so no step includes it.
+"""
+
+from __future__ import annotations
+
+from engines.core import RequestOutput, TokenLogprobs
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
+from engines.mpi.scheduler.running_set import RunningSet
+from engines.mpi.scheduler.sequence import Sequence
+
+
+class BeamGroup:
+    """Changed by the scheduler only."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        """sequence: the request's; it gets its companions here."""
+        sampling = sequence.request.sampling
+        for number in range(2, sampling.num_beams + 1):
+            companion = Sequence(sequence.request, sequence.number, f"{sequence.id}/beam-{number}")
+            companion.token_ids.clear()
+            sequence.companions.append(companion)
+        self._sequences = [sequence, *sequence.companions]
+        """By place: the live hypotheses are those of the first few."""
+        self._search = BeamSearch(
+            sampling.num_beams,
+            sampling.length_penalty,
+            sampling.early_stopping,
+            sampling.stop_token_ids,
+            sampling.max_new_tokens,
+        )
+        self._candidates: dict[Sequence, TokenLogprobs] = {}
+        """Of the live hypotheses whose next tokens are known already: a step may have held only some of them."""
+
+    def take(
+        self, sequence: Sequence, candidates: TokenLogprobs, running: RunningSet
+    ) -> RequestOutput | None:
+        """One of the sequences was computed to its end. Returns the request's output when that was all it took."""
+        self._candidates[sequence] = candidates
+        live = self._sequences[: self._search.num_live]
+        if len(self._candidates) < len(live):
+            return None
+        going_on = self._search.advance([self._candidates[one] for one in live])
+        self._candidates.clear()
+        if self._search.done:
+            return self._finish(self._search.best())
+        for place, (parent, token_id) in enumerate(going_on):
+            if parent != place:
+                source, sequence = self._sequences[parent], self._sequences[place]
+                running.replace(source, sequence)
+                sequence.token_ids[:] = [*source.token_ids, token_id]
+        for place, (parent, token_id) in enumerate(going_on):
+            if parent == place:
+                self._sequences[place].token_ids.append(token_id)
+        return None
+
+    def _finish(self, best: BeamResult) -> RequestOutput:
+        first = self._sequences[0]
+        for sequence in self._sequences:
+            sequence.token_ids[:] = [*first.request.prompt_token_ids, *best.token_ids]
+        return RequestOutput(
+            first.id,
+            best.token_ids,
+            best.logprobs if first.request.sampling.logprobs else (),
+            finish_reason=best.finish_reason,
+            num_cached_tokens=first.num_cached_tokens,
+        )

@@ -1,0 +1,65 @@
+"""The checks of a new request: whether it can ever run, and whether the queue has room for it."""
+
+from __future__ import annotations
+
+from engines.core import SchedulerSettings
+from engines.errors import InvalidRequest, Overloaded
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.waiting_line import WaitingLine
+from engines.vocabulary import check_token_ids
+
+
+def check_request(
+    sequence: Sequence, settings: SchedulerSettings, blocks: BlockManager, max_model_len: int, vocab_size: int
+) -> None:
+    """Check that a request can run, if only alone.
+
+    Biases, bad words and stop tokens are not looked at: sampling passes over ids that have no logit.
+
+    Raises:
+        InvalidRequest: it does not fit, or the model lacks one of its prompt's tokens.
+    """
+    sampling = sequence.request.sampling
+    if not sequence.token_ids or sampling.max_new_tokens < 1:
+        raise InvalidRequest("a request needs at least one prompt token and max_new_tokens of at least 1")
+    beams = sampling.num_beams
+    if beams > settings.max_num_seqs:
+        raise InvalidRequest(
+            f"num_beams={beams} needs as many places, and there are {settings.max_num_seqs}"
+            " (option.max_rolling_batch_size)"
+        )
+    worst = sequence.max_num_tokens
+    limit = min(max_model_len, blocks.num_blocks // beams * blocks.block_size + 1)
+    if worst > limit:
+        each = f" for each of {beams} beams" if beams > 1 else ""
+        raise InvalidRequest(
+            f"the prompt's {sequence.num_prompt_tokens} tokens and max_new_tokens={sampling.max_new_tokens}"
+            f" come to {worst}{each}, more than the limit of {limit} tokens"
+        )
+    check_token_ids(sequence.request.prompt_token_ids, vocab_size)
+
+
+def check_queue(
+    sequence: Sequence, settings: SchedulerSettings, waiting: WaitingLine, num_running: int
+) -> None:
+    """Check that the queue has room for a request.
+
+    Neither limit counts what has a free place, so that a burst on an idle server is no full queue, nor preempted
+    sequences, which were accepted before and get their places back. Places go by arrival here, whatever the policy.
+
+    Raises:
+        Overloaded: one of the limits is reached.
+    """
+    places = max(0, settings.max_num_seqs - num_running - waiting.num_preempted)
+    if waiting.num_newcomers - places >= settings.max_waiting:
+        raise Overloaded(
+            f"the queue is full: {settings.max_waiting} requests are waiting already (job_queue_size)"
+        )
+    limit = settings.max_queued_tokens
+    queued = 0 if limit is None else waiting.num_queued_tokens(places)
+    if limit is not None and queued and queued + sequence.num_tokens > limit:
+        raise Overloaded(
+            f"the queue is full: prompts of {queued} tokens are waiting already, and this one's"
+            f" {sequence.num_tokens} would go beyond {limit} (option.max_queued_tokens)"
+        )

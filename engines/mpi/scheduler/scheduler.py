@@ -1,0 +1,351 @@
+"""Who computes what in the next step: rolling (continuous) batching after Orca (Yu et al., OSDI 2022).
+
+One rule: `num_computed_tokens` catches up with `num_tokens`. There is no prefill and no decode phase; whether prompts
+ride with decodes or make them wait is the prefill mode's, who is next the policy's, when there is room the admission
+mode's. Knows neither tensors nor a clock: the time is an argument.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from engines.config import SchedulerConfig
+from engines.core import (
+    FinishReason,
+    PromptLogprob,
+    Request,
+    RequestOutput,
+    SampledToken,
+    SchedulerSettings,
+)
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.scheduler.beam_group import BeamGroup
+from engines.mpi.scheduler.policies import POLICIES
+from engines.mpi.scheduler.prefill import make_prefill_mode
+from engines.mpi.scheduler.request_check import check_queue, check_request
+from engines.mpi.scheduler.running_set import ADMISSION_MODES, RunningSet
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step import Step, StepDraft
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS
+from engines.mpi.scheduler.waiting_line import WaitingLine
+
+_new = tuple.__new__
+
+
+class Scheduler:
+    """Waiting and running sequences."""
+
+    def __init__(
+        self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int, vocab_size: int
+    ) -> None:
+        self._settings = config.settings
+        self._blocks = blocks
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._waiting = WaitingLine(POLICIES[config.settings.scheduling_policy]())
+        self._running = RunningSet(
+            ADMISSION_MODES[config.batch_scheduler_policy],
+            blocks,
+            self._waiting,
+            config.settings.max_num_seqs,
+        )
+        self._prefill = make_prefill_mode(config.settings.chunked_prefill)
+        self._by_id: dict[str, Sequence] = {}
+        self._beams: dict[str, BeamGroup] = {}
+        """By id, of the requests with beam search."""
+        self._num_added = 0
+        self._answered: list[Sequence] = []
+        self._deadlines: list[tuple[float, int, str]] = []
+        """A heap of (deadline, number, id); may hold requests that have ended."""
+        self.num_recomputed_tokens = 0
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        return self._settings
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of all waiting sequences."""
+        return self._waiting.num_tokens
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._running.num_preemptions
+
+    @property
+    def num_prefix_hit_tokens(self) -> int:
+        return self._running.num_prefix_hit_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_id)
+
+    def request_ids(self) -> list[str]:
+        """All requests, waiting or running, in the order of arrival."""
+        return list(self._by_id)
+
+    def reconfigure(self, settings: SchedulerSettings) -> None:
+        """From the next step on. Nobody is sent away: a smaller limit only lets nobody in until it holds."""
+        if settings.scheduling_policy != self._settings.scheduling_policy:
+            self._waiting.change_policy(POLICIES[settings.scheduling_policy]())
+        if settings.chunked_prefill != self._settings.chunked_prefill:
+            self._prefill = make_prefill_mode(settings.chunked_prefill)
+        self._running.max_num_seqs = settings.max_num_seqs
+        self._settings = settings
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it can never run, or its id is in use.
+            Overloaded: the queue is full.
+        """
+        sequence = Sequence(request, self._num_added)
+        if sequence.id in self._by_id:
+            raise InvalidRequest(f"request id {sequence.id!r} is in use")
+        check_request(sequence, self._settings, self._blocks, self._max_model_len, self._vocab_size)
+        check_queue(sequence, self._settings, self._waiting, len(self._running))
+        self._num_added += 1
+        sibling = self._by_id.get(request.same_prompt_as)
+        if sibling is not None and _shares_prompt(sequence, sibling):
+            sequence.sibling = sibling
+        if request.sampling.num_beams > 1:
+            self._beams[request.id] = BeamGroup(sequence)
+        self._by_id[sequence.id] = sequence
+        self._waiting.add(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Forget a request and free its blocks. Returns what it was; None when it is not known (any more)."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            self._remove(sequence)
+        return sequence
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose deadline has passed."""
+        outputs: list[RequestOutput] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number, request_id = heapq.heappop(self._deadlines)
+            sequence = self._by_id.get(request_id)
+            if sequence is not None and sequence.number == number:
+                error = DeadlineExceeded(
+                    f"the request's time is over; {sequence.num_output_tokens} tokens were generated"
+                )
+                outputs += self.fail([sequence], error)
+        return outputs
+
+    def schedule(self, now: float) -> Step | None:
+        """Plan the next step, or None when there is nothing to compute."""
+        if not self._by_id:
+            return None
+        draft = StepDraft()
+        self._prefill.plan(self._running, self._settings, draft, now)
+        if not draft.decodes and not draft.prefills:
+            return None
+        if draft.prefills:
+            self._count_recomputed(draft)
+            self._waiting.policy.computed(draft.prefills)
+        self._waiting.policy.computed(draft.decodes)
+        draft.copies[:0] = self._running.take_copies()
+        return draft.finish(self._running.take_scrub())
+
+    def take_started(self) -> list[Sequence]:
+        """Those admitted for the first time since the last call."""
+        return self._running.take_started()
+
+    def take_answered(self) -> list[Sequence]:
+        """Those that gave their clients a first token since the last call."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def update(
+        self,
+        step: Step,
+        tokens: list[SampledToken],
+        now: float,
+        prompt_logprobs: Iterable[list[PromptLogprob]] = (),
+    ) -> list[RequestOutput]:
+        """`begin` and `finish`, for a step that is done already."""
+        self.begin(step)
+        return self.finish(step, tokens, now, prompt_logprobs)
+
+    def begin(self, step: Step) -> None:
+        """The step is running, and the next one is planned before its tokens are known: what it computes counts as
+        computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
+        running, decodes = self._running, step.num_decodes
+        # Beams do not run ahead: which of them go on is decided by all of a step's results.
+        for sequence, start in zip(step.sequences[:decodes], step.plan.starts[:decodes], strict=True):
+            if sequence.may_give_way and not sequence.done:
+                sequence.num_computed_tokens = start + 1
+                sequence.num_in_flight += 1
+                sequence.num_pending += 1
+                sequence.token_ids.append(UNKNOWN_TOKEN)
+                if start + 2 >= sequence.max_num_tokens:
+                    running.completes(sequence)
+        for sequence, start, count, want in step.prefills:
+            if sequence.may_give_way and not sequence.done:
+                sequence.num_computed_tokens = start + count
+                sequence.num_in_flight += count
+                if not want & WANT_LOGITS:
+                    continue
+                sequence.num_pending += 1
+                sequence.token_ids.append(UNKNOWN_TOKEN)
+                if sequence.is_complete:
+                    running.completes(sequence)
+                else:
+                    running.generates(sequence)
+
+    def finish(
+        self,
+        step: Step,
+        tokens: list[SampledToken],
+        now: float,
+        prompt_logprobs: Iterable[list[PromptLogprob]] = (),
+    ) -> list[RequestOutput]:
+        """Take in what a step that has begun computed; returns the outputs of all sequences that gained a token or
+        ended. By now some of them may have ended already, or given way.
+
+        tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
+        """
+        decodes = step.num_decodes
+        places = []
+        for sequence, start, count, want in step.prefills:
+            _settle(sequence, start, count)
+            if want & WANT_LOGITS:
+                places.append(start + count)
+        for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
+            sequence.prompt_logprobs.extend(scores)
+        outputs = self._take_decodes(step, tokens[:decodes], now)
+        for sequence, place, token in zip(step.sampled[decodes:], places, tokens[decodes:], strict=True):
+            outputs += self._take(sequence, token, now, place)
+        return outputs
+
+    def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
+        """End sequences with an error."""
+        outputs = []
+        for one in sequences:
+            sequence = self._by_id.get(one.request.id)
+            if sequence is not None:
+                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
+                self._remove(sequence, failed=True)
+        return outputs
+
+    def _count_recomputed(self, draft: StepDraft) -> None:
+        for sequence, count in draft.prefills.items():
+            start = sequence.num_computed_tokens
+            if start < sequence.num_ever_computed:
+                self.num_recomputed_tokens += min(start + count, sequence.num_ever_computed) - start
+
+    def _take_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
+        """The next tokens of those that are generating. In few words, for there are hundreds in every step."""
+        outputs: list[RequestOutput] = []
+        block_size = self._blocks.block_size
+        sequences, starts = step.sequences[: len(tokens)], step.plan.starts[: len(tokens)]
+        for sequence, start, token in zip(sequences, starts, tokens, strict=True):
+            token_id = token.token_id
+            if (
+                start < sequence.last_plain_start
+                and token_id not in sequence.stop_token_ids
+                and token.finite
+                and sequence.row >= 0  # it has not ended since, nor given way
+            ):
+                sequence.num_pending -= 1
+                sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
+                sequence.num_verified_tokens = settled = sequence.num_computed_tokens - in_flight
+                sequence.token_ids[start + 1] = token_id
+                if not settled % block_size:
+                    self._blocks.keep(sequence)
+                outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
+            else:
+                _settle(sequence, start, 1)
+                outputs += self._take(sequence, token, now, start + 1)
+        return outputs
+
+    def _take(self, sequence: Sequence, token: SampledToken, now: float, place: int) -> list[RequestOutput]:
+        """A token that is a first or a last one, or comes with something to tell, or too late."""
+        # By a token that came before a late step's, or its beam search has ended in this very step.
+        if sequence.done:
+            return []
+        if sequence.may_give_way:
+            sequence.num_pending -= 1
+        if not token.finite:
+            return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
+        if not sequence.waits:  # it may have given way since a late step began
+            sequence.num_verified_tokens = sequence.num_settled_tokens
+            self._blocks.keep(sequence)
+        if not sequence.may_give_way:
+            return self._take_beam(sequence, token)
+        sequence.token_ids[place] = token.token_id
+        reason = None
+        if token.token_id in sequence.stop_token_ids:
+            reason = FinishReason.EOS_TOKEN
+        elif place + 1 >= sequence.max_num_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._remove(sequence)
+        elif not sequence.num_pending and not sequence.waits:
+            self._running.generates(sequence)
+        logprobs = () if token.logprob is None else (token.logprob,)
+        top = (token.top,) if sequence.request.sampling.top_logprobs else ()
+        if sequence.first_token_time is not None:
+            return [RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)]
+        sequence.first_token_time = now
+        self._answered.append(sequence)
+        if token.logprob is None:
+            sequence.last_plain_start = sequence.max_num_tokens - 2
+        output = RequestOutput(
+            sequence.id,
+            (token.token_id,),
+            logprobs,
+            top,
+            tuple(sequence.prompt_logprobs),
+            reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
+        return [output]
+
+    def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
+        """What can follow in one sequence of a beam search; it may have ended in this very step."""
+        group = self._beams.get(sequence.request.id)
+        output = None if group is None else group.take(sequence, token.top, self._running)
+        if output is None:
+            return []
+        self._answered.append(sequence)
+        self._remove(self._by_id[output.id])
+        return [output]
+
+    def _remove(self, sequence: Sequence, failed: bool = False) -> None:
+        del self._by_id[sequence.id]
+        self._beams.pop(sequence.id, None)
+        for one in (sequence, *sequence.companions):
+            one.done = True
+        self._running.remove(sequence, failed)
+
+
+def _settle(sequence: Sequence, start: int, count: int) -> None:
+    """What a step computed of it counts from now on, unless it has given way since."""
+    if not sequence.may_give_way:
+        sequence.num_computed_tokens = start + count
+    elif not sequence.waits:
+        sequence.num_in_flight -= count
+
+
+def _shares_prompt(sequence: Sequence, other: Sequence) -> bool:
+    return (
+        other.request.prompt_token_ids == sequence.request.prompt_token_ids
+        and other.request.tenant == sequence.request.tenant
+        # What is taken over is not computed, and gives no log-probabilities.
+        and sequence.request.sampling.prompt_logprobs is None
+    )

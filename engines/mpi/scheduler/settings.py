@@ -1,0 +1,90 @@
+"""Changes of the scheduler's settings while it runs, checked as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from engines.core import SchedulerSettings
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.scheduler.policies import POLICIES
+
+Value = int | float | bool | str | None
+
+_LEAST: dict[str, int] = {
+    "max_num_seqs": 1,
+    "max_prefill_tokens": 1,
+    "max_num_batched_tokens": 1,
+    "max_waiting": 1,
+    "max_queued_tokens": 1,
+    "max_waiting_tokens": 0,
+    "waiting_steps": 0,
+}
+
+
+class BadSettings(Exception):
+    """Nothing was changed. `refused`: by field, why."""
+
+    def __init__(self, refused: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in refused.items()))
+        self.refused = refused
+
+
+def change(
+    settings: SchedulerSettings, changes: Mapping[str, Value], measured: LargestStep | None
+) -> SchedulerSettings:
+    """Return the settings with these changes.
+
+    measured: the step that memory was measured for at the start; no step may become larger. None: no bound.
+
+    Raises:
+        BadSettings: one of the values is not accepted, or no such setting exists.
+    """
+    refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
+    if measured is not None:
+        refused = {**_too_large(changes, measured), **refused}
+    if refused:
+        raise BadSettings(refused)
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str, str]:
+    """Changes that would allow steps which the measurement does not cover.
+
+    `max_prefill_tokens` is none of them: prompts are bounded by `max_num_batched_tokens` too.
+    """
+    refused: dict[str, str] = {}
+    for name, limit in (
+        ("max_num_seqs", measured.num_seqs),
+        ("max_num_batched_tokens", measured.num_tokens),
+    ):
+        value = changes.get(name)
+        if isinstance(value, int) and value > limit:
+            refused[name] = (
+                f"given {value}; accepted: at most {limit}, for which memory was measured at the start"
+            )
+    if changes.get("chunked_prefill") is False and measured.max_model_len > measured.num_tokens:
+        refused["chunked_prefill"] = (
+            f"given false; accepted: true, as memory was measured at the start for steps of at most"
+            f" {measured.num_tokens} tokens (option.max_num_batched_tokens), and without chunks a whole prompt runs in"
+            f" one step, up to {measured.max_model_len} tokens (option.max_model_len)"
+        )
+    return refused
+
+
+def _problem(name: str, value: Value) -> str:
+    """Say why a value is not accepted; empty when it is."""
+    if name == "scheduling_policy":
+        return "" if value in POLICIES else f"given {value!r}; accepted: {', '.join(POLICIES)}"
+    if name == "chunked_prefill":
+        return "" if isinstance(value, bool) else f"given {value!r}; accepted: true or false"
+    if name == "waiting_served_ratio":
+        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1000
+        return "" if good else f"given {value!r}; accepted: a number from 0 to 1000"
+    if name not in _LEAST:
+        return "cannot be changed while the engine runs"
+    if name == "max_queued_tokens" and value is None:
+        return ""
+    if not isinstance(value, int) or isinstance(value, bool) or value < _LEAST[name]:
+        return f"given {value!r}; accepted: a whole number of at least {_LEAST[name]}"
+    return ""

@@ -1,0 +1,150 @@
+"""A step: while it is put together, and when it is ready to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step_plan import (
+    UNKNOWN_TOKEN,
+    WANT_LOGITS,
+    WANT_NOTHING,
+    WANT_PROMPT_LOGPROBS,
+    PlanKind,
+    StepPlan,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan, and whose it is: `sequences[i]` is the owner of `plan.rows[i]`."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    num_decodes: int
+    """So many of the first sequences are generating: one token each, and each gains the next."""
+
+    @property
+    def prefills(self) -> Iterable[tuple[Sequence, int, int, int]]:
+        """Those that do not generate yet: each with its first token's place, number of tokens and what is wanted."""
+        plan, decodes = self.plan, self.num_decodes
+        return zip(
+            self.sequences[decodes:],
+            plan.starts[decodes:],
+            plan.query_lens[decodes:],
+            plan.wants[decodes:],
+            strict=True,
+        )
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that gain a token, in the plan's order."""
+        others = [sequence for sequence, _, _, want in self.prefills if want & WANT_LOGITS]
+        return (*self.sequences[: self.num_decodes], *others)
+
+    @property
+    def scored(self) -> list[tuple[Sequence, int, int]]:
+        """Sequences whose prompt's log-probabilities are wanted, each with the first and the last of its tokens in
+        this step (half-open)."""
+        return [
+            (sequence, start, start + count)
+            for sequence, start, count, want in self.prefills
+            if want & WANT_PROMPT_LOGPROBS
+        ]
+
+    def with_known_tokens(self) -> Step:
+        """The same step, after those before it have ended: tokens that were unknown when it was planned are in it."""
+        tokens, at = list(self.plan.token_ids), 0
+        for sequence, start, count in zip(
+            self.sequences, self.plan.starts, self.plan.query_lens, strict=True
+        ):
+            if tokens[at] == UNKNOWN_TOKEN:
+                tokens[at] = sequence.token_ids[start]
+            at += count
+        return replace(self, plan=replace(self.plan, token_ids=tokens))
+
+    def halves(self) -> tuple[Step, Step]:
+        """The same tokens as two steps. What else a plan does was done when the whole was tried."""
+        middle, end = len(self.sequences) // 2, len(self.sequences)
+        decodes = min(self.num_decodes, middle)
+        return (
+            Step(self.plan.part(0, middle), self.sequences[:middle], decodes),
+            Step(self.plan.part(middle, end), self.sequences[middle:], self.num_decodes - decodes),
+        )
+
+
+class StepDraft:
+    """Who computes how many tokens, so far. Belongs to one call of `Scheduler.schedule`."""
+
+    def __init__(self) -> None:
+        self.decodes: dict[Sequence, int] = {}
+        """Generating sequences, each with 1: their newest token."""
+        self.prefills: dict[Sequence, int] = {}
+        """Those that catch up, each with so many tokens."""
+        self.num_prefill_tokens = 0
+        self.grown: list[Sequence] = []
+        """Of the generating ones, those whose block tables may have new entries."""
+        self.copies: list[int] = []
+        """Pairs of blocks, source and destination."""
+        self.preempted = False
+        """Somebody had to give way."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + self.num_prefill_tokens
+
+    def add_prefill(self, sequence: Sequence, count: int) -> None:
+        self.prefills[sequence] = count
+        self.num_prefill_tokens += count
+
+    def drop(self, sequence: Sequence) -> None:
+        """It gives way, and its tokens with it."""
+        self.preempted = True
+        self.decodes.pop(sequence, None)
+        self.num_prefill_tokens -= self.prefills.pop(sequence, 0)
+
+    def finish(self, scrub_blocks: list[int]) -> Step:
+        """The step. Tells the ranks what they do not know of the block tables."""
+        # Comprehensions, for this is done for hundreds of sequences in every step.
+        decodes, prefills = self.decodes, self.prefills
+        sequences = (*decodes, *prefills)
+        starts = [s.num_computed_tokens for s in sequences]
+        token_ids = [s.token_ids[-1] for s in decodes]
+        for (sequence, count), start in zip(prefills.items(), starts[len(decodes) :], strict=True):
+            token_ids.extend(sequence.token_ids[start : start + count])
+        updates: list[int] = []
+        for sequence in (*self.grown, *prefills):
+            told, num_blocks = sequence.num_told_blocks, len(sequence.block_table)
+            if told == num_blocks:
+                continue
+            updates.extend((sequence.row, told, num_blocks - told))
+            updates.extend(sequence.block_table[told:])
+            sequence.num_told_blocks = num_blocks
+        plan = StepPlan(
+            PlanKind.STEP,
+            [s.row for s in sequences],
+            starts,
+            [*decodes.values(), *prefills.values()],
+            [WANT_LOGITS] * len(decodes) + [_wants(*each) for each in prefills.items()],
+            token_ids,
+            updates,
+            self.copies,
+            scrub_blocks,
+        )
+        return Step(plan, sequences, len(decodes))
+
+
+def is_decoding(sequence: Sequence) -> bool:
+    """All but its newest output token is computed."""
+    num_tokens = len(sequence.token_ids)
+    return sequence.num_computed_tokens == num_tokens - 1 and num_tokens > sequence.num_prompt_tokens
+
+
+def _wants(sequence: Sequence, count: int) -> int:
+    num_tokens = len(sequence.token_ids)
+    reaches_end = sequence.num_computed_tokens + count == num_tokens
+    want = WANT_LOGITS if reaches_end else WANT_NOTHING
+    if sequence.request.sampling.prompt_logprobs is not None and num_tokens == sequence.num_prompt_tokens:
+        want |= WANT_PROMPT_LOGPROBS
+    return want
