@@ -14,7 +14,7 @@ from tests.support.examples import examples
 from tests.support.paths import prepare_bundled_model
 from tests.support.randomness import FULL
 from tests.support.seaweed import Seaweed, running, weed
-from tests.support.server import Server, StartServer
+from tests.support.server import Server, StartServer, properties_text
 from tests.support.skips import unexpected
 
 settings.register_profile("property", examples(100))
@@ -22,6 +22,7 @@ settings.load_profile("property")
 
 _SLOW = (
     "tests/e2e/",
+    "tests/docs/test_commands.py",
     "tests/container/test_tokenizer_files.py",
     "tests/container/test_prepare.py",
     "tests/engines/mpi/test_worker.py",
@@ -60,6 +61,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def bundled_model() -> Path:
     """Folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` names another folder to use."""
     return prepare_bundled_model()
+
+
+@pytest.fixture(scope="session")
+def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the bundled model: one rank, paged attention, otherwise defaults."""
+    text = properties_text(bundled_model, paged_attention=True, max_rolling_batch_size=32)
+    with Server(tmp_path_factory.mktemp("paged"), text) as server:
+        server.wait_ready()
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.client import Answer, Client
 from tests.support.dynamic_server import dynamic_properties
 from tests.support.metrics import wait_metrics
-from tests.support.server import ADMIN_HEADERS, Server, properties_text
+from tests.support.server import ADMIN_HEADERS, Server
 from tests.support.tokenizers import save_gpt2
 
 SCHEDULER = "/admin/scheduler"
@@ -28,15 +28,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     size = save_gpt2(folder, as_json=True)
     save_llama(folder, vocab_size=size, bos_token_id=0, eos_token_id=0, max_position_embeddings=256)
     return folder
-
-
-@pytest.fixture(scope="session")
-def paged_server(bundled_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Degree 1, paged attention, otherwise defaults."""
-    text = properties_text(bundled_model, paged_attention=True, max_rolling_batch_size=32)
-    with Server(tmp_path_factory.mktemp("paged"), text) as server:
-        server.wait_ready()
-        yield server
 
 
 @pytest.fixture(scope="session")

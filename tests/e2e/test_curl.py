@@ -1,17 +1,15 @@
-"""curl against a live server: every route, and every curl line of the README as it stands there."""
+"""curl against a live server, on every route. tests/docs runs the lines of the documentation."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
 from typing import Any
 
 import pytest
 
-from tests.support.paths import REPO_ROOT
-from tests.support.server import ADMIN_TOKEN, Server
+from tests.support.server import Server
 
 pytestmark = [
     pytest.mark.e2e,
@@ -19,7 +17,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here"),
 ]
 
-README_ADDRESS = "http://127.0.0.1:8080"
 JSON = ["-H", "Content-Type: application/json"]
 
 
@@ -41,58 +38,6 @@ def events(text: str) -> list[str]:
     blocks = text.split("\n\n")
     assert blocks.pop() == ""
     return [block.removeprefix("data: ") for block in blocks]
-
-
-def check(text: str) -> None:
-    """An answer of ours, whole or streamed, that holds generated text and no error."""
-    if text.startswith("data: "):
-        *records, last = events(text)
-        assert last == "[DONE]" or "generated_text" in json.loads(last)
-        found = [json.loads(record) for record in records]
-    else:
-        found = [json.loads(line) for line in text.splitlines()]
-    assert found
-    assert '"error"' not in text
-    assert any(word in text for word in ("generated_text", "choices", '"object":"list"', "Healthy"))
-
-
-def readme_lines() -> list[str]:
-    """The README's curl commands, their continued lines joined; each may span lines in single quotes too."""
-    text = (REPO_ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    return [line.strip() for line in text.splitlines() if line.startswith("curl ")]
-
-
-def test_the_readme_has_curl_lines() -> None:
-    assert len(readme_lines()) >= 3
-
-
-@pytest.mark.parametrize("line", readme_lines())
-def test_a_line_of_the_readme(line: str, paged_server: Server) -> None:
-    command, *arguments = shlex.split(line)
-    assert command == "curl"
-    assert any(README_ADDRESS in argument for argument in arguments)
-    arguments = [
-        argument.replace(README_ADDRESS, paged_server.base_url).replace("$LMI_ADMIN_TOKEN", ADMIN_TOKEN)
-        for argument in arguments
-    ]
-    if any("/admin/" in argument for argument in arguments):
-        _check_admin_line(arguments, f"{paged_server.base_url}/admin/scheduler")
-        return
-    text = curl(*arguments)
-    if not any(argument.endswith("/metrics") for argument in arguments):
-        check(text)
-
-
-def _check_admin_line(arguments: list[str], url: str) -> None:
-    """What it asks for is in force then; the server is left as it was, for others use it too."""
-    token = ["-H", f"Authorization: Bearer {ADMIN_TOKEN}"]
-    before = json.loads(curl("-s", url, *token))
-    try:
-        after = json.loads(curl(*arguments))
-        asked = json.loads(arguments[arguments.index("-d") + 1])
-        assert after == {**before, **asked} != before
-    finally:
-        curl("-s", "-X", "PATCH", url, *token, *JSON, "-d", json.dumps(before))
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/predictions/any-model", "/predictions/any-model/v1"])

@@ -1,0 +1,25 @@
+"""Commands of the documentation that no test runs as they stand, each with the reason.
+
+The beginning of a command decides, the longest one where several fit. An entry that fits no command fails a test, and
+so does a command that cannot run and has no entry: it is run.
+"""
+
+from __future__ import annotations
+
+NOT_RUN = {
+    "aws ": "needs an AWS account",
+    "docker ": "needs Docker and base images; tests/container/test_image.py checks the Dockerfile and the entry script",
+    "make ": "installs, or takes minutes to hours; a dry run (make -n) shows that target and variables exist",
+    "lmi serve ": "does not end; the configuration is loaded, and the server of these tests is started by this command",
+    ".venv/bin/lmi serve ": "as lmi serve",
+    "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
+    "lmi prepare s3://": "needs a bucket; tests/e2e/test_s3.py runs it on an S3 server",
+    ".venv/bin/pre-commit ": "changes the hooks of the checkout",
+    ".venv/bin/python -m pytest ": "is this test run",
+    ".venv/bin/python -m tests.verify.": "takes minutes to hours; make verify runs it",
+}
+
+
+def entry(command: str) -> str | None:
+    """The beginning in `NOT_RUN` that fits; None: the command is run."""
+    return max((start for start in NOT_RUN if command.startswith(start)), key=len, default=None)

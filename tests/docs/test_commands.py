@@ -1,0 +1,198 @@
+"""Every command and program of the documentation, run as it stands against one server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from container.cli import main
+from lmi_server.properties.loader import load
+from tests.docs.not_run import NOT_RUN, entry
+from tests.docs.pages import Block, Command, blocks, commands, read
+from tests.docs.platform import SageMakerControl
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.sagemaker_front import SageMakerFront
+from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
+
+ADDRESS = "http://127.0.0.1:8080"
+LANGUAGES = {"shell", "python", "properties", "json", "text"}
+SECONDS = 120
+SHELL = 'set -eu; curl() { command curl -fS --max-time 60 "$@"; }\n'
+"""An error status is an error of curl's."""
+SETTINGS = "/admin/scheduler"
+_MODULE = re.compile(r"\.venv/bin/python -m ([\w.]+)")
+_ANSWERS = (
+    "generated_text",
+    '"choices"',
+    '"object":"list"',
+    "Healthy",
+    "max_rolling_batch_size",
+    "# TYPE lmi_",
+)
+
+live = [pytest.mark.e2e, pytest.mark.model]
+
+
+def by_entry(run: bool) -> list[Command]:
+    return [command for command in commands() if (entry(command.text) is None) is run]
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    unknown = [
+        f"{block}: {block.language or 'none'}" for block in blocks() if block.language not in LANGUAGES
+    ]
+    assert unknown == []
+
+
+def test_the_table_of_commands_that_are_not_run_is_up_to_date() -> None:
+    texts = [command.text for command in commands()]
+    assert [start for start in NOT_RUN if start not in map(entry, texts)] == []
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `lmi`, as an installation has it."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "lmi"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m container "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def settings_kept(paged_server: Server) -> Iterator[None]:
+    """The shared server's settings are the same after the test."""
+    client = paged_server.client
+    before = client.get(SETTINGS, headers=ADMIN_HEADERS).json()
+    yield
+    with client.call("PATCH", SETTINGS, before, ADMIN_HEADERS) as call:
+        assert call.read().status == 200
+
+
+def local(text: str, server: Server) -> str:
+    """The same, for this checkout and the running server."""
+    text = text.replace(ADDRESS, server.base_url).replace(".venv/bin/lmi", "lmi")
+    return text.replace(".venv/bin/python", shlex.quote(sys.executable))
+
+
+@pytest.mark.parametrize("command", by_entry(run=True), ids=str)
+@pytest.mark.e2e
+@pytest.mark.model
+def test_a_command(command: Command, paged_server: Server, programs: Path, settings_kept: None) -> None:
+    search = os.pathsep.join([str(programs), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", SHELL + local(command.text, paged_server)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=REPO_ROOT,
+        env=child_environment({"PATH": search, "LMI_ADMIN_TOKEN": ADMIN_TOKEN}),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    if command.text.startswith("curl "):
+        assert '"error"' not in done.stdout
+        assert any(word in done.stdout for word in _ANSWERS), done.stdout
+
+
+@pytest.mark.parametrize("command", by_entry(run=False), ids=str)
+def test_what_can_be_checked_of_a_command_that_is_not_run(command: Command) -> None:
+    words = shlex.split(command.text)
+    if words[0].endswith("lmi"):
+        check_lmi(words[1:])
+    elif words[0] == "make":
+        check_make(words[1:])
+    elif match := _MODULE.match(command.text):
+        assert importlib.util.find_spec(match[1]) is not None
+
+
+def check_lmi(words: list[str]) -> None:
+    """Command and options exist, and so does what `lmi serve` would serve. Raises `click.UsageError`."""
+    group = click.Context(main)
+    sub = main.get_command(group, words[0])
+    assert sub is not None
+    context = sub.make_context(words[0], words[1:], parent=group)
+    if words[0] == "serve":
+        load(REPO_ROOT / context.params["path"], {})
+
+
+def check_make(words: list[str]) -> None:
+    done = subprocess.run(["make", "-n", *words], capture_output=True, text=True, check=False, cwd=REPO_ROOT)
+    assert done.returncode == 0, done.stderr
+    makefile = (REPO_ROOT / "Makefile").read_text(encoding="utf-8")
+    for name, _, value in (word.partition("=") for word in words if "=" in word):
+        assert f"$({name})" in makefile or f"$(filter list,$({name}))" in makefile
+        if name == "PROPERTIES":
+            load(REPO_ROOT / value, {})
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+@pytest.mark.e2e
+@pytest.mark.model
+def test_a_program(block: Block, paged_server: Server) -> None:
+    with SageMakerFront(paged_server.base_url) as front, SageMakerControl() as control:
+        environment = {
+            "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": front.url,
+            "AWS_ENDPOINT_URL_SAGEMAKER": control.url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", local(block.text, paged_server)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            env=child_environment(environment),
+        )
+    assert done.returncode == 0, done.stderr
+    if "create_model" in block.text:
+        wanted = ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DescribeEndpoint"]
+        assert control.operations == wanted
+    else:
+        assert "Paris" in done.stdout
+
+
+@pytest.mark.parametrize("block", blocks("properties"), ids=str)
+def test_a_configuration(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(block.text, encoding="latin-1")
+    assert load(tmp_path, {}).warnings == ()
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def test_json(block: Block) -> None:
+    rights = {action for one in json.loads(block.text)["Statement"] for action in one["Action"]}
+    assert rights >= {"s3:ListBucket", "s3:GetObject"}
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_the_page_on_metrics_has_each_that_the_server_reports(paged_server: Server) -> None:
+    types = re.findall(r"^# TYPE (lmi_\w+) ", paged_server.client.get("/metrics").body, re.MULTILINE)
+    names = [name for name in types if not name.endswith("_created")]
+    page = (REPO_ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    assert names
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_every_route_of_the_table_exists(paged_server: Server) -> None:
+    rows = read(REPO_ROOT / "docs/getting-started.md").rows("Routes")
+    routes = [route.split() for row in rows for route in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])]
+    assert len(routes) > 10
+    for method, path in routes:
+        with paged_server.client.call("OPTIONS", re.sub(r"{\w+}", "any", path), None, ADMIN_HEADERS) as call:
+            assert method in call.read().headers["allow"], path
