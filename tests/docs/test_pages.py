@@ -47,7 +47,7 @@ def sources() -> str:
         path
         for top in TOP[:5]
         for path in (REPO_ROOT / top).rglob("*")
-        if path.suffix in (".py", ".sh", ".c")
+        if path.suffix in (".py", ".sh", ".c", ".csv", ".toml")
     ]
     files += [REPO_ROOT / "Makefile", REPO_ROOT / "Dockerfile"]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
