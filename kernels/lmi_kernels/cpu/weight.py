@@ -13,25 +13,43 @@ _LANES = 16
 """Rows begin at multiples of so many numbers: 64 bytes."""
 _BLOCK = 1024
 """Rows that are widened to fp32 at a time."""
+_ROTATED = 64
+"""Numbers that are rotated together: `kBlock` of `native/rotate.inc`."""
 
 
 def padded(width: int) -> int:
     return -(-width // _LANES) * _LANES
 
 
+def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Multiply blocks of 64 numbers by the Hadamard matrix of that order, divided by 8: orthogonal, its own inverse.
+
+    Args:
+        rows: [num_rows, width], of floating point.
+
+    Returns: [num_rows, width rounded up to 64], fp32, bit by bit what the kernels make of rows (`native/rotate.inc`).
+    """
+    width = rows.shape[1]
+    rows = torch.nn.functional.pad(rows.float(), (0, -width % _ROTATED)) / 8
+    for distance in (1, 2, 4, 8, 16, 32):
+        low, high = rows.view(len(rows), -1, 2, distance).unbind(2)
+        rows = torch.stack((low + high, low - high), 2).view(len(rows), -1)
+    return rows
+
+
 def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round each row to integers of -127 to 127 times a scale, max|row| / 127; a row of zeros has scale 0.
+    """Rotate each row, then round it to integers of -127 to 127 times a scale, max|row| / 127.
 
     Args:
         weight: [rows, columns], of floating point.
 
     Returns:
-        The integers [rows, columns], int8, and the scales [rows], fp32.
+        The integers [rows, columns rounded up to 64], int8, and the scales [rows], fp32: 0 of a row of zeros.
     """
-    integers = torch.empty(weight.shape, dtype=torch.int8)
+    integers = torch.empty(len(weight), -(-weight.shape[1] // _ROTATED) * _ROTATED, dtype=torch.int8)
     scales = torch.empty(len(weight))
     for start in range(0, len(weight), _BLOCK):
-        block = weight[start : start + _BLOCK].float()
+        block = rotate_rows(weight[start : start + _BLOCK])
         scale = block.abs().amax(dim=1) / 127
         factor = torch.where(scale > 0, 1 / scale, 0)
         integers[start : start + _BLOCK] = (block * factor[:, None]).round_().clamp_(-127, 127)

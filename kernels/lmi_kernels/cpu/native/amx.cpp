@@ -21,6 +21,7 @@ constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied
 #include "math.inc"
 #include "work.inc"
 #include "tiles.inc"
+#include "rotate.inc"
 #include "linear_int8.inc"
 #include "amx.inc"
 #include "pairs_few_rows.inc"

@@ -19,6 +19,7 @@ constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of
 #include "math.inc"
 #include "work.inc"
 #include "tiles.inc"
+#include "rotate.inc"
 #include "linear_int8.inc"
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 // A panel of floating point is [in_features][32]; with bf16, column j and column j + 16 are neighbours, so that one load
 // and a shift or a mask give two vectors. A panel of int8 is [depth / 4][32][4]: four integers of each column side by
-// side, the depth being in_features rounded up to 64 with zeros; weight = integer * scale of its column. A panel of bf16
+// side, the depth being in_features rounded up to 64; integer * scale of its column is a number of the turned column
+// (`rotate.inc`). A panel of bf16
 // in pairs is [depth / 2][32][2], the depth being in_features rounded up to 32.
 #include <sys/mman.h>
 
@@ -58,7 +59,7 @@ void fill_pairs(const Weight& weight, int64_t column, const uint16_t* from) {
 void fill_integers(const Weight& weight, int64_t column, const int8_t* from) {
   auto* at = reinterpret_cast<int8_t*>(panel_of(weight, column)) + column % kPanel * 4;
   int32_t sum = 0;
-  for (int64_t k = 0; k < weight.in_features; ++k) {
+  for (int64_t k = 0; k < depth_of(weight.in_features); ++k) {
     at[k / 4 * 4 * kPanel + k % 4] = from[k];
     sum += from[k];
   }
@@ -103,12 +104,12 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
 }
 
 // Columns first_column, first_column + step, ... of the product, from `num_rows` rows of a matrix
-// [num_rows, in_features] in the weight's storage.
+// [num_rows, in_features] in the weight's storage; of integers, [num_rows, depth], turned.
 EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, int64_t step, const void* rows, int64_t num_rows) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t column = first_column + row * step, first = row * weight->in_features;
     if (weight->storage == kInt8)
-      fill_integers(*weight, column, static_cast<const int8_t*>(rows) + first);
+      fill_integers(*weight, column, static_cast<const int8_t*>(rows) + row * depth_of(weight->in_features));
     else if (weight->storage == kBf16Pairs)
       fill_pairs(*weight, column, static_cast<const uint16_t*>(rows) + first);
     else if (weight->storage == kFp32)
