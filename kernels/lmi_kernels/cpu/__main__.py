@@ -7,6 +7,4 @@ if library is not None:
     print(f"native CPU kernels: {library.instructions}")
 else:
     print("native CPU kernels are not built or not usable here: torch serves on a CPU, more slowly, and")
-    print(
-        "option.quantize=int8 is refused; a C++ compiler (g++ or clang++) and another installation build them"
-    )
+    print("option.quantize=int8 is refused; g++ and another installation build them")

@@ -5,6 +5,8 @@
 
 #include "native.h"
 
+#if LMI_HAS_AMX
+
 // Products and sums are fused where `Vec::fma` says so, not where the compiler likes.
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8,amx-bf16,avx2,fma,f16c")
@@ -48,3 +50,14 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
 }
 
 }  // namespace lmi
+
+#else  // never called
+
+namespace lmi {
+
+void multiply_int8_amx(const Linear&, int64_t, int64_t, Worker&) {}
+void multiply_pairs_amx(const Linear&, int64_t, int64_t, Worker&) {}
+
+}  // namespace lmi
+
+#endif

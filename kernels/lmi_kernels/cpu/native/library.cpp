@@ -26,8 +26,12 @@ bool processor_has(const Kernels* kernels) {
   if (kernels == avx512_kernels()) return avx512;
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   if (kernels == avx512_vnni_kernels()) return vnni;
+#if LMI_HAS_AMX
   return vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
          __builtin_cpu_supports("amx-bf16") && may_use_tiles();
+#else
+  return false;
+#endif
 }
 
 const Kernels* used = nullptr;

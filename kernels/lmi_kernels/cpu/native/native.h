@@ -17,6 +17,11 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// Whether the compiler knows AMX: GCC does from 11 on.
+#ifndef LMI_HAS_AMX
+#define LMI_HAS_AMX (__GNUC__ >= 11)
+#endif
+
 namespace lmi {
 
 // How numbers are stored. Arithmetic is fp32 everywhere but in int8 products.
