@@ -177,6 +177,10 @@ class Attention(Struct):
         ("cache", c_void_p),
         ("num_heads", c_int32),
         ("scale", c_float),
+        ("window", c_int32),
+        ("softcap", c_float),
+        ("slopes", c_void_p),
+        ("sinks", c_void_p),
         ("scratch", c_void_p),
         ("scratch_bytes", c_int64),
     )

@@ -31,6 +31,19 @@ class Chunk:
     stop: int
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of scores; see `Attention` in `native.h`."""
+
+    window: int = 0
+    softcap: float = 0.0
+    slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
+_PLAIN = Rule()
+
+
 class Sequences:
     """Random queries, keys and values of some sequences, their blocks shuffled."""
 
@@ -68,9 +81,10 @@ class Sequences:
         return cache
 
     def attend(
-        self, library: Library, team: Team, chunks: Many[Chunk], split: bool = True
+        self, library: Library, team: Team, chunks: Many[Chunk], split: bool = True, rule: Rule = _PLAIN
     ) -> list[torch.Tensor]:
-        """Attend in one step; rows of no chunk stand between those of chunks.
+        """Attend in one step; rows of no chunk stand between those of chunks. Blocks that are before all windows are
+        given to others: block 0, whose numbers are NaN.
 
         Args:
             split: False: no scratch beyond what workers need for themselves, so that no sequence is split.
@@ -83,12 +97,15 @@ class Sequences:
         num_rows = sum(chunk.stop - chunk.start + gap for chunk in chunks)
         q = torch.full((num_rows, width + 5), torch.nan)
         y = torch.full((num_rows, width + 1), torch.nan)
-        sequences, rows, row = [], [], 0
+        sequences, tables, rows, row = [], [], [], 0
         for chunk in chunks:
             length = chunk.stop - chunk.start
             rows.append(slice(row, row + length))
             q[rows[-1], :width] = self.q[chunk.sequence][chunk.start : chunk.stop].flatten(1)
-            blocks = self.blocks[chunk.sequence].data_ptr()
+            tables.append(self.blocks[chunk.sequence].clone())
+            if rule.window:
+                tables[-1][: max(0, chunk.start - rule.window + 1) // shape.block_size] = 0
+            blocks = tables[-1].data_ptr()
             sequences.append(Sequence(first_row=row, query_len=length, kv_len=chunk.stop, blocks=blocks))
             row += length + gap
         size = library.attention_scratch_bytes(
@@ -105,6 +122,10 @@ class Sequences:
             cache=ctypes.addressof(cache.layer),
             num_heads=shape.num_heads,
             scale=shape.head_dim**-0.5,
+            window=rule.window,
+            softcap=rule.softcap,
+            slopes=None if rule.slopes is None else rule.slopes.data_ptr(),
+            sinks=None if rule.sinks is None else rule.sinks.data_ptr(),
             scratch=scratch.data_ptr(),
             scratch_bytes=size,
         )
@@ -118,17 +139,26 @@ class Sequences:
         assert y[:, width:].isnan().all()
         return [y[part, :width].reshape(-1, shape.num_heads, shape.head_dim) for part in rows]
 
-    def expected(self, chunk: Chunk) -> torch.Tensor:
+    def expected(self, chunk: Chunk, rule: Rule = _PLAIN) -> torch.Tensor:
         """The same in fp64 from what is stored: [tokens, num_heads, head_dim]."""
         shape = self.shape
         keys, values = self.cache([chunk]).read()[:, self.slots(chunk)].permute(0, 2, 1, 3)
+        # [KV heads, group, tokens, dim]
         q = self.q[chunk.sequence][chunk.start : chunk.stop].double()
-        q = q.view(len(q), shape.num_kv_heads, -1, shape.head_dim).transpose(
-            0, 1
-        )  # [KV heads, tokens, group, dim]
-        scores = torch.einsum("htgd,hkd->htgk", q, keys) * shape.head_dim**-0.5
-        positions = torch.arange(chunk.start, chunk.stop)
-        hidden = torch.arange(chunk.stop) > positions[:, None]
-        weights = scores.masked_fill(hidden[None, :, None], -torch.inf).softmax(dim=-1)
-        found = torch.einsum("htgk,hkd->htgd", weights, values)
-        return found.transpose(0, 1).reshape(-1, shape.num_heads, shape.head_dim)
+        q = q.view(len(q), shape.num_kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)
+        scores = torch.einsum("hgtd,hkd->hgtk", q, keys) * shape.head_dim**-0.5
+        if rule.softcap:
+            scores = rule.softcap * (scores / rule.softcap).tanh()
+        distance = torch.arange(chunk.stop) - torch.arange(chunk.start, chunk.stop)[:, None]
+        if rule.slopes is not None:
+            scores = scores + rule.slopes.double().view(shape.num_kv_heads, -1, 1, 1) * distance
+        hidden = distance > 0
+        if rule.window:
+            hidden |= distance <= -rule.window
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if rule.sinks is not None:
+            sinks = rule.sinks.double().view(shape.num_kv_heads, -1, 1, 1).expand(-1, -1, len(distance), 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : chunk.stop]
+        found = torch.einsum("hgtk,hkd->thgd", weights, values)
+        return found.reshape(-1, shape.num_heads, shape.head_dim)

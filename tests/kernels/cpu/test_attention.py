@@ -11,7 +11,7 @@ import torch
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
-from tests.kernels.cpu.attending import Chunk, Sequences, Shape
+from tests.kernels.cpu.attending import Chunk, Rule, Sequences, Shape
 from tests.support.randomness import random_seed
 
 _STORAGES = (Storage.FP32, Storage.BF16, Storage.FP16, Storage.INT8)
@@ -51,6 +51,46 @@ def test_long_sequences_are_right(library: Library, team: Team, storage: Storage
     chunks = [Chunk(0, _LONG - 70, _LONG), Chunk(1, 599, 600)]
     for chunk, found in zip(chunks, sequences.attend(library, team, chunks), strict=True):
         torch.testing.assert_close(found.double(), sequences.expected(chunk), atol=1e-5, rtol=1e-5)
+
+
+def _rules(num_heads: int) -> dict[str, Rule]:
+    generator = torch.Generator().manual_seed(random_seed())
+    slopes = 2.0 ** -torch.linspace(0.5, 8, num_heads)
+    sinks = torch.randn(num_heads, generator=generator) * 3
+    return {
+        "window of one": Rule(window=1),
+        "window": Rule(window=37),
+        "long window": Rule(window=540),
+        "softcap": Rule(softcap=2.5),
+        "wide softcap": Rule(softcap=50.0),
+        "slopes": Rule(slopes=slopes),
+        "sinks": Rule(sinks=sinks),
+        "all": Rule(window=100, softcap=5.0, slopes=slopes, sinks=sinks),
+    }
+
+
+@pytest.mark.parametrize("name", _rules(1))
+@pytest.mark.parametrize("storage", [Storage.FP32, Storage.BF16, Storage.INT8])
+@pytest.mark.parametrize("shape", [Shape(6, 2, 64, 16), Shape(5, 1, 20, 7)], ids=str)
+def test_rules_of_scores(library: Library, team: Team, storage: Storage, shape: Shape, name: str) -> None:
+    rule = _rules(shape.num_heads)[name]
+    sequences = Sequences(storage, shape, (*_LENGTHS, _LONG), random_seed(), spread=2.0)
+    chunks = [*_mixed(_LENGTHS), Chunk(len(_LENGTHS), _LONG - 70, _LONG)]
+    for chunk, found in zip(chunks, sequences.attend(library, team, chunks, rule=rule), strict=True):
+        torch.testing.assert_close(found.double(), sequences.expected(chunk, rule), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["long window", "all"])
+def test_rules_chunks_and_splits_change_no_bit(library: Library, name: str) -> None:
+    shape = Shape(3, 1, 32, 16)
+    rule = _rules(shape.num_heads)[name]
+    sequences = Sequences(Storage.BF16, shape, (_LONG, 5), random_seed())
+    (whole,) = sequences.attend(library, Team(library, 1), [Chunk(0, 0, _LONG)], split=False, rule=rule)
+    for num_threads in (1, 3):
+        team = Team(library, num_threads)
+        for start, stop in ((_LONG - 100, _LONG), (_LONG - 1, _LONG), (500, 650), (39, 40)):
+            found = sequences.attend(library, team, [Chunk(1, 0, 5), Chunk(0, start, stop)], rule=rule)
+            assert torch.equal(found[1], whole[start:stop]), (num_threads, start)
 
 
 @pytest.mark.parametrize("scale", [0.0, 30.0, 3e4])

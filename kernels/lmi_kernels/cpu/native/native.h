@@ -214,7 +214,8 @@ struct RopeAndStore {
   int32_t reserved;
 };
 
-// y = softmax(scale q k^T) v of each row's query heads over its sequence's keys up to its own position.
+// y = softmax(score) v of each row's query heads over the last `window` of its sequence's keys up to its own position;
+// score = cap tanh(scale q k^T / cap) + slope (the key's position - the query's).
 struct Attention {
   const float* q;  // rows of heads [num_heads, head_dim]
   float* y;        // likewise
@@ -223,6 +224,10 @@ struct Attention {
   const KvLayer* cache;
   int32_t num_heads;
   float scale;
+  int32_t window;       // 0: all keys. Blocks whose keys are before all windows are not read
+  float softcap;        // 0: none
+  const float* slopes;  // [num_heads], of ALiBi; or null
+  const float* sinks;   // [num_heads], a score whose value is zero; or null
   float* scratch;  // one for all layers: `lmi_attention_scratch_bytes`
   int64_t scratch_bytes;
 };
