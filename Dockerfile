@@ -14,9 +14,10 @@ ARG TORCH
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 LABEL org.opencontainers.image.licenses=Apache-2.0
 
-# gcc: Triton compiles its launchers, and mpirun gets a small library that keeps its port off the network.
+# g++: the native CPU kernels; Triton compiles its launchers with gcc, and mpirun gets a small library that keeps its port
+# off the network.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev make \
+    && apt-get install --yes --no-install-recommends ca-certificates g++ libc6-dev make \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/lmi

@@ -120,7 +120,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         ),
         "int8 rounds weights to 8 bits as they are loaded, with a scale for each output feature, and activations with a"
         " scale for each token: on a CPU two to four times as fast as none, with answers that differ (perplexity rises"
-        " by some per cent). For CPUs with native kernels.",
+        " by well under 1 %). For CPUs with native kernels.",
         target="options.quantize",
         engine="MPI",
         aliases=("option.quantization",),

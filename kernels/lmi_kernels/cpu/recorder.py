@@ -175,18 +175,40 @@ class Recorder:
             structs.RopeAndStore, {"qkv": qkv}, output, fields, "qkv", keeps=[*keeps, cos_sin, cache]
         )
 
-    def attention(self, qkv: Rows, num_heads: int, scale: float, cache: structs.KvLayer) -> Rows:
-        """Of the query heads, which come first in `qkv`."""
+    def attention(
+        self,
+        qkv: Rows,
+        num_heads: int,
+        scale: float,
+        cache: structs.KvLayer,
+        window: int | None = None,
+        softcap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> Rows:
+        """Attention of the query heads, which come first in `qkv`.
+
+        Args:
+            window: keys that a query sees, its own included; None: all.
+            softcap: scores become cap * tanh(score / cap); None: they stay.
+            alibi_slopes: [num_heads], fp32: slope * (the key's position - the query's) is added to scores.
+            sinks: [num_heads], fp32: the score of one more key, whose value is zero.
+        """
         size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         fields = {
             "cache": structs.address(cache),
             "num_heads": num_heads,
             "scale": scale,
+            "window": window or 0,
+            "softcap": softcap or 0.0,
+            "slopes": None if alibi_slopes is None else alibi_slopes.data_ptr(),
+            "sinks": None if sinks is None else sinks.data_ptr(),
             "scratch_bytes": size,
         }
         scratch = {"scratch": (size, torch.uint8)}
         output = Rows.make(self, num_heads * cache.head_dim)
-        return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=[cache])
+        keeps = [cache, alibi_slopes, sinks]
+        return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=keeps)
 
     def outside(self, x: Rows, function: Outside) -> Rows:
         """Have `function` change rows in place, [num_rows, width and padding], between native operations."""
