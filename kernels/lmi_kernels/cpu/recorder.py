@@ -207,7 +207,7 @@ class Recorder:
         }
         scratch = {"scratch": (size, torch.uint8)}
         output = Rows.make(self, num_heads * cache.head_dim)
-        keeps = [cache, alibi_slopes, sinks]
+        keeps: list[object] = [cache, alibi_slopes, sinks]
         return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=keeps)
 
     def outside(self, x: Rows, function: Outside) -> Rows:
