@@ -1,42 +1,38 @@
-"""The rows of one batch, and who is told of what comes out of them."""
+"""One batch: its rows, who receives their outputs, and what it computed in vain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engines.core import RequestOutput
 from engines.python.rows import Row
 
-
-class Listener(Protocol):
-    """Who wants to know what comes out."""
-
-    def step(self, outputs: list[RequestOutput]) -> Collection[str]:
-        """What one step gave, perhaps nothing. Returns the ids of requests of which no more is wanted."""
+Deliver = Callable[[list[RequestOutput]], Collection[str]]
+"""Takes the outputs of one step, perhaps none; returns the ids of requests that want no more."""
 
 
 @dataclass(slots=True)
 class Waste:
-    """What was computed for nobody. Changed by `Steps` and `Generation` while a batch runs."""
+    """Tokens computed in vain. Counted by `Steps` and `Generation` while a batch runs."""
 
     prompt_padding: int = 0
-    """Tokens by which prompts were padded."""
+    """Tokens added to pad prompts to the length of the longest."""
     ended_row_tokens: int = 0
-    """Tokens computed for rows that had ended, because others had not."""
+    """Tokens computed for rows that had ended while others went on."""
 
 
 class Batch:
-    """The rows of one batch, whichever call they are in, and who is told of them."""
+    """All rows of a batch, whichever call of `generate` they are in."""
 
-    def __init__(self, rows: Sequence[Row], listener: Listener) -> None:
+    def __init__(self, rows: Sequence[Row], deliver: Deliver) -> None:
         self.rows = rows
         self.waste = Waste()
         self._by_id = {row.id: row for row in rows}
-        self._listener = listener
+        self._deliver = deliver
 
-    def tell(self, outputs: list[RequestOutput]) -> None:
-        for request_id in self._listener.step(outputs):
+    def deliver(self, outputs: list[RequestOutput]) -> None:
+        """Pass outputs on, and end the rows that nobody wants any more."""
+        for request_id in self._deliver(outputs):
             if request_id in self._by_id:
                 self._by_id[request_id].ended = True

@@ -1,11 +1,10 @@
-"""The dispatcher's loop: receive, collect, hand batches to the generating process, pass its outputs on."""
+"""The dispatcher's loop: receive requests, run them in batches in the generating process, pass its outputs on."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
@@ -15,8 +14,8 @@ from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
-from engines.python.generator import GeneratorEnded
-from engines.python.messages import BatchDone, CannotLoad, FromGenerator, Ready, StepDone
+from engines.python.generator import Generator, GeneratorEnded
+from engines.python.messages import BatchDone, CannotLoad, Ready, StepDone
 from engines.python.running import Running
 from engines.wire import (
     Abort,
@@ -32,51 +31,33 @@ from engines.wire import (
 logger = logging.getLogger(__name__)
 
 DISPATCHER, GENERATOR = 0, 1
-"""Whose heartbeat is whose on the status board."""
+"""Places of the two heartbeats on the status board."""
 MAX_DEATHS = 3
-"""Ends of the generating process in a row that no request is found to be the cause of, after which it is not started
-again."""
+"""Ends of the generating process in a row, without a request found to be the cause, after which it is not restarted."""
 MAX_REQUEST_DEATHS = 2
-"""Of these a request had the second one alone: it is the cause."""
+"""Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
 REACTION_SECONDS = 5.0
-"""How long a batch whose time is over may take to say so; then the generating process is stuck, and killed."""
-_RETRY_SECONDS = 0.02
+"""Time that a batch may take to stop after its deadline; then the generating process is stuck, and killed."""
 
 
 class EngineFailed(Exception):
-    """The engine cannot go on. The text is the cause, one line."""
-
-
-class GeneratingProcess(Protocol):
-    """What the loop needs of it; see `engines.python.generator.Generator`."""
-
-    @property
-    def has_unsent(self) -> bool: ...
-
-    def fileno(self) -> int: ...
-    def run(self, requests: list[Request], deadline: float) -> None: ...
-    def forget(self, request_id: str) -> None: ...
-    def receive(self, timeout: float) -> Iterator[FromGenerator]: ...
-    def kill(self) -> None: ...
-    def restart(self) -> None: ...
+    """The engine cannot continue. The text is the cause, one line."""
 
 
 class Dispatch:
-    """One batch runs at a time. One thread; `clock` is `time.monotonic` but in tests."""
+    """Runs one batch at a time. One thread; `clock` is `time.monotonic` except in tests."""
 
     def __init__(
         self,
         config: PythonEngineConfig,
         info: EngineInfo,
         batcher: DynamicBatcher,
-        generator: GeneratingProcess,
+        generator: Generator,
         board: StatusBoard,
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """The generating process is ready. load_seconds: what its start took; another start may take longer, but not
-        without end.
-        """
+        """The generating process is ready. load_seconds: time that its start took, which bounds that of a restart."""
         self._config = config
         self._info = info
         self._batcher = batcher
@@ -88,16 +69,16 @@ class Dispatch:
         self._clients: dict[str, bytes] = {}
         self._running: dict[str, Running] = {}
         self._suspects: deque[Running] = deque()
-        """They ran when the generating process ended, and are run again, each alone, before anybody else."""
+        """Requests that ran when the generating process ended: each runs again, alone, before all others."""
         self._culprits = Culprits()
         self._act_at: float | None = None
-        """When the generating process has not reacted in time: to the end of a batch's time, or to its own start."""
+        """Time at which the generating process is stuck: it has not stopped its batch, or not loaded its model."""
         self._loading = False
         self._deaths = 0
         self._drain_deadline: float | None = None
 
     def serve(self, front: Front) -> None:
-        """Loop until a `Drain` has been carried out.
+        """Serve requests until a `Drain` has been carried out.
 
         Raises:
             EngineFailed: the generating process ends again and again.
@@ -107,11 +88,11 @@ class Dispatch:
         self._set_state(EngineState.READY)
         front.watch(self._generator.fileno())
         while not self._drained():
-            for client, message in front.receive(self._patience(front)):
+            for client, message in front.receive(self._wait_seconds(front)):
                 self._handle(front, client, message)
-            self._hear(front)
-            self._watch_generator(front)
-            self._dispatch()
+            self._read_generator(front)
+            self._kill_stuck_generator(front)
+            self._start_batch()
             self._drop_clients(front, front.flush())
             self._board.beat(DISPATCHER)
         self._end(front)
@@ -121,17 +102,16 @@ class Dispatch:
             return False
         return not self._clients or self._clock() >= self._drain_deadline
 
-    def _patience(self, front: Front) -> float:
-        """Seconds until something is to be done even if no message comes."""
+    def _wait_seconds(self, front: Front) -> float:
+        """Return the seconds until there is work even if no message comes."""
         now = self._clock()
         due = self._batcher.seconds_until_due(now)
         moments = (self._act_at, self._drain_deadline)
         waits = [moment - now for moment in moments if moment is not None]
         waits += [due] if due is not None else []
-        waits += [_RETRY_SECONDS] if self._generator.has_unsent else []
         return max(0.0, min([front.wait_seconds(IDLE_BEAT_SECONDS), *waits]))
 
-    # What web processes and the supervisor say
+    # Messages of web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         match message:
@@ -159,7 +139,7 @@ class Dispatch:
         self._clients[request.id] = client
 
     def _check(self, request: Request) -> None:
-        """Raises `EngineError`."""
+        """Raises `EngineError` when the request cannot be accepted."""
         if self._drain_deadline is not None:
             raise Unavailable("the server is shutting down")
         if self._loading:
@@ -179,7 +159,7 @@ class Dispatch:
             )
 
     def _abort(self, request_id: str, reason: AbortReason) -> None:
-        """Forget a request, wherever it is."""
+        """Forget a request, whether it waits or runs."""
         del self._clients[request_id]
         self._metrics.observe_abort(reason)
         if running := self._running.pop(request_id, None):
@@ -189,9 +169,9 @@ class Dispatch:
         elif not self._batcher.abort(request_id):
             self._suspects = deque(each for each in self._suspects if each.request.id != request_id)
 
-    # What the generating process says and does
+    # The generating process: its messages and its ends
 
-    def _hear(self, front: Front) -> None:
+    def _read_generator(self, front: Front) -> None:
         try:
             for message in self._generator.receive(0.0):
                 match message:
@@ -215,8 +195,8 @@ class Dispatch:
         except GeneratorEnded as end:
             self._restart(front, str(end))
 
-    def _watch_generator(self, front: Front) -> None:
-        """Kill a generating process that does not react; it comes back."""
+    def _kill_stuck_generator(self, front: Front) -> None:
+        """Kill and restart a generating process that has not reacted in time."""
         if self._act_at is None or self._clock() < self._act_at:
             return
         self._generator.kill()
@@ -234,14 +214,14 @@ class Dispatch:
         )
 
     def _restart(self, front: Front, how: str) -> None:
-        """Start it again; the requests of its batch are tried again, but for one that was the cause.
+        """Restart the generating process, and run the requests of its batch again, except one that was the cause.
 
         Raises:
-            EngineFailed: it ends again and again, and no request is the cause.
+            EngineFailed: it has ended too often, and no request is the cause.
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
         self._deaths += 1
-        # Before any answer is sent: a client that asks again at once must not find the server ready.
+        # Before any answer is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
             running.deaths += 1
@@ -270,12 +250,12 @@ class Dispatch:
         self._act_at = self._clock() + self._reload_timeout
 
     def _set_state(self, state: EngineState, reason: str = "") -> None:
-        if self._drain_deadline is None:  # what drains goes on draining, whatever else happens
+        if self._drain_deadline is None:  # a draining engine stays in that state
             self._board.set_state(state, reason)
 
     # Batches and answers
 
-    def _dispatch(self) -> None:
+    def _start_batch(self) -> None:
         now = self._clock()
         if self._suspects and self._batcher.is_free:
             self._batcher.set_busy()
@@ -294,7 +274,7 @@ class Dispatch:
         self._generator.run([each.request for each in batch], deadline)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
-        """Pass outputs on, one message a client, and count them. Those of forgotten requests go nowhere."""
+        """Count outputs and pass them on, one message for each client. Drop those of forgotten requests."""
         now = self._clock()
         by_client: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
         for output in outputs:
@@ -323,9 +303,9 @@ class Dispatch:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
-        """Tell those that could not be finished."""
+        """Fail the requests that could not be finished."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
-        logger.info("drained: %d requests were told that they could not be finished", len(self._clients))
+        logger.info("drained: %d requests could not be finished", len(self._clients))
         for request_id, client in self._clients.items():
             front.send_outputs(client, [_failure(request_id, error)])
         front.unwatch(self._generator.fileno())

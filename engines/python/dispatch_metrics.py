@@ -11,9 +11,9 @@ from engines.python.running import Running
 
 
 class DispatchMetrics(EngineMetrics):
-    """What every engine counts, and what only one with batches has to. One thread.
+    """The counters of every engine, and those of dynamic batching. One thread.
 
-    `lmi_batch_size` is observed once a batch, when it leaves.
+    `lmi_batch_size` is observed once for each batch, when it starts.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class DispatchMetrics(EngineMetrics):
             self.prompt_tokens += len(request.prompt_token_ids)
 
     def observe_output(self, running: Running, output: RequestOutput, now: float) -> None:
-        """Before `running` has taken it."""
+        """Count an output. Call this before `running.take`."""
         self.tokens_generated += len(output.token_ids)
         if running.first_token_time is None and output.token_ids:
             self.time_to_first_token.observe(max(0.0, now - running.request.arrival_time))

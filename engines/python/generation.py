@@ -1,7 +1,7 @@
-"""A batch of requests through `generate` of transformers: one call, each row by its own parameters.
+"""Runs a batch of requests through one `generate` of transformers, each row with its own parameters.
 
-`generate` itself is greedy here. One logits processor lets each row that samples or penalises choose its token and
-leaves it no other; one stopping criterion looks at each row's new token and says which rows have ended.
+`generate` itself is greedy. A logits processor chooses the token of each row that samples or penalises, and leaves the
+row no other; a stopping criterion reads each row's new token and says which rows have ended (`steps.py`).
 """
 
 from __future__ import annotations
@@ -15,43 +15,45 @@ import torch
 
 from engines.core import Request, RequestOutput
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed
-from engines.python.batch import Batch, Listener, Waste
+from engines.python.batch import Batch, Deliver, Waste
 from engines.python.model import Model
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import Pulse, TimeIsOver
 from engines.python.rows import Row
-from engines.python.steps import Advance, Choose, Steps
+from engines.python.steps import Steps
 from engines.vocabulary import check_token_ids
 
 logger = logging.getLogger(__name__)
 
 
 class Generation:
-    """Runs batches, one after the other."""
+    """Runs batches, one after another."""
 
     def __init__(self, model: Model, pulse: Pulse, batch_timeout: float) -> None:
-        """Computes a little, so that a model that is ready is one that has computed.
+        """Compute a little, so that a model that is reported ready has computed.
 
-        batch_timeout: seconds, for the text of an error.
+        batch_timeout: seconds, quoted in an error.
 
-        Raises: whatever goes wrong with the model.
+        Raises: whatever the model raises.
         """
         self._model = model
         self._pulse = pulse
         self._batch_timeout = batch_timeout
         self._pads = model.takes_mask and padding_is_harmless(model)
         if not self._pads:
-            logger.warning("this model cannot leave padding out: only prompts of equal length share a call")
+            logger.warning(
+                "padding changes what this model computes: only prompts of equal length share a call"
+            )
 
-    def run(self, requests: Sequence[Request], deadline: float, listener: Listener) -> Waste:
-        """Generate until each request has had its last output, or is not wanted any more.
+    def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> Waste:
+        """Generate until each request has had its last output, or nobody wants more of it.
 
-        deadline: by the pulse's clock; what is not done then ends with an error.
+        deadline: by the pulse's clock; requests that are unfinished then end with an error.
         """
-        batch = Batch([Row(request) for request in requests], listener)
+        batch = Batch([Row(request) for request in requests], deliver)
         refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
         if refusals:
-            batch.tell(refusals)
+            batch.deliver(refusals)
         self._pulse.deadline = deadline
         try:
             for group in self._groups(batch.rows):
@@ -61,7 +63,7 @@ class Generation:
         return batch.waste
 
     def _check(self, row: Row) -> RequestOutput | None:
-        """The refusal of a prompt with a token that the model lacks."""
+        """Refuse a prompt with a token that the model lacks."""
         try:
             check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
         except InvalidRequest as error:
@@ -69,7 +71,7 @@ class Generation:
         return None
 
     def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows that can share a call: all of them, but for a model that cannot leave padding out."""
+        """Return the rows that can share a call: all of them, unless padding changes what the model computes."""
         if self._pads:
             return [list(rows)]
         by_length: defaultdict[int, list[Row]] = defaultdict(list)
@@ -78,27 +80,28 @@ class Generation:
         return list(by_length.values())
 
     def _run(self, batch: Batch, rows: Sequence[Row]) -> None:
-        """Rows whose call fails are halved until the culprit is alone, and only that one ends with an error."""
+        """Generate for rows; if the call fails, halve them until the culprit is alone, and fail only that one."""
         rows = [row for row in rows if not row.ended]
         if not rows or self._try(batch, rows):
             return
         self._free_memory()
-        left = [row for row in rows if not row.ended]
+        remaining = [row for row in rows if not row.ended]
         if len(rows) == 1:
-            batch.tell([row.fail(RequestFailed("this request failed in the engine")) for row in left])
+            error = RequestFailed("this request failed in the engine")
+            batch.deliver([row.fail(error) for row in remaining])
             return
-        middle = (len(left) + 1) // 2
-        self._run(batch, left[:middle])
-        self._run(batch, left[middle:])
+        middle = (len(remaining) + 1) // 2
+        self._run(batch, remaining[:middle])
+        self._run(batch, remaining[middle:])
 
     def _try(self, batch: Batch, rows: Sequence[Row]) -> bool:
-        """One call of `generate`; False when it failed for a reason that may lie in one of its rows."""
+        """Call `generate` once; return False when it failed, perhaps because of one of its rows."""
         steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
         try:
             self._pulse.beat()
             self._generate(rows, steps)
         except TimeIsOver:
-            batch.tell([row.fail(self._deadline_exceeded(row)) for row in rows if not row.ended])
+            batch.deliver([row.fail(self._deadline_exceeded(row)) for row in rows if not row.ended])
         except Exception:  # the batch's edge: whatever a request can break, it breaks for itself
             logger.exception("a batch of %d failed", len(rows))
             return False
@@ -111,7 +114,7 @@ class Generation:
             row.begin(prompt)
         longest = max(row.request.sampling.max_new_tokens for row in rows)
         steps.waste.prompt_padding += max(map(len, prompts)) * len(prompts) - sum(map(len, prompts))
-        generate(self._model, prompts, longest, Choose(steps), Advance(steps))
+        generate(self._model, prompts, longest, steps.choose, steps.advance)
 
     def _deadline_exceeded(self, row: Row) -> DeadlineExceeded:
         return DeadlineExceeded(
@@ -120,7 +123,7 @@ class Generation:
         )
 
     def _free_memory(self) -> None:
-        """After a failure, which may have been for want of memory. Raises when the GPU itself has failed."""
+        """Free memory after a failure, which may have been out of memory. Raises when the GPU itself has failed."""
         gc.collect()
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)

@@ -1,24 +1,26 @@
-"""The dispatcher's view of the generating process: it is started, told, heard, killed, and started again."""
+"""The generating process as the dispatcher sees it: started, sent batches, read, killed and restarted."""
 
 from __future__ import annotations
 
 import logging
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
+import msgspec
+
 from engines.core import Request
-from engines.python.link import Link, LinkClosed, dispatcher_end
+from engines.python.link import Link, LinkClosed, Outbox
 from engines.python.messages import Forget, FromGenerator, Run
 
 logger = logging.getLogger(__name__)
 
 _MODULE = "engines.python.worker"
 _EXIT_SECONDS = 5.0
-"""Between the end of a process's socket and its exit."""
+"""Time between the end of a process's socket and its exit, at most."""
 
 
 class GeneratorEnded(Exception):
@@ -26,7 +28,7 @@ class GeneratorEnded(Exception):
 
 
 class Generator:
-    """One generating process after the other. One thread: the kernel binds a child's life to the one it comes from."""
+    """One generating process after the other. One thread: the kernel binds a child's life to its parent's thread."""
 
     def __init__(self, config: Path, status: Path) -> None:
         """Start the first one. config: `PythonEngineConfig` as JSON; status: the status board."""
@@ -34,32 +36,27 @@ class Generator:
         self._start()
 
     def fileno(self) -> int:
-        """Readable when there is something to receive. Another one after `restart`."""
+        """Return the descriptor that is readable when there is something to receive. `restart` changes it."""
         return self._link.fileno()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def has_unsent(self) -> bool:
-        return self._link.has_unsent
-
     def run(self, requests: list[Request], deadline: float) -> None:
-        """Have a batch generated; `BatchDone` will tell that it is through."""
-        self._link.send(Run(requests, deadline))
+        """Start a batch, which ends with a `BatchDone`."""
+        self._outbox.put(Run(requests, deadline))
 
     def forget(self, request_id: str) -> None:
-        """No further output for this one."""
-        self._link.send(Forget(request_id))
+        """Ask for no further output of this request."""
+        self._outbox.put(Forget(request_id))
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
-        """All messages that are there; waits at most `timeout` seconds for the first.
+        """Yield all messages that have arrived; wait at most `timeout` seconds for the first.
 
         Raises:
             GeneratorEnded: after the last message of a process that is gone.
         """
-        self._link.flush()
         try:
             while (message := self._link.receive(timeout)) is not None:
                 yield message
@@ -68,28 +65,30 @@ class Generator:
             raise GeneratorEnded(self._describe_end()) from None
 
     def kill(self) -> None:
-        """SIGKILL: it keeps nothing that would need an orderly end. Idempotent."""
+        """Send SIGKILL: the process keeps nothing that needs an orderly end. Idempotent."""
         self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Another process in the place of one that is gone."""
+        """Replace a process that is gone."""
         self.close()
         self._start()
 
     def close(self) -> None:
-        """Kill it and let go of the socket."""
+        """Kill the process and close the socket."""
         self.kill()
+        self._outbox.close()
         self._link.close()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", _MODULE, *self._arguments, "--socket", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], close_fds=True
             )
-        self._link: Link[FromGenerator] = dispatcher_end(ours)
+        self._link: Link[FromGenerator] = Link(ours, msgspec.msgpack.Decoder(FromGenerator))
+        self._outbox = Outbox(self._link)
         logger.info("the generating process is %d", self._process.pid)
 
     def _describe_end(self) -> str:

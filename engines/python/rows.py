@@ -1,4 +1,4 @@
-"""One request's row in a batch: what was generated for it, and whether it has ended."""
+"""One request's row in a batch: the tokens generated for it, and whether it has ended."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from engines.sampling.batch import SamplingRow
 
 
 class Row:
-    """Lives as long as its batch, through several tries where one fails. Changed by `Generation` only.
+    """Lives as long as its batch, through several calls of `generate` when one fails.
 
-    A later try generates from the prompt again. What was delivered by an earlier one is not delivered twice, but it
-    has to come out the same: greedy tokens do, and drawn ones, which depend on seed and position alone.
+    A later call generates from the prompt again. Tokens that were delivered are not delivered twice, but they must come
+    out the same: greedy tokens do, and sampled ones, which depend on seed and position alone.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ended = False
         self.plain = request.sampling.plain
-        """Its next token is the one with the largest logit, and nothing else is asked for."""
+        """Whether its tokens are those with the largest logit, and nothing else is requested."""
         self._delivered: list[int] = []
         self._context: list[int] = []
-        self._num_given = 0
+        self._num_start = 0
 
     @property
     def id(self) -> str:
@@ -34,18 +34,18 @@ class Row:
         return len(self._delivered)
 
     def begin(self, context: Sequence[int]) -> None:
-        """A new try. context: what stands before the first new token; the prompt, or what a decoder starts with."""
+        """Start a call of `generate`. context: tokens before the first new one: the prompt, or a decoder's start."""
         self._context = list(context)
-        self._num_given = len(self._context)
+        self._num_start = len(self._context)
 
     def sampling_row(self) -> SamplingRow:
-        return SamplingRow(self.id, self.request.sampling, self._context, self._num_given)
+        return SamplingRow(self.id, self.request.sampling, self._context, self._num_start)
 
     def take(self, token: SampledToken) -> RequestOutput | None:
-        """The next token. Returns the output, None for a repeated one."""
+        """Append the next token. Returns the output; None for a token that was delivered before."""
         if not token.finite:
             return self.fail(RequestFailed("the model's output for this request is not finite"))
-        place = len(self._context) - self._num_given
+        place = len(self._context) - self._num_start
         self._context.append(token.token_id)
         if place < len(self._delivered):
             if self._delivered[place] != token.token_id:
@@ -68,6 +68,6 @@ class Row:
         )
 
     def fail(self, error: EngineError) -> RequestOutput:
-        """The row ends with an error."""
+        """End the row with an error."""
         self.ended = True
         return RequestOutput(self.id, error_kind=error.kind, error_message=str(error))

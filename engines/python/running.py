@@ -1,4 +1,4 @@
-"""A request of the running batch, as the dispatcher knows it."""
+"""A request of the running batch, as the dispatcher sees it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engines.errors import RequestFailed
 
 @dataclass(slots=True)
 class Running:
-    """What has come for it so far. Changed by the dispatcher's loop only."""
+    """A request and the tokens that it has delivered so far. Only the dispatcher's loop changes it."""
 
     request: Request
     deaths: int = 0
-    """How often the generating process has ended while it ran this request."""
+    """Number of times that the generating process ended while it ran this request."""
     first_token_time: float | None = None
     _delivered: list[int] = field(default_factory=list)
     _num_repeated: int = 0
@@ -24,14 +24,14 @@ class Running:
         return len(self._delivered)
 
     def begin_again(self) -> None:
-        """It is generated anew from its prompt: what was delivered is not delivered twice."""
+        """Prepare for another run from the prompt: tokens that were delivered are not delivered twice."""
         self._num_repeated = 0
 
     def is_repeated(self, output: RequestOutput) -> bool:
-        """Whether the client has these tokens already.
+        """Whether the client already has these tokens.
 
         Raises:
-            RequestFailed: at this place it has others.
+            RequestFailed: it has different tokens at this place.
         """
         place, tokens = self._num_repeated, list(output.token_ids)
         if not tokens or place == len(self._delivered):

@@ -60,7 +60,7 @@ class Runner:
 
     def run(self, requests: Sequence[Request], heard: Heard | None = None, seconds: float = FAR) -> Heard:
         heard = heard or Heard()
-        heard.waste = self.generation.run(requests, self.clock() + seconds, heard)
+        heard.waste = self.generation.run(requests, self.clock() + seconds, heard.step)
         return heard
 
 

@@ -45,7 +45,6 @@ class FakeGenerator:
     forgotten: list[str] = field(default_factory=list)
     num_kills: int = 0
     num_restarts: int = 0
-    has_unsent: bool = False
     descriptor: int = 100
     _batch: dict[str, Request] = field(default_factory=dict)
     _step: int = 0
