@@ -103,13 +103,21 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature != 0.0 and self.num_beams == 1
+
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens of the sequence change the logits of the next one."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
     def plain(self) -> bool:
-        """The next token is the one with the largest logit of the model, and nothing else is asked for."""
+        """Whether the next token is the one with the model's largest logit, and nothing else is requested."""
         return (
             self.temperature == 0.0
-            and self.repetition_penalty == 1.0
-            and self.presence_penalty == 0.0
-            and self.frequency_penalty == 0.0
+            and not self.penalized
             and not self.logit_bias
             and not self.bad_words
             and self.min_new_tokens == 0
@@ -188,11 +196,6 @@ class RequestOutput(NamedTuple):
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None or bool(self.error_kind)
-
-
-def token_output(request_id: str, token_id: int) -> RequestOutput:
-    """`RequestOutput(request_id, (token_id,))` in half the time; most outputs are just that."""
-    return tuple.__new__(RequestOutput, (request_id, (token_id,), (), (), (), None, "", "", 0))
 
 
 @dataclass(frozen=True, slots=True)

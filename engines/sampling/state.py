@@ -1,4 +1,4 @@
-"""What steps keep of one sequence from token to token."""
+"""The state that sampling steps keep of one sequence between tokens."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from engines.core import SamplingParams
 
 
 class SequenceState:
-    """Token ids as arrays, which become tensors without a Python loop; a few bytes for each token of the sequence.
+    """Token ids as arrays, which become tensors without a Python loop.
 
-    Ids outside the vocabulary are left out: they have no logit.
+    Ids outside the vocabulary are ignored: they have no logit.
     """
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
         self.seen = array("i")
-        """Tokens of prompt and output, as often as they stand there; only where repetition is penalised."""
+        """Tokens of prompt and output, with repetitions; only where repetition is penalised."""
         self.output_ids = array("i")
-        """Tokens of the output, each once; only where their presence or frequency is penalised."""
+        """Distinct tokens of the output; only where presence or frequency is penalised."""
         self.output_counts = array("i")
-        """How often each of `output_ids` stands there."""
+        """Number of occurrences of each of `output_ids`."""
         biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]
         self.bias_ids = array("i", [token for token, _ in biases])
         self.biases = array("f", [bias for _, bias in biases])
@@ -33,16 +33,11 @@ class SequenceState:
 
     @staticmethod
     def is_needed(params: SamplingParams) -> bool:
-        """Whether any step keeps something for such a sequence."""
-        return (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-            or bool(params.logit_bias)
-        )
+        """Whether any step needs a state for such a sequence."""
+        return params.penalized or bool(params.logit_bias)
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Take in what is new. token_ids: all of the sequence so far."""
+        """Read the new tokens. token_ids: the whole sequence so far."""
         if self._keeps_seen:
             self.seen.extend(t for t in token_ids[self._num_known :] if 0 <= t < self._vocab_size)
         if self._keeps_counts:
