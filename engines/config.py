@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
-from typing import Self
-
-import msgspec
+from typing import Any, Self, get_type_hints
 
 from engines.core import SchedulerSettings
 
 
 class _Json:
-    """Conversion to and from JSON, for a dataclass."""
+    """Conversion to and from JSON, for a dataclass whose fields may be dataclasses."""
 
     __slots__ = ()
 
     def to_json(self) -> str:
-        return msgspec.json.encode(self).decode()
+        return json.dumps(dataclasses.asdict(self))  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """
-        Raises:
-            msgspec.ValidationError: a field is missing or has another type.
-            TypeError: the text has unknown fields.
-        """
-        data = msgspec.json.decode(text)
-        config = msgspec.convert(data, cls)
-        if msgspec.to_builtins(config) != data:
-            raise TypeError(f"{cls.__name__}: the JSON text has unknown fields")
+        """Raises `TypeError` on a missing or an unknown field."""
+        config: Self = _build(cls, json.loads(text))
         return config
+
+
+def _build(kind: Any, data: Any) -> Any:
+    if not dataclasses.is_dataclass(kind):
+        return data
+    kinds = get_type_hints(kind)
+    return kind(**{name: _build(kinds.get(name), value) for name, value in data.items()})  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
