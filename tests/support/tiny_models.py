@@ -114,8 +114,8 @@ def make_runner(
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or SingleProcess()
-    itemsize = torch.float32.itemsize if device == "cpu" else DTYPES[dtype].itemsize
-    token_bytes = ModelConfig.from_folder(folder).kv_elements_on(comm.world_size) * itemsize
+    cache_dtype = "fp32" if device == "cpu" else dtype
+    token_bytes = ModelConfig.from_folder(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),

@@ -9,8 +9,7 @@ from typing import Any
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.files.folder import weights_problem
-from engines.models.config import ModelConfig
-from engines.models.cpu_storage import cpu_element, native_element
+from engines.models.config import ModelConfig, element_bytes
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -46,7 +45,6 @@ def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: 
 
 
 def hold_on_cpu(
-    path: Path,
     model: ModelConfig,
     degree: int,
     dtype: str,
@@ -58,16 +56,13 @@ def hold_on_cpu(
 
     Raises: CannotServe: more than is free.
     """
-    if machine.cpu_kernels:
-        element: int | None = native_element(model.dtype, dtype, quantize)
-    else:
-        element = cpu_element(path, model.dtype, dtype)
+    element = element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
     size = model.weight_bytes(element, degree) * degree
     require_free(size, machine)
     if element == 4 and model.dtype in _FROM_CHECKPOINT:
         made.notes.append(
-            f"the weights take {size / _GIB:.3g} GiB in memory: on a CPU numbers of {model.dtype} that are not all"
-            " exact in fp16 are held in fp32"
+            f"the weights take up to {size / _GIB:.3g} GiB in memory: without native CPU kernels torch computes"
+            f" {model.dtype} in fp32"
         )
 
 
@@ -80,11 +75,9 @@ def make_random(
     """
     on_gpu = machine.gpu_count > 0
     if on_gpu:
-        element: int | None = 4 if dtype == "fp32" else 2
-    elif machine.cpu_kernels:
-        element = native_element(model.dtype, dtype, quantize)
+        element = 4 if dtype == "fp32" else 2
     else:
-        element = cpu_element(Path(), model.dtype, dtype, "dummy")
+        element = element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
     size = model.weight_bytes(element, degree)
     if not on_gpu:
         require_free(size * degree, machine)

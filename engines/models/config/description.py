@@ -20,8 +20,19 @@ _READERS = Registry(
     }
 )
 """What reads the fields of whose config.json."""
-_PACKED = 512
-"""Packing for a CPU rounds the inputs of a matrix up to whole blocks of so many."""
+
+
+def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
+    """Return the bytes of each number of a matrix on a CPU, at most.
+
+    stored: the checkpoint's dtype in torch's words; dtype: `option.dtype`, to which numbers are rounded; native:
+    whether native kernels serve; torch computes in fp32, and packs only fp16.
+    """
+    if quantize == "int8":
+        return 1
+    if dtype == "fp16" or stored == "float16":
+        return 2
+    return 2 if native and (dtype == "bf16" or stored == "bfloat16") else 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +84,33 @@ class ModelConfig:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers that the KV cache holds for one token, over all layers and heads, each head held once."""
+        """Numbers in the KV cache for one token, over all layers and heads."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
-    def kv_elements_on(self, ranks: int) -> int:
-        """Likewise, on so many ranks together: where they are more than KV heads, some heads are held several times."""
-        return self.kv_elements_per_token // self.num_kv_heads * max(self.num_kv_heads, ranks)
-
     def kv_bytes_per_token(self, stored: str, ranks: int) -> int:
-        """What the KV cache takes for one token on so many ranks together.
+        """Return the bytes that the KV cache takes for one token, over all ranks together.
 
-        stored: `fp32`, `bf16`, `fp16` or `int8`; with int8 each head has an fp32 scale.
+        Ranks beyond the number of KV heads hold copies of some heads.
+
+        stored: `fp32`, `bf16`, `fp16` or `int8`; int8 has an fp32 scale for each head.
         """
-        elements = self.kv_elements_on(ranks)
+        elements = self.kv_elements_per_token // self.num_kv_heads * max(self.num_kv_heads, ranks)
         if stored == "int8":
             return elements + 4 * elements // self.head_dim
         return elements * (4 if stored == "fp32" else 2)
 
-    def weight_bytes(self, element: int | None, ranks: int = 1) -> int:
-        """What the parameters of rank 0, which no rank exceeds, should take in memory, norms and biases left out.
+    def weight_bytes(self, element: int, ranks: int = 1) -> int:
+        """Return the bytes of rank 0's parameters, which no rank exceeds, without norms and biases.
 
-        element: bytes of each number; None: as on a CPU that packs matrices as fp16 (`cpu_element`), and looks
-        embeddings up in fp32.
+        element: bytes of each number.
         """
-        vocabulary = split_evenly(self.vocab_size, ranks, 0).size
-        matrices = [*self._layer_matrices(ranks) * self.num_layers, (vocabulary, self.hidden_size)]
-        if element is not None:
-            lookup = 0 if self.tie_word_embeddings else vocabulary * self.hidden_size
-            return element * (sum(outputs * inputs for outputs, inputs in matrices) + lookup)
-        lookup = 4 * vocabulary * self.hidden_size
-        return 2 * sum(outputs * -(-inputs // _PACKED) * _PACKED for outputs, inputs in matrices) + lookup
+        vocabulary = split_evenly(self.vocab_size, ranks, 0).size * self.hidden_size
+        tables = 1 if self.tie_word_embeddings else 2
+        matrices = self._layer_matrices(ranks) * self.num_layers
+        return element * (sum(outputs * inputs for outputs, inputs in matrices) + tables * vocabulary)
 
     def _layer_matrices(self, ranks: int) -> list[tuple[int, int]]:
-        """(outputs, inputs) of what a layer multiplies with on rank 0."""
+        """Return (outputs, inputs) of each matrix of a layer on rank 0."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim

@@ -14,8 +14,7 @@ from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTable
 from engines.models import MODELS
-from engines.models.config import ModelConfig
-from engines.models.cpu_storage import cpu_element, native_element
+from engines.models.config import ModelConfig, element_bytes
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.mpi.runner import memory
@@ -197,11 +196,10 @@ class ModelRunner:
         """From the configuration alone, before anything is measured."""
         ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
         model = config.model
-        element: int | None = self._dtype.itemsize
-        if self._team is not None:
-            element = native_element(self.config.dtype, model.dtype, model.quantize)
-        elif not on_gpu:
-            element = cpu_element(Path(model.path), self.config.dtype, model.dtype, model.load_format)
+        element = self._dtype.itemsize
+        if self._device.type == "cpu":
+            native = self._team is not None
+            element = element_bytes(self.config.dtype, model.dtype, model.quantize, native)
         weights = self.config.weight_bytes(element, ranks)
         first_use = 0 if on_gpu else _FIRST_USE_BYTES
         activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)

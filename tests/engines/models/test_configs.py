@@ -103,7 +103,7 @@ def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path
     for data in (LLAMA_3_8B, FALCON_7B):
         config = _read(tmp_path, data)
         held = sum(Decoder.num_kv_heads(config, ranks, rank) for rank in range(ranks))
-        assert config.kv_elements_on(ranks) == 2 * config.num_layers * config.head_dim * held
+        assert config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * held
 
 
 def test_a_rank_of_two_has_about_half(tmp_path: Path) -> None:
