@@ -1,4 +1,4 @@
-"""Grouped-query self-attention on this rank's heads, over the KV cache."""
+"""A layer's self-attention on this rank's heads, over the KV cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from engines.kv_cache import KvCache
+from engines.layers.attention_rule import AttentionRule
 from engines.layers.linear import Linear
-from engines.layers.step_attention import Heads, StepAttention
+from engines.layers.step_attention import StepAttention
 from engines.stopwatch import Stopwatch
 
 
@@ -20,24 +21,24 @@ class Attention:
         layer: int,
         qkv: Linear,
         output: Callable[[torch.Tensor], torch.Tensor],
-        heads: Heads,
+        rule: AttentionRule,
         stopwatch: Stopwatch,
     ) -> None:
         """
         Args:
-            qkv: gives this rank's query heads, then key heads, then value heads.
+            qkv: projects to this rank's query heads, then key heads, then value heads.
             output: a `RowParallelLinear`, or its `partial`.
         """
         self._layer = layer
         self._qkv = qkv
         self._output = output
-        self._heads = heads
+        self._rule = rule
         self._stopwatch = stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], as `output` gives it."""
+        """x: [num_rows, hidden] -> [num_rows, hidden], as `output` returns it."""
         qkv = self._qkv(x)
         self._stopwatch.start()
-        out = step.attend(qkv, self._heads, cache.layers[self._layer])
+        out = step.attend(qkv, self._rule, cache.layers[self._layer])
         self._stopwatch.stop("attention")
         return self._output(out)

@@ -1,6 +1,6 @@
-"""The architectures that we implement ourselves, by the name that stands in a model's config.json.
+"""The model classes of engine=MPI, by the architecture that config.json names.
 
-A new one needs its line here, and one for what reads its config.json (`engines.models.config.description`).
+A new architecture needs a line here, and one for the function that reads its config.json (`config/description.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ MODELS = Registry(
         "LlamaForCausalLM": "engines.models.llama:Llama",
         "MistralForCausalLM": "engines.models.llama:Llama",
         "MixtralForCausalLM": "engines.models.mixtral:Mixtral",
-        "Qwen3ForCausalLM": "engines.models.qwen3:Qwen3",
+        "Qwen3ForCausalLM": "engines.models.llama:Llama",
     }
 )

@@ -80,14 +80,14 @@ class DummyWeights(WeightSource):
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = self._given_dtype(self._stored, len(shape))
-        out = torch.empty(shape, dtype=dtype, device=self._device)
+        out = torch.empty(shape, dtype=dtype, device=self.device)
         self.owned_bytes += out.numel() * self._stored.itemsize
         return out
 
     def _fill(self, out: torch.Tensor, name: str, first: int, stride: int) -> None:
         """Fill `out`, [rows, columns], a view: row r is the tensor's numbers from `first + r * stride` on."""
         if self._scratch is None:
-            self._scratch = _Scratch(self._device)
+            self._scratch = _Scratch(self.device)
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
         mean = 1.0 if _scales(name) else 0.0
         num_rows, num_columns = out.shape

@@ -87,7 +87,7 @@ def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
     qkv = parts.scattered_linear(name, rows, shape, biased)
     columns = parts.head_share.queries.scaled(config.head_dim)
     dense = parts.row_parallel(f"{prefix}.dense", columns, config.num_heads * config.head_dim, biased)
-    return Attention(layer, qkv, dense.partial, parts.heads(), parts.stopwatch)
+    return Attention(layer, qkv, dense.partial, parts.attention_rule(layer, prefix), parts.stopwatch)
 
 
 def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:

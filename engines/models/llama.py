@@ -1,8 +1,7 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971; Llama 2 and 3 alike, and Mistral, see `config.llama`), tensor-parallel
-by construction.
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral and Qwen3, which differ in `config/llama.py` only.
 
 Each rank owns whole groups of query heads with their KV head, a share of the MLP's middle, and a share of the
-vocabulary. Two sums a layer. What others change of it are a layer's two parts.
+vocabulary. Each layer has two sums over ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import torch
 
 import lmi_kernels
 from engines.kv_cache import KvCache
-from engines.layers.attention import Attention
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
 from engines.models.blocks import Parts
@@ -24,14 +22,12 @@ from engines.models.weights import WeightSource
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 
-MakeAttention = Callable[[Parts, int, str], Attention]
-"""Of the layer with this number, by the prefix of its attention's names."""
 MakeMlp = Callable[[Parts, str], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
-"""By the prefix of the layer's names. It takes rows, and the step's `slot_mapping`, by which padding is known."""
+"""Makes a layer's MLP, given the prefix of its names. The MLP takes rows and `slot_mapping`, which marks padding."""
 
 
 class Llama(Decoder):
-    """One rank's part of a Llama model, or of one that differs in its layers' two parts only."""
+    """One rank's part of the model."""
 
     def __init__(
         self,
@@ -39,7 +35,6 @@ class Llama(Decoder):
         weights: WeightSource,
         comm: Communicator,
         stopwatch: Stopwatch,
-        attention: MakeAttention = blocks.attention,
         mlp: MakeMlp = blocks.gated_mlp,
     ) -> None:
         """Reads this rank's weights.
@@ -49,19 +44,19 @@ class Llama(Decoder):
         """
         parts = Parts(config, weights, comm, stopwatch)
         embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
-        layers = [_Layer(parts, index, attention, mlp) for index in range(config.num_layers)]
+        layers = [_Layer(parts, index, mlp) for index in range(config.num_layers)]
         norm = weights.whole("model.norm.weight", (config.hidden_size,))
         last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=config.norm_eps)
         super().__init__(embedding, layers, last_norm, head)
 
 
 class _Layer:
-    def __init__(self, parts: Parts, index: int, attention: MakeAttention, mlp: MakeMlp) -> None:
+    def __init__(self, parts: Parts, index: int, mlp: MakeMlp) -> None:
         prefix, shape = f"model.layers.{index}", (parts.config.hidden_size,)
         self._eps = parts.config.norm_eps
         self._input_norm = parts.weights.whole(f"{prefix}.input_layernorm.weight", shape)
         self._post_norm = parts.weights.whole(f"{prefix}.post_attention_layernorm.weight", shape)
-        self._attention = attention(parts, index, f"{prefix}.self_attn")
+        self._attention = blocks.attention(parts, index, f"{prefix}.self_attn")
         self._mlp = mlp(parts, prefix)
 
     def __call__(

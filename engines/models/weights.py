@@ -38,7 +38,7 @@ class WeightSource(ABC):
         """Bytes in the checkpoint of all parameters that were returned so far."""
         self._storage = storage
         self._compute = compute
-        self._device = device
+        self.device = device
 
     @abstractmethod
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
@@ -151,4 +151,4 @@ class WeightReader(WeightSource):
         self.owned_bytes += tensor.numel() * tensor.element_size()
         # Widening to fp32 changes no number.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
-        return rounded.to(self._device, self._given_dtype(tensor.dtype, tensor.dim()))
+        return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
@@ -243,16 +241,11 @@ def test_weights_that_do_not_fit_in_memory_are_refused_by_engine_python(model: P
 
 
 def test_weights_are_counted_as_the_engine_will_hold_them(model: Path) -> None:
-    """Without native kernels 4 bytes a number for a bf16 checkpoint."""
-    matrix = torch.zeros(500, 500, dtype=torch.bfloat16)
-    save_file({"m.weight": matrix}, model / "model.safetensors")
-    resolved = resolve(
-        config(kv_cache_gb=0.1), model, dataclasses.replace(CPU, memory_available_bytes=700 << 20)
-    )
-    (note,) = [note for note in resolved.notes if "the weights take" in note]
-    assert "up to 0.501 GiB in memory: without native CPU kernels torch computes bfloat16 in fp32" in note
-    with pytest.raises(CannotServe, match="are free"):
-        resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(CPU, memory_available_bytes=400 << 20))
+    """2 bytes a number for a bf16 checkpoint under native kernels, 4 without them."""
+    little = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
+    with pytest.raises(CannotServe, match=r"the weights take 0\.5 GiB in memory, and 0\.4 GiB are free"):
+        resolve(config(kv_cache_gb=0.1), model, little)
+    resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(little, cpu_kernels="avx512"))
 
 
 @pytest.mark.parametrize(("options", "machine", "reason"), REFUSALS)

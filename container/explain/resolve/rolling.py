@@ -59,7 +59,7 @@ def resolve(
     if config.source.load_format == "dummy":
         weights.make_random(model, degree, dtype, options.quantize, machine, made)
     elif device == "cpu":
-        weights.hold_on_cpu(model, degree, dtype, options.quantize, machine, made)
+        weights.hold_on_cpu(model, degree, dtype, options.quantize, machine)
     if device == "cpu" and machine.cpu_kernels and options.batch_invariant:
         made.notes.append("option.batch_invariant=true changes nothing: native CPU kernels are always so")
     cache = _cache(options, machine, device, made)

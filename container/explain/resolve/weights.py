@@ -44,26 +44,10 @@ def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: 
     require_free(on_disk // (2 if checkpoint in _FROM_CHECKPOINT else 4) * bytes_per_weight, machine)
 
 
-def hold_on_cpu(
-    model: ModelConfig,
-    degree: int,
-    dtype: str,
-    quantize: str,
-    machine: Machine,
-    made: Decisions,
-) -> None:
-    """Notes what the weights take in a CPU's memory where that is more than their files.
-
-    Raises: CannotServe: more than is free.
-    """
+def hold_on_cpu(model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine) -> None:
+    """Raises `CannotServe` when the weights take more of a CPU's memory than is free."""
     element = element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
-    size = model.weight_bytes(element, degree) * degree
-    require_free(size, machine)
-    if element == 4 and model.dtype in _FROM_CHECKPOINT:
-        made.notes.append(
-            f"the weights take up to {size / _GIB:.3g} GiB in memory: without native CPU kernels torch computes"
-            f" {model.dtype} in fp32"
-        )
+    require_free(model.weight_bytes(element, degree) * degree, machine)
 
 
 def make_random(

@@ -1,14 +1,16 @@
-"""A model's shape, read from its config.json: one reader an architecture. Plain Python: `lmi check` reads it without
-torch."""
+"""A model's shape, read from its config.json. Plain Python: `lmi check` needs no torch."""
 
+from engines.models.config.attention import AttentionSpec, RopeScaling, Rotary
 from engines.models.config.description import ExpertsConfig, ModelConfig, ParallelBlock, element_bytes
-from engines.models.config.fields import RopeScaling, UnsupportedModel
+from engines.models.config.fields import UnsupportedModel
 
 __all__ = [
+    "AttentionSpec",
     "ExpertsConfig",
     "ModelConfig",
     "ParallelBlock",
     "RopeScaling",
+    "Rotary",
     "UnsupportedModel",
     "element_bytes",
 ]

@@ -1,4 +1,4 @@
-"""What an architecture needs to know of a checkpoint."""
+"""The shape of a model, as its config.json describes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.models.config.fields import Fields, RopeScaling, UnsupportedModel
+from engines.models.config.attention import AttentionSpec, Rotary
+from engines.models.config.fields import Fields, UnsupportedModel
 from engines.partition import split_evenly, split_heads
 from engines.registry import Registry
 
@@ -14,12 +15,12 @@ _READERS = Registry(
     {
         "FalconForCausalLM": "engines.models.config.falcon:read",
         "LlamaForCausalLM": "engines.models.config.llama:read",
-        "MistralForCausalLM": "engines.models.config.llama:read_windowed",
-        "MixtralForCausalLM": "engines.models.config.mixtral:read",
-        "Qwen3ForCausalLM": "engines.models.config.qwen3:read",
+        "MistralForCausalLM": "engines.models.config.llama:read_mistral",
+        "MixtralForCausalLM": "engines.models.config.llama:read_mixtral",
+        "Qwen3ForCausalLM": "engines.models.config.llama:read_qwen3",
     }
 )
-"""What reads the fields of whose config.json."""
+"""The function that reads config.json, by architecture."""
 
 
 def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
@@ -37,50 +38,55 @@ def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Several MLPs in each layer, of which a token takes some."""
+    """A mixture of experts: several MLPs in each layer, of which each token takes some."""
 
     num_experts: int
     top_k: int
-    """How many a token takes."""
+    """Number of experts that each token takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """Attention and MLP beside each other, both on the layer's input (Falcon)."""
+    """Attention and MLP in parallel, both on the layer's input (Falcon)."""
 
     num_norms: int
-    """1: they see the same normalised input; 2: each has a norm of its own."""
+    """1: both get the same normalised input; 2: each has its own norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's shape: what all architectures have, and what some do."""
+    """The shape of a model of any supported architecture."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """The MLP's middle, or each expert's."""
+    """Width of the MLP's middle, or of each expert's."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    """The longest sequence. Where attention looks back through a window, no more than the window: up to there it is
-    attention over everything, which is what we compute."""
+    """The longest sequence. At most the sliding window, where a layer has one: up to that length the layer attends to
+    all tokens, which every backend supports."""
     norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    attention: tuple[AttentionSpec, ...]
+    """How each layer attends."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
     dtype: str
-    """As the checkpoint names it: `float32`, `float16`, `bfloat16`."""
+    """The checkpoint's dtype: `float32`, `float16` or `bfloat16`."""
     eos_token_ids: tuple[int, ...]
     gated_mlp: bool = True
-    """The MLP's middle is the product of two projections; else there is one."""
+    """Whether the MLP's middle is the product of two projections."""
     experts: ExpertsConfig | None = None
     parallel_block: ParallelBlock | None = None
+
+    @property
+    def rotaries(self) -> set[Rotary]:
+        """All kinds of rotary embedding in the model."""
+        return {spec.rotary for spec in self.attention if spec.rotary is not None}
 
     @property
     def kv_elements_per_token(self) -> int:

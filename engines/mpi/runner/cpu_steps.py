@@ -9,7 +9,7 @@ import torch
 
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import RotaryTables
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
@@ -27,7 +27,7 @@ class CpuSteps:
         self,
         model: Model,
         cache: KvCache,
-        rotary: RotaryTable,
+        tables: RotaryTables,
         limits: GroupLimits,
         contiguous: bool,
         leads: bool,
@@ -39,7 +39,7 @@ class CpuSteps:
         """
         self._model = model
         self._cache = cache
-        self._rotary = rotary
+        self._rotary_tables = tables
         self._limits = limits
         self._contiguous = contiguous
         self._leads = leads
@@ -55,7 +55,7 @@ class CpuSteps:
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Batch:
         return make_batch(
-            plan, self._tables, self._rotary, self._limits, self._contiguous, self._cache.workspace
+            plan, self._tables, self._rotary_tables, self._limits, self._contiguous, self._cache.workspace
         )
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import rotary_tables
 from engines.models import MODELS
 from engines.models.config import ModelConfig, element_bytes
 from engines.models.loading import weight_source
@@ -95,12 +95,7 @@ class ModelRunner:
         weights.close()
         loaded = time.perf_counter()
         weight_bytes = memory.in_use(device) - before
-        self._rotary = RotaryTable(
-            self.config,
-            config.model.max_model_len,
-            device,
-            as_table=self._team is not None or runs_triton(device),
-        )
+        self._tables = rotary_tables(self.config.rotaries, config.model.max_model_len, device)
         self._contiguous = not config.cache.paged
         self._batch_invariant = config.parallel.batch_invariant
         self._kv_dtype = config.cache.dtype
@@ -166,8 +161,9 @@ class ModelRunner:
             return NativeSteps(
                 self._model,
                 cache,
-                self._rotary.table,
+                self._tables,
                 self._team,
+                config.model.max_model_len,
                 step.num_tokens,
                 step.num_decodes,
                 leads,
@@ -180,9 +176,9 @@ class ModelRunner:
             return GpuSteps(
                 self._model,
                 cache,
-                self._rotary.table,
-                (self._kv_heads, self.config.head_dim),
-                self.config.vocab_size,
+                self._tables,
+                self.config,
+                self._kv_heads,
                 self._comm,
                 TableShape(step.num_seqs, config.model.max_model_len),
                 num_layers,
@@ -190,7 +186,7 @@ class ModelRunner:
         limits = GroupLimits(
             cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
         )
-        return CpuSteps(self._model, cache, self._rotary, limits, self._contiguous, leads, num_layers)
+        return CpuSteps(self._model, cache, self._tables, limits, self._contiguous, leads, num_layers)
 
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""
@@ -289,7 +285,7 @@ class ModelRunner:
         """The team if the model can be recorded as a native program."""
         cache = self._new_cache(1, 1, self.config.num_layers)
         try:
-            record_forward(self._model, cache, self._rotary.table, team, 1, None)
+            record_forward(self._model, cache, self._tables, team, 1, None)
         except NotRecorded as reason:
             logger.info("native kernels are called operation by operation: %s", reason)
             return None

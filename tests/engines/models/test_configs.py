@@ -10,7 +10,14 @@ import pytest
 from transformers import AutoConfig
 
 from engines.models import MODELS
-from engines.models.config import ExpertsConfig, ModelConfig, ParallelBlock, UnsupportedModel
+from engines.models.config import (
+    AttentionSpec,
+    ExpertsConfig,
+    ModelConfig,
+    ParallelBlock,
+    Rotary,
+    UnsupportedModel,
+)
 from engines.models.config.description import _READERS
 from engines.models.decoder import Decoder
 
@@ -123,7 +130,8 @@ def test_falcon_7b(tmp_path: Path) -> None:
     assert config.intermediate_size == 4 * 4544
     assert config.parallel_block == ParallelBlock(1)
     assert not config.gated_mlp
-    assert (config.max_position_embeddings, config.norm_eps, config.rope_theta) == (2048, 1e-5, 10000.0)
+    assert (config.max_position_embeddings, config.norm_eps) == (2048, 1e-5)
+    assert config.attention == (AttentionSpec(scale=0.125, rotary=Rotary(64, 10000.0)),) * config.num_layers
     assert config.tie_word_embeddings, "as transformers takes it where the file does not say"
     assert not config.attention_bias
     assert not config.mlp_bias
@@ -196,6 +204,7 @@ def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -
     assert (ours.num_layers, ours.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // theirs.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert {rotary.theta for rotary in ours.rotaries} == {theirs.rope_parameters["rope_theta"]}
+    assert {spec.query_key_norms for spec in ours.attention} == {kind == "qwen3"}
     window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
     assert ours.max_position_embeddings == min(theirs.max_position_embeddings, window)
