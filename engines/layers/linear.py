@@ -1,4 +1,4 @@
-"""Linear layers split over ranks: columns first, rows second, one sum a pair (Megatron-LM, arXiv:1909.08053)."""
+"""Linear layers split over ranks: columns first, rows second, one sum for each pair (Megatron-LM, arXiv:1909.08053)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,8 @@ class Linear:
         return lmi_kernels.linear(x, self._weight)
 
 
-class GatedLinear:
-    """silu(gate(x)) * up(x) on this rank's part of a gated MLP's middle (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
-        """weight: packed as gated, [2 * middle of this rank, in_features]."""
-        self._weight = weight
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, in_features] -> [num_rows, middle of this rank]."""
-        return lmi_kernels.gated_linear(x, self._weight)
-
-
 class RowParallelLinear:
-    """y = sum over ranks of x_r @ w_r.T: each rank has some input features. A bias is rank 0's alone."""
+    """y = sum over ranks of x_r @ w_r.T: each rank has some input features. Rank 0 alone adds a bias."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight, comm: Communicator) -> None:
         """weight: [out_features, in_features of this rank]."""
@@ -46,5 +34,5 @@ class RowParallelLinear:
         return sum_over_ranks(self.partial(x), self._comm)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sum, for whoever adds up several layers' at once."""
+        """This rank's part of the sum, for a caller that adds up several parts before one sum over ranks."""
         return lmi_kernels.linear(x, self._weight)

@@ -1,11 +1,11 @@
-"""What follows attention in a layer: two projections round an activation, once or by experts."""
+"""MLPs: two projections around an activation, dense or as a mixture of experts."""
 
 from __future__ import annotations
 
 import torch
 
 import lmi_kernels
-from engines.layers.linear import GatedLinear, Linear, RowParallelLinear
+from engines.layers.linear import Linear, RowParallelLinear
 from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
 
@@ -13,17 +13,18 @@ from engines.parallel import Communicator
 class GatedMlp:
     """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, gate_up: GatedLinear, down: RowParallelLinear) -> None:
+    def __init__(self, gate_up: lmi_kernels.LinearWeight, down: RowParallelLinear) -> None:
+        """gate_up: packed as gated, [2 * middle of this rank, hidden]."""
         self._gate_up = gate_up
         self._down = down
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. Padding is computed like any row."""
-        return self._down(self._gate_up(x))
+        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. slots: ignored."""
+        return self._down(lmi_kernels.gated_linear(x, self._gate_up))
 
 
 class PartialMlp:
-    """down(gelu(up(x))), with the exact gelu: this rank's part of the sum over ranks."""
+    """This rank's part of down(gelu(up(x))), with the exact gelu."""
 
     def __init__(self, up: Linear, down: RowParallelLinear) -> None:
         self._up = up
@@ -35,8 +36,8 @@ class PartialMlp:
 
 
 class Experts:
-    """Each token by the `top_k` experts that the router likes best, weighted by its softmax over these (Jiang et al.
-    2024, arXiv:2401.04088). Every rank has a part of every expert's middle, and the whole router."""
+    """Mixture of experts (Jiang et al. 2024, arXiv:2401.04088): each token by the router's `top_k` experts, weighted by
+    its softmax over these. Every rank has a part of every expert's middle, and the whole router."""
 
     def __init__(
         self, router: Linear, weights: lmi_kernels.ExpertWeights, top_k: int, comm: Communicator

@@ -12,7 +12,7 @@ MODELS = Registry(
         "FalconForCausalLM": "engines.models.falcon:Falcon",
         "LlamaForCausalLM": "engines.models.llama:Llama",
         "MistralForCausalLM": "engines.models.llama:Llama",
-        "MixtralForCausalLM": "engines.models.mixtral:Mixtral",
+        "MixtralForCausalLM": "engines.models.llama:Llama",
         "Qwen3ForCausalLM": "engines.models.llama:Llama",
     }
 )

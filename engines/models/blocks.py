@@ -11,8 +11,8 @@ import lmi_kernels
 from engines.layers.attention import Attention
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.linear import GatedLinear, Linear, RowParallelLinear
-from engines.layers.mlp import GatedMlp
+from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.mlp import Experts, GatedMlp
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightSource
 from engines.parallel import Communicator
@@ -52,15 +52,18 @@ class Parts:
             spec, share.queries.size, share.keys_values.size, config.head_dim, norms, config.norm_eps, slopes
         )
 
-    def linear(
-        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool
-    ) -> Linear:
+    def fused_weight(
+        self,
+        names: Sequence[str],
+        shards: Sequence[Shard],
+        shape: tuple[int, int],
+        biased: bool,
+        gated: bool = False,
+    ) -> lmi_kernels.LinearWeight:
         """Fuse several projections of the same input. shape: of the fused projection over all ranks."""
-        return Linear(self._columns(names, shards, shape, biased, gated=False))
-
-    def gated_linear(self, names: Sequence[str], shape: tuple[int, int], biased: bool) -> GatedLinear:
-        """Fuse the gate and the up projection of this rank's share of the MLP's middle."""
-        return GatedLinear(self._columns(names, [self.middle, self.middle], shape, biased, gated=True))
+        weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
+        bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+        return self.weights.pack(weight, bias, gated)
 
     def scattered_linear(
         self, name: str, pieces: Sequence[Shard], shape: tuple[int, int], biased: bool
@@ -85,13 +88,6 @@ class Parts:
         """One weight for all heads, which every rank has."""
         return self.weights.whole(f"{name}.weight", (self.config.head_dim,))
 
-    def _columns(
-        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int], biased: bool, gated: bool
-    ) -> lmi_kernels.LinearWeight:
-        weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
-        bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
-        return self.weights.pack(weight, bias, gated)
-
 
 def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
     """Make embedding and head from the weights with these names; from one of them where they are tied."""
@@ -113,7 +109,7 @@ def attention(parts: Parts, layer: int, prefix: str) -> Attention:
     q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    qkv = parts.linear(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
+    qkv = Linear(parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias))
     inputs = config.num_heads * config.head_dim
     output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
     return Attention(layer, qkv, output, parts.attention_rule(layer, prefix), parts.stopwatch)
@@ -123,8 +119,25 @@ def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:
     config = parts.config
     names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
     shape = (2 * config.intermediate_size, config.hidden_size)
-    gate_up = parts.gated_linear(names, shape, config.mlp_bias)
+    gate_up = parts.fused_weight(names, [parts.middle] * 2, shape, config.mlp_bias, gated=True)
     down = parts.row_parallel(
         f"{prefix}.mlp.down_proj", parts.middle, config.intermediate_size, config.mlp_bias
     )
     return GatedMlp(gate_up, down)
+
+
+def experts(parts: Parts, prefix: str) -> Experts:
+    config, weights, middle, routing = parts.config, parts.weights, parts.middle, parts.config.experts
+    if routing is None:
+        raise ValueError(f"{config.architecture} has no experts")
+    hidden, width = config.hidden_size, config.intermediate_size
+    router = parts.whole_linear(f"{prefix}.{routing.router}", (routing.num_experts, hidden))
+    prefixes = [f"{prefix}.{routing.expert.format(index)}" for index in range(routing.num_experts)]
+    gate, up, down = routing.projections
+    names = [f"{expert}.{part}.weight" for expert in prefixes for part in (gate, up)]
+    gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
+    downs = weights.stacked_columns([f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width))
+    packed = lmi_kernels.pack_experts(
+        gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack
+    )
+    return Experts(router, packed, routing.top_k, parts.comm)

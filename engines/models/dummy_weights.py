@@ -50,7 +50,6 @@ class DummyWeights(WeightSource):
         """
         super().__init__(storage, compute, device, pack)
         self._stored = _DTYPES.get(stored, torch.float32)
-        self._scratch: _Scratch | None = None
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         out = self._empty((sum(shard.size for shard in shards), *shape[1:]))
@@ -76,7 +75,7 @@ class DummyWeights(WeightSource):
         return out
 
     def close(self) -> None:
-        self._scratch = None
+        pass
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = self._given_dtype(self._stored, len(shape))
@@ -86,51 +85,37 @@ class DummyWeights(WeightSource):
 
     def _fill(self, out: torch.Tensor, name: str, first: int, stride: int) -> None:
         """Fill `out`, [rows, columns], a view: row r is the tensor's numbers from `first + r * stride` on."""
-        if self._scratch is None:
-            self._scratch = _Scratch(self.device)
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
         mean = 1.0 if _scales(name) else 0.0
+        block = _GPU_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
         num_rows, num_columns = out.shape
-        width = max(1, min(num_columns, self._scratch.size))
-        height = self._scratch.size // width
-        for row in range(0, num_rows, height):
+        width = max(1, min(num_columns, block))
+        for row in range(0, num_rows, block // width):
             for column in range(0, num_columns, width):
-                part = out[row : row + height, column : column + width]
+                part = out[row : row + block // width, column : column + width]
                 begin = first + row * stride + column
-                values = self._scratch.numbers(part.shape, seed, begin, stride, mean)
+                values = _numbers(part.shape, seed, begin, stride, mean, self.device)
                 part.copy_(values.to(self._stored).to(self._storage))
 
 
-class _Scratch:
-    """Working memory for one block of numbers, reused for each."""
+def _numbers(
+    shape: torch.Size, seed: int, first: int, stride: int, mean: float, device: torch.device
+) -> torch.Tensor:
+    """Return the tensor's numbers `first + row * stride + column`: [rows, columns], fp32."""
+    rows, columns = (torch.arange(length, device=device) for length in shape)
+    # SplitMix64, in int64 that wraps: its bits are those of uint64.
+    z = (rows[:, None] * stride + columns + (first + 1)) * _signed(_GOLDEN) + _signed(seed)
+    for shift, factor in _ROUNDS:
+        z.bitwise_xor_(_logical_shift(z, shift)).mul_(_signed(factor))
+    z.bitwise_xor_(_logical_shift(z, _LAST_SHIFT))
+    # Two sums of two parts, 32 bits apart; the product holds the sum of both in its upper half.
+    total = (z & _HALVES).add_((z >> 16).bitwise_and_(_HALVES)).mul_(_SUM_OF_TWO).bitwise_right_shift_(32)
+    return total.sub_(_MIDDLE).float().mul_(_STEP).add_(mean)
 
-    def __init__(self, device: torch.device) -> None:
-        self.size = _GPU_BLOCK if device.type == "cuda" else _CPU_BLOCK
-        """Size of the largest block, in numbers."""
-        self._golden = torch.arange(self.size, device=device).mul_(_signed(_GOLDEN))
-        self._hash = torch.empty_like(self._golden)
-        self._shifted = torch.empty_like(self._golden)
 
-    def numbers(self, shape: torch.Size, seed: int, first: int, stride: int, mean: float) -> torch.Tensor:
-        """Return the tensor's numbers `first + row * stride + column`: [rows, columns], fp32."""
-        num_rows, num_columns = shape
-        z = self._hash[: shape.numel()].view(shape)
-        starts = self._golden[:num_rows, None].mul(stride).add_(_signed(seed + (first + 1) * _GOLDEN))
-        torch.add(self._golden[:num_columns], starts, out=z)
-        for shift, factor in _ROUNDS:
-            z.bitwise_xor_(self._logical_shift(z, shift)).mul_(_signed(factor))
-        z.bitwise_xor_(self._logical_shift(z, _LAST_SHIFT))
-        # Two sums of two parts, 32 bits apart; the product holds the sum of both in its upper half.
-        upper = torch.bitwise_right_shift(z, 16, out=self._shifted[: z.numel()].view(shape)).bitwise_and_(
-            _HALVES
-        )
-        total = z.bitwise_and_(_HALVES).add_(upper).mul_(_SUM_OF_TWO).bitwise_right_shift_(32)
-        return total.sub_(_MIDDLE).float().mul_(_STEP).add_(mean)
-
-    def _logical_shift(self, z: torch.Tensor, count: int) -> torch.Tensor:
-        """z >> count as if z had no sign."""
-        shifted = self._shifted[: z.numel()].view(z.shape)
-        return torch.bitwise_right_shift(z, count, out=shifted).bitwise_and_((1 << (64 - count)) - 1)
+def _logical_shift(z: torch.Tensor, count: int) -> torch.Tensor:
+    """z >> count as if z had no sign."""
+    return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _scales(name: str) -> bool:

@@ -1,7 +1,6 @@
-"""Falcon (Almazrouei et al. 2023, arXiv:2311.16867), 7B and 40B alike: attention and MLP stand beside each other, each
-on the layer's input, and what they give is summed over ranks once.
+"""Falcon 7B and 40B (Almazrouei et al. 2023, arXiv:2311.16867): attention and MLP in parallel, with one sum over ranks.
 
-7B has one KV head for all query heads and one norm for both parts, 40B groups of heads and two norms.
+7B has one KV head for all query heads and one norm for both parts; 40B has groups of heads and two norms.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import torch
 import lmi_kernels
 from engines.kv_cache import KvCache
 from engines.layers.attention import Attention
+from engines.layers.linear import Linear
 from engines.layers.mlp import PartialMlp
 from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
@@ -91,8 +91,10 @@ def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
 
 
 def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
-    """Where this rank's query heads, key heads and value heads lie, counted in heads, in the fused projection: by KV
-    head the queries that see it, its key and its value."""
+    """Return the places of this rank's query, key and value heads in the fused projection, counted in heads.
+
+    The projection holds, for each KV head, the queries that see it, then its key and its value.
+    """
     share = config.num_heads // config.num_kv_heads
     queries, keys_values = [], []
     for group in range(mine.keys_values.start, mine.keys_values.stop):
@@ -107,6 +109,6 @@ def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
 def _mlp(parts: Parts, prefix: str) -> PartialMlp:
     config, middle = parts.config, parts.middle
     shape = (config.intermediate_size, config.hidden_size)
-    up = parts.linear([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias)
+    up = Linear(parts.fused_weight([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias))
     down = parts.row_parallel(f"{prefix}.dense_4h_to_h", middle, config.intermediate_size, config.mlp_bias)
     return PartialMlp(up, down)

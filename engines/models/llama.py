@@ -1,4 +1,6 @@
-"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral and Qwen3, which differ in `config/llama.py` only.
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral, Mixtral and Qwen3.
+
+They differ in their configuration only (`config/llama.py`).
 
 Each rank owns whole groups of query heads with their KV head, a share of the MLP's middle, and a share of the
 vocabulary. Each layer has two sums over ranks.
@@ -6,7 +8,6 @@ vocabulary. Each layer has two sums over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -22,20 +23,12 @@ from engines.models.weights import WeightSource
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 
-MakeMlp = Callable[[Parts, str], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
-"""Makes a layer's MLP, given the prefix of its names. The MLP takes rows and `slot_mapping`, which marks padding."""
-
 
 class Llama(Decoder):
     """One rank's part of the model."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightSource,
-        comm: Communicator,
-        stopwatch: Stopwatch,
-        mlp: MakeMlp = blocks.gated_mlp,
+        self, config: ModelConfig, weights: WeightSource, comm: Communicator, stopwatch: Stopwatch
     ) -> None:
         """Reads this rank's weights.
 
@@ -44,20 +37,21 @@ class Llama(Decoder):
         """
         parts = Parts(config, weights, comm, stopwatch)
         embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
-        layers = [_Layer(parts, index, mlp) for index in range(config.num_layers)]
+        layers = [_Layer(parts, index) for index in range(config.num_layers)]
         norm = weights.whole("model.norm.weight", (config.hidden_size,))
         last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=config.norm_eps)
         super().__init__(embedding, layers, last_norm, head)
 
 
 class _Layer:
-    def __init__(self, parts: Parts, index: int, mlp: MakeMlp) -> None:
+    def __init__(self, parts: Parts, index: int) -> None:
         prefix, shape = f"model.layers.{index}", (parts.config.hidden_size,)
         self._eps = parts.config.norm_eps
         self._input_norm = parts.weights.whole(f"{prefix}.input_layernorm.weight", shape)
         self._post_norm = parts.weights.whole(f"{prefix}.post_attention_layernorm.weight", shape)
         self._attention = blocks.attention(parts, index, f"{prefix}.self_attn")
-        self._mlp = mlp(parts, prefix)
+        make_mlp = blocks.gated_mlp if parts.config.experts is None else blocks.experts
+        self._mlp = make_mlp(parts, prefix)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention

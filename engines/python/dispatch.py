@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, Unavailable
+from engines.errors import EngineError, InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
@@ -16,7 +16,7 @@ from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generator import Generator, GeneratorEnded
 from engines.python.messages import BatchDone, CannotLoad, Ready, StepDone
-from engines.python.running import Running
+from engines.python.running import Running, batch_timed_out
 from engines.wire import (
     Abort,
     ConfigureScheduler,
@@ -203,15 +203,10 @@ class Dispatch:
         if self._loading:
             self._restart(front, f"it was not ready after {self._reload_timeout:.0f} s")
             return
-        late = list(self._running.values())
-        self._send(front, [_failure(each.request.id, self._deadline_exceeded(each)) for each in late])
+        limit = self._config.batching.batch_timeout
+        late = [(each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()]
+        self._send(front, [_failure(request_id, error) for request_id, error in late])
         self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
-
-    def _deadline_exceeded(self, running: Running) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the batch took longer than {self._config.batching.batch_timeout:g} s (option.predict_timeout); "
-            f"{running.num_tokens} tokens were generated"
-        )
 
     def _restart(self, front: Front, how: str) -> None:
         """Restart the generating process, and run the requests of its batch again, except one that was the cause.
@@ -260,7 +255,7 @@ class Dispatch:
         if self._suspects and self._batcher.is_free:
             self._batcher.set_busy()
             suspect = self._suspects.popleft()
-            suspect.begin_again()
+            suspect.delivered.restart()
             self._metrics.batch_size.observe(1)
             self._run([suspect], now)
         elif (batch := self._batcher.take(now)) is not None:
@@ -282,13 +277,12 @@ class Dispatch:
             if running is None:
                 continue
             try:
-                if running.is_repeated(output):
+                if not running.delivered.take(output.token_ids):
                     continue
             except RequestFailed as error:
                 self._generator.forget(output.id)
                 output = _failure(output.id, error)
             self._metrics.observe_output(running, output, now)
-            running.take(output, now)
             by_client[self._clients[output.id]].append(output)
             if output.finished:
                 del self._running[output.id]

@@ -29,14 +29,15 @@ class DispatchMetrics(EngineMetrics):
             self.prompt_tokens += len(request.prompt_token_ids)
 
     def observe_output(self, running: Running, output: RequestOutput, now: float) -> None:
-        """Count an output. Call this before `running.take`."""
+        """Count an output whose tokens `running` has taken."""
         self.tokens_generated += len(output.token_ids)
         if running.first_token_time is None and output.token_ids:
+            running.first_token_time = now
             self.time_to_first_token.observe(max(0.0, now - running.request.arrival_time))
         if output.finished:
             self.finished += not output.error_kind
             self.failed += bool(output.error_kind)
-            self.observe_tokens(running.num_tokens + len(output.token_ids), running.first_token_time, now)
+            self.observe_tokens(running.num_tokens, running.first_token_time, now)
 
     def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
         stats = super().snapshot(info, gauges)

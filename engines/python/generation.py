@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import torch
 
 from engines.core import Request, RequestOutput
-from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed
+from engines.errors import InvalidRequest, RequestFailed
 from engines.python.batch import Batch, Deliver, Waste
 from engines.python.model import Model
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import Pulse, TimeIsOver
 from engines.python.rows import Row
+from engines.python.running import batch_timed_out
 from engines.python.steps import Steps
 from engines.vocabulary import check_token_ids
 
@@ -101,7 +102,8 @@ class Generation:
             self._pulse.beat()
             self._generate(rows, steps)
         except TimeIsOver:
-            batch.deliver([row.fail(self._deadline_exceeded(row)) for row in rows if not row.ended])
+            late = [row for row in rows if not row.ended]
+            batch.deliver([row.fail(batch_timed_out(self._batch_timeout, row.num_delivered)) for row in late])
         except Exception:  # the batch's edge: whatever a request can break, it breaks for itself
             logger.exception("a batch of %d failed", len(rows))
             return False
@@ -115,12 +117,6 @@ class Generation:
         longest = max(row.request.sampling.max_new_tokens for row in rows)
         steps.waste.prompt_padding += max(map(len, prompts)) * len(prompts) - sum(map(len, prompts))
         generate(self._model, prompts, longest, steps.choose, steps.advance)
-
-    def _deadline_exceeded(self, row: Row) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the batch took longer than {self._batch_timeout:g} s (option.predict_timeout); "
-            f"{row.num_delivered} tokens were generated"
-        )
 
     def _free_memory(self) -> None:
         """Free memory after a failure, which may have been out of memory. Raises when the GPU itself has failed."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engines.core import FinishReason, Request, RequestOutput, SampledToken
 from engines.errors import EngineError, RequestFailed
+from engines.python.running import Delivered
 from engines.sampling.batch import SamplingRow
 
 
@@ -21,7 +22,7 @@ class Row:
         self.ended = False
         self.plain = request.sampling.plain
         """Whether its tokens are those with the largest logit, and nothing else is requested."""
-        self._delivered: list[int] = []
+        self._delivered = Delivered()
         self._context: list[int] = []
         self._num_start = 0
 
@@ -31,10 +32,11 @@ class Row:
 
     @property
     def num_delivered(self) -> int:
-        return len(self._delivered)
+        return len(self._delivered.tokens)
 
     def begin(self, context: Sequence[int]) -> None:
         """Start a call of `generate`. context: tokens before the first new one: the prompt, or a decoder's start."""
+        self._delivered.restart()
         self._context = list(context)
         self._num_start = len(self._context)
 
@@ -45,18 +47,17 @@ class Row:
         """Append the next token. Returns the output; None for a token that was delivered before."""
         if not token.finite:
             return self.fail(RequestFailed("the model's output for this request is not finite"))
-        place = len(self._context) - self._num_start
         self._context.append(token.token_id)
-        if place < len(self._delivered):
-            if self._delivered[place] != token.token_id:
-                return self.fail(RequestFailed("this request's batch failed, and it could not be repeated"))
-            return None
-        self._delivered.append(token.token_id)
+        try:
+            if not self._delivered.take((token.token_id,)):
+                return None
+        except RequestFailed as error:
+            return self.fail(error)
         reason = None
         sampling = self.request.sampling
         if token.token_id in sampling.stop_token_ids:
             reason = FinishReason.EOS_TOKEN
-        elif len(self._delivered) >= sampling.max_new_tokens:
+        elif self.num_delivered >= sampling.max_new_tokens:
             reason = FinishReason.LENGTH
         self.ended = reason is not None
         return RequestOutput(

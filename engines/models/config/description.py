@@ -43,6 +43,12 @@ class ExpertsConfig:
     num_experts: int
     top_k: int
     """Number of experts that each token takes."""
+    router: str = "block_sparse_moe.gate"
+    """Name of the router's weight in a layer."""
+    expert: str = "block_sparse_moe.experts.{}"
+    """Prefix of an expert's weights in a layer; `{}` is its number."""
+    projections: tuple[str, str, str] = ("w1", "w3", "w2")
+    """Names of an expert's gate, up and down projection."""
 
 
 @dataclass(frozen=True, slots=True)
