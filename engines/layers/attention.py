@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+import lmi_kernels
 from engines.kv_cache import KvCache
 from engines.layers.attention_rule import AttentionRule
-from engines.layers.linear import Linear
 from engines.layers.step_attention import StepAttention
 from engines.stopwatch import Stopwatch
 
@@ -19,7 +19,7 @@ class Attention:
     def __init__(
         self,
         layer: int,
-        qkv: Linear,
+        qkv: lmi_kernels.LinearWeight,
         output: Callable[[torch.Tensor], torch.Tensor],
         rule: AttentionRule,
         stopwatch: Stopwatch,
@@ -37,7 +37,7 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
         """x: [num_rows, hidden] -> [num_rows, hidden], as `output` returns it."""
-        qkv = self._qkv(x)
+        qkv = lmi_kernels.linear(x, self._qkv)
         self._stopwatch.start()
         out = step.attend(qkv, self._rule, cache.layers[self._layer])
         self._stopwatch.stop("attention")

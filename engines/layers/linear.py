@@ -1,4 +1,7 @@
-"""Linear layers split over ranks: columns first, rows second, one sum for each pair (Megatron-LM, arXiv:1909.08053)."""
+"""Row-parallel linear layers, the second of each pair of layers in tensor parallelism (Megatron-LM, arXiv:1909.08053).
+
+The first, column-parallel one is `lmi_kernels.linear` with the rows of the weight that are this rank's.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,6 @@ import torch
 import lmi_kernels
 from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
-
-
-class Linear:
-    """y = x @ w.T + b on this rank's output features: column-parallel, or whole where the weight is."""
-
-    def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
-        """weight: [out_features of this rank, in_features]."""
-        self._weight = weight
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, in_features] -> [num_rows, out_features of this rank]."""
-        return lmi_kernels.linear(x, self._weight)
 
 
 class RowParallelLinear:

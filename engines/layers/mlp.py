@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import lmi_kernels
-from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.linear import RowParallelLinear
 from engines.layers.over_ranks import sum_over_ranks
 from engines.parallel import Communicator
 
@@ -26,13 +26,13 @@ class GatedMlp:
 class PartialMlp:
     """This rank's part of down(gelu(up(x))), with the exact gelu."""
 
-    def __init__(self, up: Linear, down: RowParallelLinear) -> None:
+    def __init__(self, up: lmi_kernels.LinearWeight, down: RowParallelLinear) -> None:
         self._up = up
         self._down = down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, hidden] -> [num_rows, hidden], to be summed over ranks."""
-        return self._down.partial(lmi_kernels.gelu(self._up(x)))
+        return self._down.partial(lmi_kernels.gelu(lmi_kernels.linear(x, self._up)))
 
 
 class Experts:
@@ -40,7 +40,11 @@ class Experts:
     its softmax over these. Every rank has a part of every expert's middle, and the whole router."""
 
     def __init__(
-        self, router: Linear, weights: lmi_kernels.ExpertWeights, top_k: int, comm: Communicator
+        self,
+        router: lmi_kernels.LinearWeight,
+        weights: lmi_kernels.ExpertWeights,
+        top_k: int,
+        comm: Communicator,
     ) -> None:
         self._router = router
         self._weights = weights
@@ -49,5 +53,5 @@ class Experts:
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. slots: as of `lmi_kernels.experts`."""
-        out = lmi_kernels.experts(x, self._router(x), self._weights, self._top_k, slots)
+        out = lmi_kernels.experts(x, lmi_kernels.linear(x, self._router), self._weights, self._top_k, slots)
         return sum_over_ranks(out, self._comm)

@@ -11,7 +11,7 @@ import lmi_kernels
 from engines.layers.attention import Attention
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.linear import Linear, RowParallelLinear
+from engines.layers.linear import RowParallelLinear
 from engines.layers.mlp import Experts, GatedMlp
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightSource
@@ -67,15 +67,15 @@ class Parts:
 
     def scattered_linear(
         self, name: str, pieces: Sequence[Shard], shape: tuple[int, int], biased: bool
-    ) -> Linear:
+    ) -> lmi_kernels.LinearWeight:
         """Make one projection from several ranges of a tensor's rows."""
         weight = self.weights.pieces(f"{name}.weight", pieces, shape)
         bias = self.weights.pieces(f"{name}.bias", pieces, shape[:1]) if biased else None
-        return Linear(self.weights.pack(weight, bias))
+        return self.weights.pack(weight, bias)
 
-    def whole_linear(self, name: str, shape: tuple[int, int]) -> Linear:
+    def whole_linear(self, name: str, shape: tuple[int, int]) -> lmi_kernels.LinearWeight:
         """Make a projection that every rank has, never quantised: a router with small errors chooses other experts."""
-        return Linear(lmi_kernels.pack(self.weights.whole(f"{name}.weight", shape)))
+        return lmi_kernels.pack(self.weights.whole(f"{name}.weight", shape))
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> RowParallelLinear:
         """Make the projection to the hidden size from `inputs` features, of which `shard` are this rank's."""
@@ -109,7 +109,7 @@ def attention(parts: Parts, layer: int, prefix: str) -> Attention:
     q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    qkv = Linear(parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias))
+    qkv = parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
     inputs = config.num_heads * config.head_dim
     output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
     return Attention(layer, qkv, output, parts.attention_rule(layer, prefix), parts.stopwatch)

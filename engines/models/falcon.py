@@ -10,7 +10,6 @@ import torch
 import lmi_kernels
 from engines.kv_cache import KvCache
 from engines.layers.attention import Attention
-from engines.layers.linear import Linear
 from engines.layers.mlp import PartialMlp
 from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
@@ -109,6 +108,6 @@ def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
 def _mlp(parts: Parts, prefix: str) -> PartialMlp:
     config, middle = parts.config, parts.middle
     shape = (config.intermediate_size, config.hidden_size)
-    up = Linear(parts.fused_weight([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias))
+    up = parts.fused_weight([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias)
     down = parts.row_parallel(f"{prefix}.dense_4h_to_h", middle, config.intermediate_size, config.mlp_bias)
     return PartialMlp(up, down)

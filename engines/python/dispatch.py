@@ -88,12 +88,11 @@ class Dispatch:
         self._set_state(EngineState.READY)
         front.watch(self._generator.fileno())
         while not self._drained():
-            for client, message in front.receive(self._wait_seconds(front)):
+            for client, message in front.receive(self._wait_seconds()):
                 self._handle(front, client, message)
             self._read_generator(front)
             self._kill_stuck_generator(front)
             self._start_batch()
-            self._drop_clients(front, front.flush())
             self._board.beat(DISPATCHER)
         self._end(front)
 
@@ -102,14 +101,14 @@ class Dispatch:
             return False
         return not self._clients or self._clock() >= self._drain_deadline
 
-    def _wait_seconds(self, front: Front) -> float:
+    def _wait_seconds(self) -> float:
         """Return the seconds until there is work even if no message comes."""
         now = self._clock()
         due = self._batcher.seconds_until_due(now)
         moments = (self._act_at, self._drain_deadline)
         waits = [moment - now for moment in moments if moment is not None]
         waits += [due] if due is not None else []
-        return max(0.0, min([front.wait_seconds(IDLE_BEAT_SECONDS), *waits]))
+        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
 
     # Messages of web processes and the supervisor
 
@@ -287,9 +286,9 @@ class Dispatch:
             if output.finished:
                 del self._running[output.id]
                 del self._clients[output.id]
-        self._drop_clients(front, [c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
+        self._drop_clients([c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
 
-    def _drop_clients(self, front: Front, gone: list[bytes]) -> None:
+    def _drop_clients(self, gone: list[bytes]) -> None:
         for client in gone:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
