@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -13,32 +13,21 @@ from engines.layers.step_attention import StepAttention
 from engines.stopwatch import Stopwatch
 
 
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Fused qkv projection, attention, output projection."""
 
-    def __init__(
-        self,
-        layer: int,
-        qkv: lmi_kernels.LinearWeight,
-        output: Callable[[torch.Tensor], torch.Tensor],
-        rule: AttentionRule,
-        stopwatch: Stopwatch,
-    ) -> None:
-        """
-        Args:
-            qkv: projects to this rank's query heads, then key heads, then value heads.
-            output: a `RowParallelLinear`, or its `partial`.
-        """
-        self._layer = layer
-        self._qkv = qkv
-        self._output = output
-        self._rule = rule
-        self._stopwatch = stopwatch
+    layer: int
+    qkv: lmi_kernels.LinearWeight
+    """Projects to this rank's query heads, then key heads, then value heads."""
+    output: lmi_kernels.LinearWeight
+    rule: AttentionRule
+    stopwatch: Stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], as `output` returns it."""
-        qkv = lmi_kernels.linear(x, self._qkv)
-        self._stopwatch.start()
-        out = step.attend(qkv, self._rule, cache.layers[self._layer])
-        self._stopwatch.stop("attention")
-        return self._output(out)
+        """x: [num_rows, hidden] -> this rank's part of a sum over ranks, [num_rows, hidden]."""
+        qkv = lmi_kernels.linear(x, self.qkv)
+        self.stopwatch.start()
+        out = step.attend(qkv, self.rule, cache.layers[self.layer])
+        self.stopwatch.stop("attention")
+        return lmi_kernels.linear(out, self.output)

@@ -11,7 +11,7 @@ from engines.partition import Shard, split_evenly
 
 
 class VocabParallelEmbedding:
-    """Each rank looks up the ids that it owns; the sum over ranks has every row."""
+    """Token embedding: each rank looks up the ids that it owns, and a sum over ranks combines the rows."""
 
     def __init__(
         self, weight: torch.Tensor | lmi_kernels.LinearWeight, shard: Shard, comm: Communicator
@@ -31,7 +31,7 @@ class VocabParallelEmbedding:
 
 
 class VocabParallelHead:
-    """Logits over the whole vocabulary, on rank 0."""
+    """Output head: logits over the whole vocabulary, on rank 0."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight, vocab_size: int, comm: Communicator) -> None:
         """weight: [this rank's share of the vocabulary, hidden]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -36,11 +36,6 @@ class PagedStepAttention:
     """[num_chunks + 1], int32: bounds of the chunks' rows, counted from the first chunk's first row."""
     max_query_len: int = 0
     """Length of the longest chunk."""
-
-    def with_chunks(
-        self, chunks: PagedSequences, cu_seqlens_q: torch.Tensor, max_query_len: int
-    ) -> PagedStepAttention:
-        return replace(self, chunks=chunks, cu_seqlens_q=cu_seqlens_q, max_query_len=max_query_len)
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
         rule.require({"norms", "scale", "window", "softcap", "alibi", "no rotary"})

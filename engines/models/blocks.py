@@ -11,8 +11,7 @@ import lmi_kernels
 from engines.layers.attention import Attention
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.linear import RowParallelLinear
-from engines.layers.mlp import Experts, GatedMlp
+from engines.layers.mlp import GatedMlp, MoeMlp
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightSource
 from engines.parallel import Communicator
@@ -77,12 +76,15 @@ class Parts:
         """Make a projection that every rank has, never quantised: a router with small errors chooses other experts."""
         return lmi_kernels.pack(self.weights.whole(f"{name}.weight", shape))
 
-    def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> RowParallelLinear:
-        """Make the projection to the hidden size from `inputs` features, of which `shard` are this rank's."""
+    def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:
+        """Make the projection to the hidden size from `inputs` features, of which `shard` are this rank's.
+
+        The results of all ranks are to be summed. Rank 0 alone adds a bias.
+        """
         hidden = self.config.hidden_size
         weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
-        return RowParallelLinear(self.weights.pack(weight, bias if self.comm.rank == 0 else None), self.comm)
+        return self.weights.pack(weight, bias if self.comm.rank == 0 else None)
 
     def _head_norm(self, name: str) -> torch.Tensor:
         """One weight for all heads, which every rank has."""
@@ -126,7 +128,7 @@ def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:
     return GatedMlp(gate_up, down)
 
 
-def experts(parts: Parts, prefix: str) -> Experts:
+def moe_mlp(parts: Parts, prefix: str) -> MoeMlp:
     config, weights, middle, routing = parts.config, parts.weights, parts.middle, parts.config.experts
     if routing is None:
         raise ValueError(f"{config.architecture} has no experts")
@@ -140,4 +142,4 @@ def experts(parts: Parts, prefix: str) -> Experts:
     packed = lmi_kernels.pack_experts(
         gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack
     )
-    return Experts(router, packed, routing.top_k, parts.comm)
+    return MoeMlp(router, packed, routing.top_k)

@@ -1,4 +1,4 @@
-"""What all our models are: an embedding, layers over one residual stream, a last norm and a head."""
+"""The structure of all models: an embedding, layers over one residual stream, a last norm and a head."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ class Layer(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [num_rows, hidden], what the layer before (or, with no residual, the embedding) adds to the stream.
+        """Compute a layer.
 
-        Returns: what this layer adds last, and the stream before it.
+        x: [num_rows, hidden], to be added to the residual stream: the result of the layer before, or the embedding.
+        residual: the stream; None in the first layer.
+
+        Returns: this layer's last result, not yet added to the stream, and the stream.
         """
 
 
@@ -41,7 +44,7 @@ class Decoder:
 
     @staticmethod
     def num_kv_heads(config: ModelConfig, world_size: int, rank: int) -> int:
-        """KV heads that one rank holds: at least one, held by others too where ranks are more than KV heads."""
+        """Return the number of KV heads that a rank holds. More ranks than KV heads hold copies."""
         return split_heads(config.num_heads, config.num_kv_heads, world_size, rank).keys_values.size
 
     def forward(
@@ -53,7 +56,7 @@ class Decoder:
     ) -> torch.Tensor:
         """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm.
 
-        num_layers: only the first so many, to see what does not depend on how many there are.
+        num_layers: compute only so many layers, to measure what does not depend on their number.
         """
         x, residual = self._embedding(input_ids), None
         for layer in self._layers[:num_layers]:
@@ -61,5 +64,5 @@ class Decoder:
         return x if residual is None else residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden: [num_rows, hidden], only the rows to be sampled -> [num_rows, vocab_size] on rank 0, else None."""
+        """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
         return self._head(self._norm(hidden))

@@ -10,7 +10,7 @@ import torch
 import lmi_kernels
 from engines.kv_cache import KvCache
 from engines.layers.attention import Attention
-from engines.layers.mlp import PartialMlp
+from engines.layers.mlp import GeluMlp
 from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
@@ -68,7 +68,7 @@ class _Layer:
             residual, inputs = x, lmi_kernels.layer_norms(x, self._norms, self._eps)
         else:
             inputs, residual = lmi_kernels.add_layer_norms(x, residual, self._norms, self._eps)
-        out = self._mlp(inputs[-1])
+        out = self._mlp(inputs[-1], step.slot_mapping)
         out += self._attention(inputs[0], cache, step)
         return sum_over_ranks(out, self._comm), residual
 
@@ -86,7 +86,7 @@ def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
     qkv = parts.scattered_linear(name, rows, shape, biased)
     columns = parts.head_share.queries.scaled(config.head_dim)
     dense = parts.row_parallel(f"{prefix}.dense", columns, config.num_heads * config.head_dim, biased)
-    return Attention(layer, qkv, dense.partial, parts.attention_rule(layer, prefix), parts.stopwatch)
+    return Attention(layer, qkv, dense, parts.attention_rule(layer, prefix), parts.stopwatch)
 
 
 def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
@@ -105,9 +105,9 @@ def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
     return [*queries, *keys, *[Shard(at + 1, at + 2) for at in keys_values]]
 
 
-def _mlp(parts: Parts, prefix: str) -> PartialMlp:
+def _mlp(parts: Parts, prefix: str) -> GeluMlp:
     config, middle = parts.config, parts.middle
     shape = (config.intermediate_size, config.hidden_size)
     up = parts.fused_weight([f"{prefix}.dense_h_to_4h"], [middle], shape, config.mlp_bias)
     down = parts.row_parallel(f"{prefix}.dense_4h_to_h", middle, config.intermediate_size, config.mlp_bias)
-    return PartialMlp(up, down)
+    return GeluMlp(up, down)

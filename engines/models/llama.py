@@ -14,6 +14,7 @@ import torch
 
 import lmi_kernels
 from engines.kv_cache import KvCache
+from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
 from engines.models.blocks import Parts
@@ -47,10 +48,11 @@ class _Layer:
     def __init__(self, parts: Parts, index: int) -> None:
         prefix, shape = f"model.layers.{index}", (parts.config.hidden_size,)
         self._eps = parts.config.norm_eps
+        self._comm = parts.comm
         self._input_norm = parts.weights.whole(f"{prefix}.input_layernorm.weight", shape)
         self._post_norm = parts.weights.whole(f"{prefix}.post_attention_layernorm.weight", shape)
         self._attention = blocks.attention(parts, index, f"{prefix}.self_attn")
-        make_mlp = blocks.gated_mlp if parts.config.experts is None else blocks.experts
+        make_mlp = blocks.gated_mlp if parts.config.experts is None else blocks.moe_mlp
         self._mlp = make_mlp(parts, prefix)
 
     def __call__(
@@ -61,6 +63,6 @@ class _Layer:
             residual, x = x, lmi_kernels.rms_norm(x, self._input_norm, self._eps)
         else:
             x, residual = lmi_kernels.add_rms_norm(x, residual, self._input_norm, self._eps)
-        x = self._attention(x, cache, step)
+        x = sum_over_ranks(self._attention(x, cache, step), self._comm)
         x, residual = lmi_kernels.add_rms_norm(x, residual, self._post_norm, self._eps)
-        return self._mlp(x, step.slot_mapping), residual
+        return sum_over_ranks(self._mlp(x, step.slot_mapping), self._comm), residual

@@ -15,11 +15,10 @@ import torch
 
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
-from engines.python.batch import Batch, Deliver, Waste
+from engines.python.batch import Batch, Deliver, Row, Waste
 from engines.python.model import Model
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import Pulse, TimeIsOver
-from engines.python.rows import Row
 from engines.python.running import batch_timed_out
 from engines.python.steps import Steps
 from engines.vocabulary import check_token_ids

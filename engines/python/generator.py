@@ -39,10 +39,6 @@ class Generator:
         """Return the descriptor that is readable when there is something to receive. `restart` changes it."""
         return self._link.fileno()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def run(self, requests: list[Request], deadline: float) -> None:
         """Start a batch, which ends with a `BatchDone`."""
         self._outbox.put(Run(requests, deadline))

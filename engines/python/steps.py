@@ -8,10 +8,9 @@ import torch
 from transformers import LogitsProcessorList
 
 from engines.core import SampledToken
-from engines.python.batch import Batch
+from engines.python.batch import Batch, Row
 from engines.python.processors import row_processors
 from engines.python.pulse import Pulse
-from engines.python.rows import Row
 from engines.sampling.batch import SamplingRow
 from engines.sampling.report import report
 from engines.sampling.sampler import Sampler

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from engines.core import SamplingParams
-from engines.sampling.state import SequenceState
+from engines.sampling.batch import SequenceState
 
 
 class SamplingPlan:

@@ -9,11 +9,10 @@ import torch
 from engines.core import SampledToken, SamplingParams, TokenLogprobs
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
-from engines.sampling.batch import SamplingBatch, SamplingRow
+from engines.sampling.batch import SamplingBatch, SamplingRow, SequenceState
 from engines.sampling.draw import choose, find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.report import report
-from engines.sampling.state import SequenceState
 from engines.sampling.typical_p import typical_p
 from lmi_kernels import likeliest
 

@@ -28,11 +28,10 @@ from transformers import (
 from engines.core import SamplingParams
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
-from engines.sampling.batch import SamplingBatch, SamplingRow
+from engines.sampling.batch import SamplingBatch, SamplingRow, SequenceState
 from engines.sampling.draw import find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.sampler import STEPS, LogitsStep
-from engines.sampling.state import SequenceState
 from engines.sampling.typical_p import typical_p
 
 CLOSE = 1e-5

@@ -9,7 +9,7 @@ ones did there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +206,9 @@ class GpuSteps:
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
         if singles < seqs:
             chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
-            attention = attention.with_chunks(chunks, chunk_starts, layout.max_query_len)
+            attention = replace(
+                attention, chunks=chunks, cu_seqlens_q=chunk_starts, max_query_len=layout.max_query_len
+            )
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
