@@ -1,7 +1,7 @@
 """Communication between ranks. A communicator is an argument, never a global.
 
-`SingleProcess` does nothing; `MpiCommunicator` sends CPU tensors by MPI, `NcclCommunicator` GPU tensors by NCCL. Both
-send plans, which are bytes, over UNIX sockets.
+`Communicator` is a single rank; `MpiCommunicator` sends CPU tensors by MPI, `NcclCommunicator` GPU tensors by NCCL.
+Both send plans, which are bytes, over UNIX sockets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,71 +18,47 @@ import torch
 _MAX_PLAN_BYTES = 256 * 1024 * 1024
 
 
-class Communicator(Protocol):
-    """The ranks of one model replica."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a contiguous tensor over all ranks, in place; returns it."""
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite each rank's contiguous tensor with rank 0's; returns it."""
-
-    def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
-        """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
-
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        """Send rank 0's plan to all ranks. The others pass None, and sleep until it arrives."""
-
-    def agree(self, status: int) -> int:
-        """Return the largest status of all ranks, on each of them."""
-
-    def smallest(self, value: int) -> int:
-        """Return the smallest value of all ranks, on each of them."""
-
-    def abort(self) -> None:
-        """End all ranks at once, with an exit code other than 0."""
-
-    def close(self) -> None:
-        """Leave the group, as all ranks do. Whatever has recorded its sums (a CUDA graph) must be gone."""
-
-
-class SingleProcess:
-    """A group of one rank."""
+class Communicator:
+    """The ranks of one model replica. This base class is a group of one rank."""
 
     rank = 0
     world_size = 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a contiguous tensor over all ranks, in place; returns it."""
         return tensor
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite each rank's contiguous tensor with rank 0's; returns it."""
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
+        """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
         return tensor
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
+        """Send rank 0's plan to all ranks. The others pass None, and sleep until it arrives."""
         if plan is None:
             raise ValueError("the only rank must make the plan itself")
         return plan
 
     def agree(self, status: int) -> int:
-        return status
+        """Return the largest status of all ranks, on each of them."""
+        return -self.smallest(-status)
 
     def smallest(self, value: int) -> int:
+        """Return the smallest value of all ranks, on each of them."""
         return value
 
     def abort(self) -> None:
+        """End all ranks at once, with an exit code other than 0."""
         os._exit(1)
 
     def close(self) -> None:
-        pass
+        """Leave the group, as all ranks do. Whatever has recorded its sums (a CUDA graph) must be gone."""
 
 
-class MpiCommunicator:
+class MpiCommunicator(Communicator):
     """Ranks of one host, started by mpirun; tensors are on the CPU.
 
     Plans do not go by MPI: a rank that waits for one in a blocking MPI call would burn a core.
@@ -91,8 +67,8 @@ class MpiCommunicator:
     def __init__(self, comm: Any, socket_directory: Path) -> None:
         """comm: of mpi4py; socket_directory: a folder that only this user may enter."""
         self._comm = comm
-        self.rank: int = comm.Get_rank()
-        self.world_size: int = comm.Get_size()
+        self.rank = comm.Get_rank()
+        self.world_size = comm.Get_size()
         self._gathered = torch.empty(0)
         address = str(socket_directory / "plans.sock")
         self._plans: list[Connection]
@@ -139,9 +115,6 @@ class MpiCommunicator:
         for connection in self._plans:
             connection.send_bytes(plan)
         return plan
-
-    def agree(self, status: int) -> int:
-        return -self.smallest(-status)
 
     def smallest(self, value: int) -> int:
         from mpi4py import MPI
@@ -201,7 +174,7 @@ def make_communicator(world_size: int, device: torch.device, socket_directory: P
         RuntimeError: MPI started another number of ranks than the configuration says.
     """
     if world_size == 1:
-        return SingleProcess()
+        return Communicator()
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_size() != world_size:

@@ -14,7 +14,7 @@ from engines.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class SelfAttention:
     """Fused qkv projection, attention, output projection."""
 
     layer: int

@@ -1,4 +1,4 @@
-"""The model classes of engine=MPI, by the architecture that config.json names.
+"""The functions that make the models of engine=MPI, by the architecture that config.json names.
 
 A new architecture needs a line here, and one for the function that reads its config.json (`config/description.py`).
 """
@@ -9,10 +9,10 @@ from engines.registry import Registry
 
 MODELS = Registry(
     {
-        "FalconForCausalLM": "engines.models.falcon:Falcon",
-        "LlamaForCausalLM": "engines.models.llama:Llama",
-        "MistralForCausalLM": "engines.models.llama:Llama",
-        "MixtralForCausalLM": "engines.models.llama:Llama",
-        "Qwen3ForCausalLM": "engines.models.llama:Llama",
+        "FalconForCausalLM": "engines.models.falcon:falcon",
+        "LlamaForCausalLM": "engines.models.llama:llama",
+        "MistralForCausalLM": "engines.models.llama:llama",
+        "MixtralForCausalLM": "engines.models.llama:llama",
+        "Qwen3ForCausalLM": "engines.models.llama:llama",
     }
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import lmi_kernels
-from engines.layers.attention import Attention
+from engines.layers.attention import SelfAttention
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.layers.mlp import GatedMlp, MoeMlp
@@ -21,7 +21,10 @@ from engines.stopwatch import Stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The configuration and weights that a rank's part of a model is made from."""
+    """What a rank's part of a model is made from.
+
+    Methods raise `BadCheckpoint` where the weights do not match the configuration.
+    """
 
     config: ModelConfig
     weights: WeightSource
@@ -105,7 +108,7 @@ def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEm
     return VocabParallelEmbedding(lookup, shard, comm), VocabParallelHead(packed, config.vocab_size, comm)
 
 
-def attention(parts: Parts, layer: int, prefix: str) -> Attention:
+def attention(parts: Parts, layer: int, prefix: str) -> SelfAttention:
     """Make a layer's attention from separate projections of queries, keys and values."""
     config, share = parts.config, parts.head_share
     q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
@@ -114,7 +117,7 @@ def attention(parts: Parts, layer: int, prefix: str) -> Attention:
     qkv = parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
     inputs = config.num_heads * config.head_dim
     output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
-    return Attention(layer, qkv, output, parts.attention_rule(layer, prefix), parts.stopwatch)
+    return SelfAttention(layer, qkv, output, parts.attention_rule(layer, prefix), parts.stopwatch)
 
 
 def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:

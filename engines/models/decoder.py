@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,8 +11,6 @@ import torch
 from engines.kv_cache import KvCache
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.layers.step_attention import StepAttention
-from engines.models.config import ModelConfig
-from engines.partition import split_heads
 
 
 class Layer(Protocol):
@@ -27,25 +26,14 @@ class Layer(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """One rank's part of a model."""
 
-    def __init__(
-        self,
-        embedding: VocabParallelEmbedding,
-        layers: Sequence[Layer],
-        norm: Callable[[torch.Tensor], torch.Tensor],
-        head: VocabParallelHead,
-    ) -> None:
-        self._embedding = embedding
-        self._layers = layers
-        self._norm = norm
-        self._head = head
-
-    @staticmethod
-    def num_kv_heads(config: ModelConfig, world_size: int, rank: int) -> int:
-        """Return the number of KV heads that a rank holds. More ranks than KV heads hold copies."""
-        return split_heads(config.num_heads, config.num_kv_heads, world_size, rank).keys_values.size
+    embedding: VocabParallelEmbedding
+    layers: Sequence[Layer]
+    norm: Callable[[torch.Tensor], torch.Tensor]
+    head: VocabParallelHead
 
     def forward(
         self,
@@ -58,11 +46,11 @@ class Decoder:
 
         num_layers: compute only so many layers, to measure what does not depend on their number.
         """
-        x, residual = self._embedding(input_ids), None
-        for layer in self._layers[:num_layers]:
+        x, residual = self.embedding(input_ids), None
+        for layer in self.layers[:num_layers]:
             x, residual = layer(x, residual, cache, step)
         return x if residual is None else residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
-        return self._head(self._norm(hidden))
+        return self.head(self.norm(hidden))

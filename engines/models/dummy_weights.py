@@ -74,9 +74,6 @@ class DummyWeights(WeightSource):
             self._fill(part, name, shard.start, shape[1])
         return out
 
-    def close(self) -> None:
-        pass
-
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         dtype = self._given_dtype(self._stored, len(shape))
         out = torch.empty(shape, dtype=dtype, device=self.device)

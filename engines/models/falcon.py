@@ -9,7 +9,7 @@ import torch
 
 import lmi_kernels
 from engines.kv_cache import KvCache
-from engines.layers.attention import Attention
+from engines.layers.attention import SelfAttention
 from engines.layers.mlp import GeluMlp
 from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
@@ -17,39 +17,24 @@ from engines.models import blocks
 from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
 from engines.models.decoder import Decoder
-from engines.models.weights import WeightSource
-from engines.parallel import Communicator
 from engines.partition import HeadShare, Shard
-from engines.stopwatch import Stopwatch
 
 Affine = tuple[torch.Tensor, torch.Tensor]
 """A LayerNorm's weight and bias, [hidden] each."""
 
 
-class Falcon(Decoder):
-    """One rank's part of a Falcon model."""
+def falcon(parts: Parts) -> Decoder:
+    embedding, head = blocks.vocabulary(parts, "transformer.word_embeddings.weight", "lm_head.weight")
+    layers = [_FalconLayer(parts, index) for index in range(parts.config.num_layers)]
+    affine = _affine(parts, "transformer.ln_f")
 
-    def __init__(
-        self, config: ModelConfig, weights: WeightSource, comm: Communicator, stopwatch: Stopwatch
-    ) -> None:
-        """Reads this rank's weights.
+    def last_norm(x: torch.Tensor) -> torch.Tensor:
+        return lmi_kernels.layer_norms(x, [affine], parts.config.norm_eps)[0]
 
-        Raises:
-            BadCheckpoint: the files do not hold what the configuration says.
-        """
-        parts = Parts(config, weights, comm, stopwatch)
-        names = "transformer.word_embeddings.weight", "lm_head.weight"
-        embedding, head = blocks.vocabulary(parts, *names)
-        layers = [_Layer(parts, index) for index in range(config.num_layers)]
-        affine = _affine(parts, "transformer.ln_f")
-
-        def last_norm(x: torch.Tensor) -> torch.Tensor:
-            return lmi_kernels.layer_norms(x, [affine], config.norm_eps)[0]
-
-        super().__init__(embedding, layers, last_norm, head)
+    return Decoder(embedding, layers, last_norm, head)
 
 
-class _Layer:
+class _FalconLayer:
     def __init__(self, parts: Parts, index: int) -> None:
         prefix, config = f"transformer.h.{index}", parts.config
         block = config.parallel_block
@@ -78,7 +63,7 @@ def _affine(parts: Parts, name: str) -> Affine:
     return parts.weights.whole(f"{name}.weight", shape), parts.weights.whole(f"{name}.bias", shape)
 
 
-def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
+def _attention(parts: Parts, layer: int, prefix: str) -> SelfAttention:
     config, biased = parts.config, parts.config.attention_bias
     rows = [piece.scaled(config.head_dim) for piece in _qkv_heads(config, parts.head_share)]
     name = f"{prefix}.query_key_value"
@@ -86,7 +71,7 @@ def _attention(parts: Parts, layer: int, prefix: str) -> Attention:
     qkv = parts.scattered_linear(name, rows, shape, biased)
     columns = parts.head_share.queries.scaled(config.head_dim)
     dense = parts.row_parallel(f"{prefix}.dense", columns, config.num_heads * config.head_dim, biased)
-    return Attention(layer, qkv, dense, parts.attention_rule(layer, prefix), parts.stopwatch)
+    return SelfAttention(layer, qkv, dense, parts.attention_rule(layer, prefix), parts.stopwatch)
 
 
 def _qkv_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:

@@ -18,33 +18,18 @@ from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
 from engines.models.blocks import Parts
-from engines.models.config import ModelConfig
 from engines.models.decoder import Decoder
-from engines.models.weights import WeightSource
-from engines.parallel import Communicator
-from engines.stopwatch import Stopwatch
 
 
-class Llama(Decoder):
-    """One rank's part of the model."""
-
-    def __init__(
-        self, config: ModelConfig, weights: WeightSource, comm: Communicator, stopwatch: Stopwatch
-    ) -> None:
-        """Reads this rank's weights.
-
-        Raises:
-            BadCheckpoint: the files do not hold what the configuration says.
-        """
-        parts = Parts(config, weights, comm, stopwatch)
-        embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
-        layers = [_Layer(parts, index) for index in range(config.num_layers)]
-        norm = weights.whole("model.norm.weight", (config.hidden_size,))
-        last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=config.norm_eps)
-        super().__init__(embedding, layers, last_norm, head)
+def llama(parts: Parts) -> Decoder:
+    embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
+    layers = [_LlamaLayer(parts, index) for index in range(parts.config.num_layers)]
+    norm = parts.weights.whole("model.norm.weight", (parts.config.hidden_size,))
+    last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=parts.config.norm_eps)
+    return Decoder(embedding, layers, last_norm, head)
 
 
-class _Layer:
+class _LlamaLayer:
     def __init__(self, parts: Parts, index: int) -> None:
         prefix, shape = f"model.layers.{index}", (parts.config.hidden_size,)
         self._eps = parts.config.norm_eps

@@ -14,7 +14,7 @@ Deliver = Callable[[list[RequestOutput]], Collection[str]]
 """Takes the outputs of one step, perhaps none; returns the ids of requests that want no more."""
 
 
-class Row:
+class BatchRow:
     """Lives as long as its batch, through several calls of `generate` when one fails.
 
     A later call generates from the prompt again. Tokens that were delivered are not delivered twice, but they must come
@@ -79,8 +79,8 @@ class Row:
 
 
 @dataclass(slots=True)
-class Waste:
-    """Tokens computed in vain. Counted by `Steps` and `Generation` while a batch runs."""
+class BatchWaste:
+    """Tokens computed in vain. Counted by `Steps` and `BatchRunner` while a batch runs."""
 
     prompt_padding: int = 0
     """Tokens added to pad prompts to the length of the longest."""
@@ -88,12 +88,12 @@ class Waste:
     """Tokens computed for rows that had ended while others went on."""
 
 
-class Batch:
+class DynamicBatch:
     """All rows of a batch, whichever call of `generate` they are in."""
 
-    def __init__(self, rows: Sequence[Row], deliver: Deliver) -> None:
+    def __init__(self, rows: Sequence[BatchRow], deliver: Deliver) -> None:
         self.rows = rows
-        self.waste = Waste()
+        self.waste = BatchWaste()
         self._by_id = {row.id: row for row in rows}
         self._deliver = deliver
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from engines.config import BatchConfig
 from engines.core import Request
 from engines.errors import Overloaded
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: Request
-    since: float
 
 
 class DynamicBatcher:
@@ -25,7 +18,8 @@ class DynamicBatcher:
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[Request, float]] = OrderedDict()
+        """Requests and the times of their arrival here, by id."""
         self._free_since: float | None = None
 
     @property
@@ -49,7 +43,7 @@ class DynamicBatcher:
             raise Overloaded(
                 f"the queue is full: {self._config.max_waiting} requests are waiting already (job_queue_size)"
             )
-        self._waiting[request.id] = _Waiting(request, now)
+        self._waiting[request.id] = request, now
 
     def abort(self, request_id: str) -> bool:
         """Forget a request; return False when it is not in the queue."""
@@ -69,7 +63,7 @@ class DynamicBatcher:
             return None
         if len(self._waiting) >= self._config.batch_size:
             return 0.0
-        oldest = next(iter(self._waiting.values())).since
+        _, oldest = next(iter(self._waiting.values()))
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
     def take(self, now: float) -> list[Request] | None:
@@ -78,4 +72,4 @@ class DynamicBatcher:
             return None
         self.set_busy()
         count = min(len(self._waiting), self._config.batch_size)
-        return [self._waiting.popitem(last=False)[1].request for _ in range(count)]
+        return [self._waiting.popitem(last=False)[1][0] for _ in range(count)]

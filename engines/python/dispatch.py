@@ -14,7 +14,7 @@ from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
-from engines.python.generator import Generator, GeneratorEnded
+from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
 from engines.python.messages import BatchDone, CannotLoad, Ready, StepDone
 from engines.python.running import Running, batch_timed_out
 from engines.wire import (
@@ -52,7 +52,7 @@ class Dispatch:
         config: PythonEngineConfig,
         info: EngineInfo,
         batcher: DynamicBatcher,
-        generator: Generator,
+        generator: GeneratingProcess,
         board: StatusBoard,
         load_seconds: float,
         clock: Callable[[], float],
@@ -191,7 +191,7 @@ class Dispatch:
                         self._set_state(EngineState.READY)
                     case CannotLoad(cause):
                         raise EngineFailed(f"the generating process could not be started again: {cause}")
-        except GeneratorEnded as end:
+        except GeneratingProcessEnded as end:
             self._restart(front, str(end))
 
     def _kill_stuck_generator(self, front: Front) -> None:
@@ -221,7 +221,7 @@ class Dispatch:
             running.deaths += 1
         culprits = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
         for each in culprits:
-            logger.error("request %s ran alone when it ended; it is given up", each.request.id)
+            logger.error("request %s ran alone when it ended; it is not run again", each.request.id)
             self._culprits.add(each.request)
             self._deaths = 0
         error = RequestFailed(

@@ -19,7 +19,7 @@ from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import DISPATCHER, Dispatch, EngineFailed
-from engines.python.generator import Generator, GeneratorEnded
+from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
 from engines.python.messages import CannotLoad, Ready
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     config = PythonEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     started = time.monotonic()
     before = process_age()
-    generator = Generator(arguments.config, arguments.status)
+    generator = GeneratingProcess(arguments.config, arguments.status)
     try:
         ready = _first_ready(generator, board)
         info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
@@ -69,7 +69,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
         generator.close()
 
 
-def _first_ready(generator: Generator, board: StatusBoard) -> Ready:
+def _first_ready(generator: GeneratingProcess, board: StatusBoard) -> Ready:
     """Wait until the model is loaded; the supervisor limits the time. Raises `EngineFailed`."""
     while True:
         board.beat(DISPATCHER)
@@ -79,7 +79,7 @@ def _first_ready(generator: Generator, board: StatusBoard) -> Ready:
                     return message
                 if isinstance(message, CannotLoad):
                     raise EngineFailed(message.cause)
-        except GeneratorEnded as end:
+        except GeneratingProcessEnded as end:
             raise EngineFailed(f"the generating process did not load the model: {end}") from None
 
 

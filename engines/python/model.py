@@ -19,7 +19,7 @@ _MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A loaded model, and the facts that a call of `generate` needs."""
 
     module: Any
@@ -34,7 +34,7 @@ class Model:
     is_encoder_decoder: bool
 
 
-def load_model(config: PythonEngineConfig) -> Model:
+def load_model(config: PythonEngineConfig) -> LoadedModel:
     """Load from the local folder. Nothing is downloaded, and the model's own code runs only if the config allows it.
 
     On a CPU weights are rounded to the configured dtype and computed in fp32.
@@ -66,7 +66,7 @@ def load_model(config: PythonEngineConfig) -> Model:
     return describe(module)
 
 
-def describe(module: Any) -> Model:
+def describe(module: Any) -> LoadedModel:
     """Describe a model, and drop its own sampling defaults and processors: requests bring theirs.
 
     module: a `PreTrainedModel`; its `generation_config` is replaced.
@@ -80,7 +80,7 @@ def describe(module: Any) -> Model:
         decoder_start_token_id=own.decoder_start_token_id,
         pad_token_id=pad_token_id,
     )
-    return Model(
+    return LoadedModel(
         module=module,
         device=module.device,
         num_embeddings=embeddings,

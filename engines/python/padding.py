@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from engines.errors import RequestFailed
-from engines.python.model import Model
+from engines.python.model import LoadedModel
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes ids, [num_rows, length], and logits, [num_rows, vocab_size], fp32; returns the logits to take the argmax of."""
@@ -24,7 +24,7 @@ _TOLERANCE_OF_HALF = 0.15
 
 @torch.inference_mode()
 def generate(
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     choose: Choose,
@@ -64,7 +64,7 @@ def generate(
     )
 
 
-def padding_is_harmless(model: Model) -> bool:
+def padding_is_harmless(model: LoadedModel) -> bool:
     """Whether a prompt gets the same logits alone and padded beside a longer one.
 
     Some architectures take a mask and ignore it, RWKV for one.
@@ -85,7 +85,7 @@ def padding_is_harmless(model: Model) -> bool:
     return bool(difference <= tolerance * spread + 1e-6)
 
 
-def _logits(model: Model, prompts: list[list[int]]) -> torch.Tensor:
+def _logits(model: LoadedModel, prompts: list[list[int]]) -> torch.Tensor:
     """Return the logits of the second new token, which rest on a cache: [num_prompts, vocab_size], fp32."""
     latest = torch.empty(0)
 

@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from engines.core import SampledToken
-from engines.python.batch import Batch, Row
+from engines.python.batch import BatchRow, DynamicBatch
 from engines.python.processors import row_processors
 from engines.python.pulse import Pulse
 from engines.sampling.batch import SamplingRow
@@ -19,7 +19,9 @@ from engines.sampling.sampler import Sampler
 class Steps:
     """The hooks of one call of `generate`: `choose` runs before its argmax, `advance` after it."""
 
-    def __init__(self, batch: Batch, rows: Sequence[Row], pulse: Pulse, from_decoder: bool) -> None:
+    def __init__(
+        self, batch: DynamicBatch, rows: Sequence[BatchRow], pulse: Pulse, from_decoder: bool
+    ) -> None:
         """from_decoder: rows continue the decoder's start, not their prompts."""
         self.waste = batch.waste
         self._batch = batch

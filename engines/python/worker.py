@@ -21,7 +21,7 @@ from engines.config import PythonEngineConfig
 from engines.core import RequestOutput
 from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.process import die_with_parent, process_age
-from engines.python.generation import Generation
+from engines.python.batch_runner import BatchRunner
 from engines.python.link import Link, LinkClosed
 from engines.python.messages import BatchDone, CannotLoad, Forget, Ready, Run, StepDone, ToGenerator
 from engines.python.model import load_model
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     link = Link(Connection(arguments.socket), msgspec.msgpack.Decoder(ToGenerator))
     config = PythonEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     try:
-        generation, ready = _load(config, board)
+        runner, ready = _load(config, board)
     except Exception as error:  # the process edge: the cause must reach the dispatcher before we end
         logger.exception("the model could not be loaded")
         link.send(CannotLoad(f"{config.model.path}: {type(error).__name__}: {' '.join(str(error).split())}"))
@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
     board.beat(_HEARTBEAT)
     link.send(ready)
     try:
-        _serve(generation, link, board)
+        _serve(runner, link, board)
     except LinkClosed:
         logger.info("the dispatcher is gone")
     return 0
 
 
-def _load(config: PythonEngineConfig, board: StatusBoard) -> tuple[Generation, Ready]:
+def _load(config: PythonEngineConfig, board: StatusBoard) -> tuple[BatchRunner, Ready]:
     """Raises: whatever keeps the model from loading or from computing."""
     imported = process_age()
     torch.set_num_threads(config.parallel.threads_per_rank)
@@ -67,14 +67,14 @@ def _load(config: PythonEngineConfig, board: StatusBoard) -> tuple[Generation, R
     pulse = Pulse(lambda: board.beat(_HEARTBEAT), time.monotonic)
     layers = pulse.attach(model.module)
     keep_positions_inside(model.module, config.model.max_model_len)
-    generation = Generation(model, pulse, config.batching.batch_timeout)
+    runner = BatchRunner(model, pulse, config.batching.batch_timeout)
     seconds = {"imports": imported, "weights": loaded - imported, "warm-up": process_age() - loaded}
     logger.info("%s with %d layers is loaded", type(model.module).__name__, layers)
     name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
-    return generation, Ready(name, seconds)
+    return runner, Ready(name, seconds)
 
 
-def _serve(generation: Generation, link: Link[ToGenerator], board: StatusBoard) -> None:
+def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> None:
     """Raises `LinkClosed` when the dispatcher goes."""
 
     def deliver(outputs: list[RequestOutput]) -> Collection[str]:
@@ -94,7 +94,7 @@ def _serve(generation: Generation, link: Link[ToGenerator], board: StatusBoard) 
         message = link.receive(IDLE_BEAT_SECONDS)
         # A `Forget` that comes now is for a batch that is over.
         if isinstance(message, Run):
-            waste = generation.run(message.requests, message.deadline, deliver)
+            waste = runner.run(message.requests, message.deadline, deliver)
             link.send(BatchDone(waste.prompt_padding, waste.ended_row_tokens))
 
 

@@ -54,7 +54,7 @@ class DeviceSampler:
         # 64 bits each, so that one copy fills a row and one gather reads a batch, whatever the parameters' types.
         padding = self._columns([_GREEDY])
         self._table = padding.repeat(1, num_rows + 1).to(device)
-        """[10, num_rows + 1], int64: seeds, top_k, whether penalties and log-probabilities are asked for, and the bits
+        """[10, num_rows + 1], int64: seeds, top_k, whether penalties and log-probabilities are requested, and the bits
         of temperature, top_p, min_p and the penalties of repetition, presence and frequency in fp64."""
         self._counts = TokenCounts(vocab_size, num_rows, device)
         self._params: dict[int, SamplingParams] = {}

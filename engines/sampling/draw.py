@@ -43,8 +43,8 @@ def find_edges(logits: torch.Tensor, changed: torch.Tensor, plan: SamplingPlan) 
     """
     if not plan.truncates:
         return Edges(*plan.no_edges)
-    asked = plan.temperature, plan.top_k, plan.top_p, plan.min_p
-    return Edges(*logit_thresholds(logits, *asked, penalized=changed, penalizes=plan.is_changed))
+    truncation = plan.temperature, plan.top_k, plan.top_p, plan.min_p
+    return Edges(*logit_thresholds(logits, *truncation, penalized=changed, penalizes=plan.is_changed))
 
 
 def choose(
@@ -63,5 +63,5 @@ def choose(
     positions = plan.seeds
     if plan.sampled:
         positions = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
-    asked = plan.temperature, *edges, plan.seeds, positions
-    return choose_tokens(logits, *asked, penalized=changed, penalizes=plan.is_changed)
+    draw = plan.temperature, *edges, plan.seeds, positions
+    return choose_tokens(logits, *draw, penalized=changed, penalizes=plan.is_changed)

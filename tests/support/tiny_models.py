@@ -13,7 +13,7 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi.runner.model_runner import DTYPES, ModelRunner
-from engines.parallel import Communicator, SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.plans import BLOCK_SIZE
 
@@ -113,7 +113,7 @@ def make_runner(
     enforce_eager: bool = False,
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
-    comm = comm or SingleProcess()
+    comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
     token_bytes = ModelConfig.from_folder(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(

@@ -95,11 +95,11 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
     if kind not in ("linear", "llama3"):
         raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear and llama3")
     names = ("low_freq_factor", "high_freq_factor")
-    given: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
+    values: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
     trained = "original_max_position_embeddings"
     if trained in rope:
-        given[trained] = Fields(rope).count(trained)
-    return RopeScaling(kind, _positive("factor", rope["factor"]), **given)
+        values[trained] = Fields(rope).count(trained)
+    return RopeScaling(kind, _positive("factor", rope["factor"]), **values)
 
 
 def _positive(name: str, value: Any) -> float:

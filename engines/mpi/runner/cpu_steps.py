@@ -10,10 +10,11 @@ import torch
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 from lmi_kernels import batch_invariant_rows
@@ -25,7 +26,7 @@ class CpuSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: KvCache,
         tables: RotaryTables,
         limits: GroupLimits,

@@ -21,11 +21,12 @@ from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.config import ModelConfig
+from engines.models.decoder import Decoder
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
 from engines.mpi.runner.device_choices import DeviceChoices
 from engines.mpi.runner.device_layout import DeviceLayout, aligned, lay_out, table_triples
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
@@ -64,7 +65,7 @@ class GpuSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: KvCache,
         tables: RotaryTables,
         config: ModelConfig,

@@ -14,7 +14,9 @@ from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import rotary_tables
 from engines.models import MODELS
+from engines.models.blocks import Parts
 from engines.models.config import ModelConfig, element_bytes
+from engines.models.decoder import Decoder
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.mpi.runner import memory
@@ -91,7 +93,8 @@ class ModelRunner:
         ):
             raise ValueError("quantised weights and small KV caches are for native CPU kernels")
         weights = weight_source(config.model, self.config.dtype, storage, compute, device)
-        self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
+        parts = Parts(self.config, weights, comm, stopwatch)
+        self._model: Decoder = MODELS[self.config.architecture](parts)
         weights.close()
         loaded = time.perf_counter()
         weight_bytes = memory.in_use(device) - before
@@ -103,7 +106,7 @@ class ModelRunner:
             self._kv_dtype = "fp32" if self._dtype is torch.float32 else config.model.dtype
         self.kv_bytes_per_token = self.config.kv_bytes_per_token(self._kv_dtype, comm.world_size)
         """Of the KV cache, over all ranks."""
-        self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
+        self._kv_heads = parts.head_share.keys_values.size
         self._team = self._team and self._recordable(self._team)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
         self.largest_step = step

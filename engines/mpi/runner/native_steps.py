@@ -10,10 +10,11 @@ import torch
 
 from engines.core import PromptLogprob
 from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from engines.models.native import record_forward, record_logits
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.prompt_logprobs import SLICE_ROWS, PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
@@ -49,7 +50,7 @@ class NativeSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: NativeKvCache,
         tables: RotaryTables,
         team: Team,

@@ -19,7 +19,7 @@ from engines.models.config import (
     UnsupportedModel,
 )
 from engines.models.config.description import _READERS
-from engines.models.decoder import Decoder
+from engines.partition import split_heads
 
 FALCON_7B: dict[str, Any] = {
     "architectures": ["FalconForCausalLM"],
@@ -109,7 +109,8 @@ def test_the_kv_cache_of_published_models(data: dict[str, Any], elements: int, t
 def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path: Path) -> None:
     for data in (LLAMA_3_8B, FALCON_7B):
         config = _read(tmp_path, data)
-        held = sum(Decoder.num_kv_heads(config, ranks, rank) for rank in range(ranks))
+        heads = config.num_heads, config.num_kv_heads
+        held = sum(split_heads(*heads, ranks, rank).keys_values.size for rank in range(ranks))
         assert config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * held
 
 

@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 
 from engines.models import MODELS
+from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
 from engines.mpi.runner.model_runner import ModelRunner
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
@@ -73,7 +74,7 @@ def _save(folder: Path, variant: str) -> None:
     save_model(folder, kind, **changes)
 
 
-class _LoneRank(SingleProcess):
+class _LoneRank(Communicator):
     """One of several ranks, as far as loading goes: there, ranks only agree on the size of the cache."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -176,7 +177,7 @@ def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Pa
     norms = sum(size for name, size in sizes.items() if _replicated(name) and "gate" not in name)
     config = ModelConfig.from_folder(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
-    MODELS[config.architecture](config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0))
+    MODELS[config.architecture](Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
     assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
 

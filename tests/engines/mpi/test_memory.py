@@ -16,7 +16,7 @@ from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.scheduler.step_plan import WANT_LOGITS
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.engine_process import make_config
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -165,7 +165,7 @@ def test_the_report_has_what_the_configuration_says(stored: str, tmp_path: Path)
     if stored == "bfloat16":
         _store_in_bf16(tmp_path)
     config = make_config(tmp_path, num_blocks=900)
-    report = ModelRunner(config, SingleProcess(), CPU, Stopwatch(lambda: 0.0)).load_report
+    report = ModelRunner(config, Communicator(), CPU, Stopwatch(lambda: 0.0)).load_report
     assert report.predicted.weights == pytest.approx(report.actual.weights, rel=0.2)
     assert report.actual.weights > 60 * MIB
     assert report.actual.kv_cache <= report.predicted.kv_cache

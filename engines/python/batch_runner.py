@@ -15,8 +15,8 @@ import torch
 
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
-from engines.python.batch import Batch, Deliver, Row, Waste
-from engines.python.model import Model
+from engines.python.batch import BatchRow, BatchWaste, Deliver, DynamicBatch
+from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import Pulse, TimeIsOver
 from engines.python.running import batch_timed_out
@@ -26,10 +26,10 @@ from engines.vocabulary import check_token_ids
 logger = logging.getLogger(__name__)
 
 
-class Generation:
+class BatchRunner:
     """Runs batches, one after another."""
 
-    def __init__(self, model: Model, pulse: Pulse, batch_timeout: float) -> None:
+    def __init__(self, model: LoadedModel, pulse: Pulse, batch_timeout: float) -> None:
         """Compute a little, so that a model that is reported ready has computed.
 
         batch_timeout: seconds, quoted in an error.
@@ -45,12 +45,12 @@ class Generation:
                 "padding changes what this model computes: only prompts of equal length share a call"
             )
 
-    def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> Waste:
+    def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> BatchWaste:
         """Generate until each request has had its last output, or nobody wants more of it.
 
         deadline: by the pulse's clock; requests that are unfinished then end with an error.
         """
-        batch = Batch([Row(request) for request in requests], deliver)
+        batch = DynamicBatch([BatchRow(request) for request in requests], deliver)
         refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
         if refusals:
             batch.deliver(refusals)
@@ -62,7 +62,7 @@ class Generation:
             self._pulse.deadline = None
         return batch.waste
 
-    def _check(self, row: Row) -> RequestOutput | None:
+    def _check(self, row: BatchRow) -> RequestOutput | None:
         """Refuse a prompt with a token that the model lacks."""
         try:
             check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
@@ -70,16 +70,16 @@ class Generation:
             return row.fail(error)
         return None
 
-    def _groups(self, rows: Sequence[Row]) -> list[list[Row]]:
+    def _groups(self, rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
         """Return the rows that can share a call: all of them, unless padding changes what the model computes."""
         if self._pads:
             return [list(rows)]
-        by_length: defaultdict[int, list[Row]] = defaultdict(list)
+        by_length: defaultdict[int, list[BatchRow]] = defaultdict(list)
         for row in rows:
             by_length[len(row.request.prompt_token_ids)].append(row)
         return list(by_length.values())
 
-    def _run(self, batch: Batch, rows: Sequence[Row]) -> None:
+    def _run(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> None:
         """Generate for rows; if the call fails, halve them until the culprit is alone, and fail only that one."""
         rows = [row for row in rows if not row.ended]
         if not rows or self._try(batch, rows):
@@ -94,7 +94,7 @@ class Generation:
         self._run(batch, remaining[:middle])
         self._run(batch, remaining[middle:])
 
-    def _try(self, batch: Batch, rows: Sequence[Row]) -> bool:
+    def _try(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> bool:
         """Call `generate` once; return False when it failed, perhaps because of one of its rows."""
         steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
         try:
@@ -108,7 +108,7 @@ class Generation:
             return False
         return True
 
-    def _generate(self, rows: Sequence[Row], steps: Steps) -> None:
+    def _generate(self, rows: Sequence[BatchRow], steps: Steps) -> None:
         """Raises: whatever the model or sampling raises; `TimeIsOver`."""
         prompts = [row.request.prompt_token_ids for row in rows]
         for row, prompt in zip(rows, prompts, strict=True):

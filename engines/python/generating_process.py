@@ -23,11 +23,11 @@ _EXIT_SECONDS = 5.0
 """Time between the end of a process's socket and its exit, at most."""
 
 
-class GeneratorEnded(Exception):
+class GeneratingProcessEnded(Exception):
     """The generating process is gone. The text says how, in a few words."""
 
 
-class Generator:
+class GeneratingProcess:
     """One generating process after the other. One thread: the kernel binds a child's life to its parent's thread."""
 
     def __init__(self, config: Path, status: Path) -> None:
@@ -51,14 +51,14 @@ class Generator:
         """Yield all messages that have arrived; wait at most `timeout` seconds for the first.
 
         Raises:
-            GeneratorEnded: after the last message of a process that is gone.
+            GeneratingProcessEnded: after the last message of a process that is gone.
         """
         try:
             while (message := self._link.receive(timeout)) is not None:
                 yield message
                 timeout = 0.0
         except LinkClosed:
-            raise GeneratorEnded(self._describe_end()) from None
+            raise GeneratingProcessEnded(self._describe_end()) from None
 
     def kill(self) -> None:
         """Send SIGKILL: the process keeps nothing that needs an orderly end. Idempotent."""

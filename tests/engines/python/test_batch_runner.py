@@ -25,7 +25,7 @@ from tests.support.tiny_architectures import (
 )
 
 _SHAPES = [(1, 6), (2, 18), (7, 4), (12, 10), (15, 5), (3, 20)]
-"""Lengths of prompt and output. Row 4's prompt with row 5's output goes past the context: row 4 must not mind."""
+"""Lengths of prompt and output. BatchRow 4's prompt with row 5's output goes past the context: row 4 must not mind."""
 
 _NOT_IN_ONE_CALL = {"rwkv": "padding changes it", "mpt": "its table ends before padding and output do"}
 
