@@ -46,7 +46,10 @@ class Parts:
         share, config, spec = self.head_share, self.config, self.config.attention[layer]
         norms = slopes = None
         if spec.query_key_norms:
-            norms = self._head_norm(f"{prefix}.q_norm"), self._head_norm(f"{prefix}.k_norm")
+            # One weight for all heads, which every rank has.
+            query, key = (f"{prefix}.{name}.weight" for name in ("q_norm", "k_norm"))
+            shape = (config.head_dim,)
+            norms = self.weights.whole(query, shape), self.weights.whole(key, shape)
         if spec.alibi_slopes is not None:
             mine = spec.alibi_slopes[share.queries.start : share.queries.stop]
             slopes = torch.tensor(mine, device=self.weights.device)
@@ -88,10 +91,6 @@ class Parts:
         weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
         return self.weights.pack(weight, bias if self.comm.rank == 0 else None)
-
-    def _head_norm(self, name: str) -> torch.Tensor:
-        """One weight for all heads, which every rank has."""
-        return self.weights.whole(f"{name}.weight", (self.config.head_dim,))
 
 
 def vocabulary(parts: Parts, embedding: str, head: str) -> tuple[VocabParallelEmbedding, VocabParallelHead]:

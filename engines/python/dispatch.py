@@ -15,7 +15,7 @@ from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
-from engines.python.messages import BatchDone, CannotLoad, Ready, StepDone
+from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
 from engines.python.running import Running, batch_timed_out
 from engines.wire import (
     Abort,
@@ -30,8 +30,6 @@ from engines.wire import (
 
 logger = logging.getLogger(__name__)
 
-DISPATCHER, GENERATOR = 0, 1
-"""Places of the two heartbeats on the status board."""
 MAX_DEATHS = 3
 """Ends of the generating process in a row, without a request found to be the cause, after which it is not restarted."""
 MAX_REQUEST_DEATHS = 2

@@ -18,9 +18,9 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batcher import DynamicBatcher
-from engines.python.dispatch import DISPATCHER, Dispatch, EngineFailed
+from engines.python.dispatch import Dispatch, EngineFailed
 from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
-from engines.python.messages import CannotLoad, Ready
+from engines.python.messages import DISPATCHER, CannotLoad, Ready
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,9 @@ import msgspec
 
 from engines.core import Request, RequestOutput
 
+DISPATCHER, GENERATOR = 0, 1
+"""Places of the two processes' heartbeats on the status board."""
+
 
 class Run(msgspec.Struct, frozen=True, tag=True):
     """To the generating process: run these requests as one batch. Sent only when no batch runs."""

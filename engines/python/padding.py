@@ -18,8 +18,6 @@ Advance = Callable[[torch.Tensor], torch.Tensor]
 
 _SHORT, _LONG = (1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)
 """Prompts that show whether padding changes anything."""
-_TOLERANCE = {torch.float32: 1e-3}
-_TOLERANCE_OF_HALF = 0.15
 
 
 @torch.inference_mode()
@@ -81,7 +79,7 @@ def padding_is_harmless(model: LoadedModel) -> bool:
     seen = alone.isfinite()  # a model may rule tokens out by logits of -inf
     spread = (alone[seen] - alone[seen].mean()).abs().max()
     difference = (alone[seen] - padded[seen]).abs().max()
-    tolerance = _TOLERANCE.get(model.module.dtype, _TOLERANCE_OF_HALF)
+    tolerance = 1e-3 if model.module.dtype is torch.float32 else 0.15
     return bool(difference <= tolerance * spread + 1e-6)
 
 

@@ -23,14 +23,20 @@ from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batch_runner import BatchRunner
 from engines.python.link import Link, LinkClosed
-from engines.python.messages import BatchDone, CannotLoad, Forget, Ready, Run, StepDone, ToGenerator
+from engines.python.messages import (
+    GENERATOR,
+    BatchDone,
+    CannotLoad,
+    Forget,
+    Ready,
+    Run,
+    StepDone,
+    ToGenerator,
+)
 from engines.python.model import load_model
 from engines.python.pulse import Pulse, keep_positions_inside
 
 logger = logging.getLogger(__name__)
-
-_HEARTBEAT = 1
-"""Its place on the status board; the dispatcher's is 0."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         logger.exception("the model could not be loaded")
         link.send(CannotLoad(f"{config.model.path}: {type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
-    board.beat(_HEARTBEAT)
+    board.beat(GENERATOR)
     link.send(ready)
     try:
         _serve(runner, link, board)
@@ -64,7 +70,7 @@ def _load(config: PythonEngineConfig, board: StatusBoard) -> tuple[BatchRunner, 
     torch.set_num_threads(config.parallel.threads_per_rank)
     model = load_model(config)
     loaded = process_age()
-    pulse = Pulse(lambda: board.beat(_HEARTBEAT), time.monotonic)
+    pulse = Pulse(lambda: board.beat(GENERATOR), time.monotonic)
     layers = pulse.attach(model.module)
     keep_positions_inside(model.module, config.model.max_model_len)
     runner = BatchRunner(model, pulse, config.batching.batch_timeout)
@@ -90,7 +96,7 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
         return forgotten
 
     while True:
-        board.beat(_HEARTBEAT)
+        board.beat(GENERATOR)
         message = link.receive(IDLE_BEAT_SECONDS)
         # A `Forget` that comes now is for a batch that is over.
         if isinstance(message, Run):

@@ -32,9 +32,6 @@ class Fields:
             raise UnsupportedModel(f"{name} is {value!r}; a whole number above 0 is needed")
         return value
 
-    def optional_count(self, name: str) -> int | None:
-        return None if self._data.get(name) is None else self.count(name)
-
     def positive(self, name: str, default: float) -> float:
         return _positive(name, self._data.get(name, default))
 

@@ -59,6 +59,5 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 def _within_window(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Limit sequences to the window: see `ModelConfig.max_position_embeddings`."""
-    longest = config.max_position_embeddings
-    window = fields.optional_count("sliding_window") or longest
-    return replace(config, max_position_embeddings=min(longest, window))
+    window = fields.count("sliding_window", config.max_position_embeddings)
+    return replace(config, max_position_embeddings=min(config.max_position_embeddings, window))
