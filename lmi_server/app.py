@@ -14,7 +14,7 @@ from lmi_server.apis.base import ApiContext
 from lmi_server.apis.body import Bodies
 from lmi_server.apis.sampling_defaults import openai_defaults
 from lmi_server.config import WebConfig
-from lmi_server.errors import ErrorForm, Problem
+from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import begin_record, current_record
 from lmi_server.text.tokenizer import TextModel
@@ -43,7 +43,7 @@ def _register_errors(app: Flask, config: WebConfig) -> None:
         record = current_record()
         if not isinstance(error, EngineError | HTTPException):
             _logger.exception("%s unexpected error", record.id, exc_info=error)
-        problem = Problem.of(error, config.server.max_request_size)
+        problem = ErrorReply.of(error, config.server.max_request_size)
         record.finish = problem.kind
         return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
 

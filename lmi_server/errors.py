@@ -105,7 +105,7 @@ _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 41
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ErrorReply:
     """An error as a client is told of it."""
 
     kind: str
@@ -114,7 +114,7 @@ class Problem:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, error: Exception, max_request_size: int = 0) -> Problem:
+    def of(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
         """The problem that an exception stands for; what is not meant for clients becomes 'internal error'."""
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
@@ -156,7 +156,7 @@ class Problem:
         return {"error": error}
 
 
-def _of_http(error: HTTPException, max_request_size: int) -> Problem:
+def _of_http(error: HTTPException, max_request_size: int) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
     message = error.description or error.name
@@ -169,7 +169,7 @@ def _of_http(error: HTTPException, max_request_size: int) -> Problem:
         headers = (("Allow", allowed),)
     elif code == 404:
         message = "no such path"
-    return Problem(kind, message, headers=headers)
+    return ErrorReply(kind, message, headers=headers)
 
 
 _encode = msgspec.json.Encoder().encode

@@ -22,8 +22,8 @@ from lmi_server.properties.grammar import Entry
 from lmi_server.properties.loader import EffectiveValue, Examination, examine
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
-from lmi_server.properties.problems import shorten, shown
 from lmi_server.properties.reference import OPEN_DEFAULTS
+from lmi_server.values.show import masked, one_line
 
 Locate = Callable[[ModelSource], Path | None]
 _WIDTH = 110
@@ -74,7 +74,7 @@ class CheckReport:
         if self.lines:
             parts += ["", "The file, line by line"]
             for line in self.lines:
-                parts.append(f"  {line.line:>3}  {shorten(line.text)}")
+                parts.append(f"  {line.line:>3}  {one_line(line.text)}")
                 parts += _wrapped(line.explanation, "         ")
         if self.values:
             parts += ["", "Effective values", *_table(self.values)]
@@ -172,7 +172,7 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
 
 def _explain(entry: Entry, found: Examination) -> LineExplained:
     option = by_name().get(entry.key)
-    text = f"{entry.key} = {shown(entry.key, entry.value, bool(option and option.secret))}"
+    text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
     return LineExplained(entry.line, text, _explanation(entry, option, found))
 
 
@@ -244,11 +244,11 @@ def _describe(machine: Machine) -> str:
 
 def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
     keys = max(len(value.key) for value in values)
-    texts = max(len(shorten(value.value, 40)) for value in values)
+    texts = max(len(one_line(value.value, 40)) for value in values)
     rows = []
     for value in values:
         note = f" ({value.note})" if value.note else ""
-        rows.append(f"  {value.key:<{keys}}  {shorten(value.value, 40):<{texts}}  {value.source}{note}")
+        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
     return rows
 
 

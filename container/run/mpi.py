@@ -15,7 +15,7 @@ from pathlib import Path
 
 from container.run import launch
 from container.run.launch import MpiRun
-from lmi_server.properties.problems import shorten
+from lmi_server.values.show import one_line
 
 _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
@@ -45,7 +45,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
                 return MpiRun(path, int(match[1]))
             first = answer.strip().splitlines()[:1]
             unusable.append(
-                f"{path} is not Open MPI's or does not work: its answer is {shorten(''.join(first))!r}"
+                f"{path} is not Open MPI's or does not work: its answer is {one_line(''.join(first))!r}"
             )
     seen = "; ".join(unusable) or "there is none in the virtual environment nor in PATH"
     raise NoMpiRun(

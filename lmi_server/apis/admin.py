@@ -18,11 +18,10 @@ from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
 from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse, unknown_field
+from lmi_server.apis.checks import refuse_bad, refuse_unknown
 from lmi_server.errors import NotFound, Unauthorized, dump
-from lmi_server.properties.kinds import BadValueError, Bool, Float, Int, Kind
-from lmi_server.properties.option import show
 from lmi_server.properties.options import by_name
+from lmi_server.values.base import BadValueError
 
 ANSWER_SECONDS = 2.0
 
@@ -102,30 +101,19 @@ def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
     changes: dict[str, SettingValue] = {}
     for name, value in body.items():
         if name not in options:
-            raise unknown_field(name, name, value, options)
+            raise refuse_unknown(name, name, value, options)
         option = options[name]
-        if value is None and option == _UNBOUNDED:
-            changes[FIELDS[option]] = None
-        else:
-            changes[FIELDS[option]] = _parse(name, value, by_name()[option].kind)
+        changes[FIELDS[option]] = (
+            None if value is None and option == _UNBOUNDED else _checked(name, option, value)
+        )
     return changes
 
 
-def _parse(name: str, value: Any, kind: Kind) -> SettingValue:
-    """A JSON value as the option's own kind reads it from a file."""
-    accepted = kind.accepted + (", or null for no bound" if name == _short(_UNBOUNDED) else "")
-    types: tuple[type, ...] = (str,)
-    if isinstance(kind, Bool):
-        types = (bool,)
-    elif isinstance(kind, Int):
-        types = (int,)
-    elif isinstance(kind, Float):
-        types = (int, float)
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise refuse(name, value, accepted)
+def _checked(name: str, option: str, value: Any) -> SettingValue:
+    """Check a JSON value by the option's own type. Raises `InvalidField`."""
+    type_ = by_name()[option].type
     try:
-        parsed: SettingValue = kind.parse(show(value))
+        return type_.from_json(value)
     except BadValueError as error:
-        nearest = f"; did you mean {error.nearest!r}?" if error.nearest else ""
-        raise refuse(name, value, accepted + nearest) from error
-    return parsed
+        no_bound = ", or null for no bound" if option == _UNBOUNDED else ""
+        raise refuse_bad(name, value, error, type_.accepted + no_bound) from error

@@ -16,7 +16,7 @@ from engines.base import Engine
 from lmi_server.apis.body import Bodies
 from lmi_server.config import WebConfig
 from lmi_server.continuation import GenerationRequest, Step
-from lmi_server.errors import Problem
+from lmi_server.errors import ErrorReply
 from lmi_server.generation import Outcome
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
@@ -58,7 +58,7 @@ class Reply(Protocol):
     def end(self, outcome: Outcome) -> str:
         """What ends a stream that went well, after the last step; may be empty."""
 
-    def failure(self, problem: Problem) -> str:
+    def failure(self, problem: ErrorReply) -> str:
         """The record that ends a stream that failed."""
 
 

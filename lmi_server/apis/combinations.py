@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_server.apis.base import ApiContext, Service
-from lmi_server.apis.checks import shown
 from lmi_server.apis.parameter import Parsed
 from lmi_server.apis.parameters import PARAMETERS
 from lmi_server.apis.sampling import Report, temperature
 from lmi_server.errors import InvalidField
+from lmi_server.values.show import as_json
 
-_OF_ONE_ENGINE = tuple(row for row in PARAMETERS if row.engine is not None)
+_GENERATE_ONLY = tuple(row for row in PARAMETERS if row.generate)
 MAX_ANSWERS = 256
 """Answers that one HTTP request may have generated, over all its prompts."""
 
@@ -36,9 +36,9 @@ def choices(parsed: Parsed, *, num_prompts: int, streamed: bool, n_follows: bool
     asked_best_of: int | None = parsed["best_of"]
     n = asked_n or ((asked_best_of or 1) if n_follows else 1)
     best_of = asked_best_of or n
-    name = parsed.given.get("best_of", parsed.given.get("n", ""))
+    name = parsed.fields.get("best_of", parsed.fields.get("n", ""))
     if best_of < n:
-        raise _refused(parsed, "best_of", f"as {parsed.given['n']} is {n}", f"at least {n}")
+        raise _refused(parsed, "best_of", f"as {parsed.fields['n']} is {n}", f"at least {n}")
     if streamed and best_of > n:
         raise _refused(parsed, "best_of", "and which are best is only known at the end", f"{n} in a stream")
     if streamed and n > 1 and not streams_n:
@@ -64,7 +64,9 @@ def check_beams(
     if beams == 1:
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
             if parsed[name] != neutral:
-                raise _refused(parsed, name, "but num_beams is 1", f"{shown(neutral)}, or num_beams above 1")
+                raise _refused(
+                    parsed, name, "but num_beams is 1", f"{as_json(neutral)}, or num_beams above 1"
+                )
         return
     if context.config.engine == "Python":
         raise _refused(parsed, "num_beams", "but engine=Python has no beam search", "1; engine=MPI does it")
@@ -84,11 +86,11 @@ def check_beams(
 
 def check_engine(context: ApiContext, parsed: Parsed) -> None:
     """Raises `InvalidField`: a parameter that only the other engine supports asks for something."""
-    for row in _OF_ONE_ENGINE:
-        wanted = row.name in parsed.given and parsed[row.name] != row.default
-        if wanted and row.engine != context.config.engine:
+    for row in _GENERATE_ONLY:
+        asked = row.name in parsed.fields and parsed[row.name] != row.default
+        if asked and context.config.engine != "Python":
             raise _refused(
-                parsed, row.name, f"but only engine={row.engine} supports it", "leave it out, or that engine"
+                parsed, row.name, "but only engine=Python supports it", "leave it out, or that engine"
             )
 
 
@@ -98,7 +100,7 @@ def check_prompt_report(context: ApiContext, parsed: Parsed, *names: str, stream
     Raises `InvalidField`.
     """
     for name in names:
-        if name not in parsed.given or parsed[name] is False:
+        if name not in parsed.fields or parsed[name] is False:
             continue
         if context.config.engine == "Python":
             raise _refused(
@@ -117,11 +119,11 @@ def service(context: ApiContext, parsed: Parsed) -> Service:
     limit = context.config.server.predict_timeout
     if timeout is not None and timeout > limit:
         raise InvalidField(
-            parsed.given["timeout"],
-            f"given {shown(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
+            parsed.fields["timeout"],
+            f"given {as_json(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
         )
     return Service(parsed["priority"], timeout)
 
 
 def _refused(parsed: Parsed, name: str, reason: str, accepted: str) -> InvalidField:
-    return InvalidField(parsed.given[name], f"given {shown(parsed[name])}, {reason}; accepted: {accepted}")
+    return InvalidField(parsed.fields[name], f"given {as_json(parsed[name])}, {reason}; accepted: {accepted}")

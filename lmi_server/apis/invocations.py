@@ -14,19 +14,13 @@ from flask import Blueprint, Response, request
 
 from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
-from lmi_server.apis.checks import (
-    names_shown,
-    parse_flag,
-    parse_parameters,
-    refuse,
-    refuse_unsupported,
-    unknown_field,
-)
+from lmi_server.apis.checks import check_flag, refuse, refuse_unknown
 from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
 from lmi_server.apis.conventions import LMI
 from lmi_server.apis.lmi_reply import LmiReply, Told
 from lmi_server.apis.parameter import Names, Parsed
 from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, rows
+from lmi_server.apis.parse_parameters import parse_parameters, refuse_unsupported
 from lmi_server.apis.prompts import (
     MAX_PROMPTS,
     check_number_of_prompts,
@@ -37,6 +31,7 @@ from lmi_server.apis.sampling import Report
 from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
 from lmi_server.streaming import JSON_LINES, SSE, Framing
+from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)
 
@@ -187,12 +182,12 @@ def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
     for name in unknown:
         refuse_unsupported(name, body[name], Names.LMI)
     if unknown and not _refuses_unknown(context):
-        _logger.warning("unknown fields are ignored: %s", names_shown(unknown))
+        _logger.warning("unknown fields are ignored: %s", names_in_log(unknown))
     elif unknown:
         name = unknown[0]
         if name in rows(Names.LMI):
             raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
-        raise unknown_field(name, name, body[name], _FIELDS)
+        raise refuse_unknown(name, name, body[name], _FIELDS)
     if body.get("adapters") not in (None, "", [], [""]):
         raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
 
@@ -202,10 +197,10 @@ def _parameters(context: ApiContext, parameters: Any) -> Parsed:
         parameters = {}
     if not isinstance(parameters, dict):
         raise refuse("parameters", parameters, "an object")
-    refuse_unknown = _refuses_unknown(context)
-    parsed = parse_parameters(parameters, Names.LMI, prefix="parameters.", refuse_unknown=refuse_unknown)
+    refuses = _refuses_unknown(context)
+    parsed = parse_parameters(parameters, Names.LMI, prefix="parameters.", refuse_unknown_names=refuses)
     if parsed.unknown:
-        _logger.warning("unknown parameters are ignored: %s", names_shown(parsed.unknown))
+        _logger.warning("unknown parameters are ignored: %s", names_in_log(parsed.unknown))
     return parsed
 
 
@@ -213,7 +208,7 @@ def _framing(context: ApiContext, parsed: Parsed, stream: Any) -> Framing | None
     """The request's own formatter, then its Accept header, then the server's; `stream: true` turns json into lines, and
     `stream: false` takes the word from the header. Raises `InvalidField`.
     """
-    streams = parse_flag("stream", stream)
+    streams = check_flag("stream", stream)
     accepted = _accepted_format() if streams or stream is None else None
     formatter = parsed["output_formatter"] or accepted or context.config.server.output_formatter
     framing = _FRAMINGS.get(formatter or "json")

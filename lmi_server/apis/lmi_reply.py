@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_server.apis.openai_envelope import prompt_logprobs
 from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText, TopToken
-from lmi_server.errors import ErrorForm, Problem
+from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation import Outcome
 from lmi_server.streaming import JSON_LINES, Framing
 
@@ -79,7 +79,7 @@ class LmiReply:
     def end(self, outcome: Outcome) -> str:
         return ""
 
-    def failure(self, problem: Problem) -> str:
+    def failure(self, problem: ErrorReply) -> str:
         return self._framing.frame(problem.body(ErrorForm.LMI))
 
     def _record(self, token: TokenText) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def parse(context: ApiContext, body: Mapping[str, Any], conventions: Conventions
 def _report(parsed: Parsed, many: Choices) -> Report:
     if parsed["top_logprobs"] and not parsed["logprobs"]:
         raise refuse(
-            parsed.given["top_logprobs"], parsed["top_logprobs"], "0, or with 'logprobs' that is true"
+            parsed.fields["top_logprobs"], parsed["top_logprobs"], "0, or with 'logprobs' that is true"
         )
     logprobs = parsed["logprobs"] or many.best_of > many.n
     return Report(logprobs, parsed["top_logprobs"], parsed["prompt_logprobs"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_server.apis.openai_envelope import FINISH_REASONS, Envelope, prompt_logprobs
 from lmi_server.continuation import Step, TokenText
-from lmi_server.errors import Problem
+from lmi_server.errors import ErrorReply
 from lmi_server.generation import Outcome
 
 
@@ -56,7 +56,7 @@ class ChatReply:
     def end(self, outcome: Outcome) -> str:
         return self.envelope.end(outcome)
 
-    def failure(self, problem: Problem) -> str:
+    def failure(self, problem: ErrorReply) -> str:
         return self.envelope.failure(problem)
 
     def _chunk(

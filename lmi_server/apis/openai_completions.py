@@ -120,7 +120,7 @@ def _of_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -
     limit = context.text.vocabulary_size
     for index, item in enumerate(value):
         if not _is_id(item) or not 0 <= item < limit:
-            raise refuse(f"{field}[{index}]", item, f"a token id, a whole number from 0 to {limit - 1}")
+            raise refuse(f"{field}[{index}]", item, f"a token id from 0 to {limit - 1}")
     return Prompt(field, "", truncated(tuple(value), truncate))
 
 

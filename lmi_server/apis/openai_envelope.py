@@ -10,7 +10,7 @@ from typing import Any
 from engines.core import FinishReason
 from lmi_server.apis.openai_fields import OpenAiFields
 from lmi_server.continuation import GenerationRequest, TokenText
-from lmi_server.errors import ErrorForm, Problem
+from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation import Outcome
 from lmi_server.request_log import current_record
 from lmi_server.streaming import SSE, SSE_DONE
@@ -64,7 +64,7 @@ class Envelope:
             usage = SSE.frame(record)
         return usage + SSE_DONE
 
-    def failure(self, problem: Problem) -> str:
+    def failure(self, problem: ErrorReply) -> str:
         return SSE.frame(problem.body(self.error_form))
 
     def _head(self, kind: str) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.apis.checks import names_shown, parse_flag, parse_parameters, refuse
+from lmi_server.apis.checks import check_flag, refuse
 from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.parse_parameters import parse_parameters
+from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)
 
@@ -40,13 +42,13 @@ def parse_fields(
 
     Raises `InvalidField`.
     """
-    stream = parse_flag("stream", body.get("stream"))
+    stream = check_flag("stream", body.get("stream"))
     own = (prompt_field, "model", "stream", "stream_options")
     unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
     rest = {name: value for name, value in body.items() if name not in own and name not in unused}
-    parsed = parse_parameters(rest, names, own_defaults=own_defaults, refuse_unknown=False)
+    parsed = parse_parameters(rest, names, own_defaults=own_defaults, refuse_unknown_names=False)
     if parsed.unknown:
-        _logger.info("unknown fields are ignored: %s", names_shown(parsed.unknown))
+        _logger.info("unknown fields are ignored: %s", names_in_log(parsed.unknown))
     return OpenAiFields(
         _model(body.get("model")), stream, _include_usage(body.get("stream_options"), stream), parsed
     )
@@ -67,4 +69,4 @@ def _include_usage(options: Any, stream: bool) -> bool:
         raise refuse("stream_options", options, "an object")
     if not stream:
         raise refuse("stream_options", options, "null, or leave it out, as 'stream' is not true")
-    return parse_flag("stream_options.include_usage", options.get("include_usage"))
+    return check_flag("stream_options.include_usage", options.get("include_usage"))

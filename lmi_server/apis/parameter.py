@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-
-class Kind(Enum):
-    """The JSON type of a value, in words for people."""
-
-    INTEGER = "a whole number"
-    NUMBER = "a number"
-    FLAG = "true or false"
-    TEXT = "a string"
-    TEXTS = "a string or a list of strings"
-    IDS = "a token id or a list of token ids"
-    ID_LISTS = "a list of lists of token ids"
-    SEQUENCE_BIAS = "a list of pairs of a list of token ids and a number"
-    BIAS = "an object of token ids, as strings, with numbers"
-    OBJECT = "an object"
-    ANY = "anything"
+from lmi_server.apis.checks import refuse_bad
+from lmi_server.errors import InvalidField
+from lmi_server.values.base import BadValueError, JsonType, is_one_of
+from lmi_server.values.lists import AnyJson
+from lmi_server.values.show import as_json
 
 
 class Names(Enum):
@@ -35,81 +24,71 @@ class Names(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row. `None` (JSON null) always means 'not given'."""
+    """One row. JSON null always means that a parameter is not given."""
 
     name: str
     """Key of the parsed value."""
-    kind: Kind
+    type: JsonType
     lmi: tuple[str, ...] = ()
     openai: tuple[str, ...] = ()
-    """Both in chats and in completions."""
+    """In chats and in completions."""
     chat: tuple[str, ...] = ()
     completions: tuple[str, ...] = ()
     default: Any = None
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    """Exclusive lower bound."""
-    choices: tuple[str, ...] = ()
-    max_items: int | None = None
-    max_bytes: int | None = None
-    """Length of a text, or of each of the texts, in UTF-8."""
+    absent: tuple[Any, ...] = ()
+    """Values besides null that mean that the parameter is not given."""
     neutral: tuple[Any, ...] | None = None
     """Not None: the parameter is not supported, and only these values, which change nothing, are accepted."""
-    reason: str = "this is not supported"
-    """Why any other value is refused; the end of a sentence that starts with 'but'."""
-    nothing: tuple[Any, ...] = ()
-    """Values besides null that mean 'not given', of whichever type."""
-    engine: str | None = None
-    """The only engine that supports the parameter; with the other one its default is the only accepted value."""
+    reason: str = ""
+    """Why every other value is refused."""
+    generate: bool = False
+    """Only engines that generate with transformers support it; elsewhere only its default is accepted."""
 
     def names(self, names: Names) -> tuple[str, ...]:
+        """Return the names under which bodies of one column may give it."""
         if names is Names.LMI:
             return self.lmi
         return self.openai + (self.chat if names is Names.CHAT else self.completions)
 
+    @property
     def accepted(self) -> str:
-        """Describe the accepted values, for an error text."""
-        return " or ".join([self._range(), *map(json.dumps, self.nothing)])
+        """What is accepted, for people."""
+        return " or ".join([self.type.accepted, *map(as_json, self.absent)])
 
-    def _range(self) -> str:
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        text = self.kind.value
-        low = f"above {self.above:g}" if self.above is not None else ""
-        if self.minimum is not None:
-            low = f"at least {_figure(self.minimum)}"
-        high = f"at most {_figure(self.maximum)}" if self.maximum is not None else ""
-        bounds = " and ".join(part for part in (low, high) if part)
-        if self.kind is Kind.TEXTS:
-            bounds = f"at most {self.max_items} strings of 1 to {self.max_bytes} bytes each"
-        elif self.kind in (Kind.IDS, Kind.ID_LISTS):
-            bounds = f"at most {self.max_items} of them"
-        elif self.kind in (Kind.BIAS, Kind.SEQUENCE_BIAS):
-            bounds = f"at most {self.max_items} of them, each from {self.minimum:g} to {self.maximum:g}"
-        elif self.max_bytes is not None:
-            bounds = f"at most {self.max_bytes} bytes"
-        return f"{text}, {bounds}" if bounds else text
+    def check(self, field: str, value: Any) -> Any:
+        """Check a value and return it as the program uses it. Raises `InvalidField`."""
+        if self.neutral is None:
+            try:
+                return self.type.from_json(value)
+            except BadValueError as error:
+                raise refuse_bad(field, value, error, self.accepted) from error
+        if is_one_of(value, self.neutral):
+            return value
+        accepted = " or ".join(map(as_json, self.neutral)) or "null, or leave it out"
+        raise InvalidField(field, f"given {as_json(value)}, but {self.reason}; accepted: {accepted}")
 
 
-def _figure(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+def everywhere(*names: str, type: JsonType, **columns: Any) -> Parameter:  # noqa: A002
+    """Make a row that all bodies know by the same names, the first of which is its key."""
+    return Parameter(names[0], type, lmi=names, openai=names, **columns)
 
 
-def both(*names: str) -> dict[str, Any]:
-    """Arguments of a row that all dialects know by the same names, the first of which is its key."""
-    return {"name": names[0], "lmi": names, "openai": names}
+def unsupported(reason: str, **neutral: tuple[Any, ...]) -> tuple[Parameter, ...]:
+    """Make rows of parameters that are refused for one reason: each name with the values that change nothing."""
+    return tuple(
+        everywhere(name, type=AnyJson(), neutral=values, reason=reason) for name, values in neutral.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a body said, checked, with the defaults of what it did not say."""
+    """The checked parameters of a body, with the defaults of those that it does not give."""
 
     values: Mapping[str, Any]
-    given: Mapping[str, str]
-    """Name of a parameter -> the name under which the body gave it."""
-    unknown: tuple[str, ...] = field(default=())
-    """Names that stand in no row; only where they are to be ignored."""
+    fields: Mapping[str, str]
+    """Of each parameter that the body gives: the field that gives it."""
+    unknown: tuple[str, ...] = ()
+    """Names that stand in no row, where they are not refused."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

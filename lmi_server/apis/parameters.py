@@ -1,9 +1,8 @@
-"""THE table of request parameters. Validation, defaults, error texts and suggestions all come from it.
+"""The table of request parameters. Validation, defaults, error texts and suggestions all come from it.
 
 A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
-of chats only, or of completions only). Parameters that this server acts on stand here, those of transformers'
-`generate` in `parameters_generate.py`, and those that are only known in `parameters_known.py`. Combinations that
-contradict each other are refused in `combinations.py`.
+of chats only, or of completions only). Parameters that this server acts on stand here, those that it only knows in
+`parameters_known.py`. Combinations that contradict each other are refused in `combinations.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.parameter import Kind, Names, Parameter, both
-from lmi_server.apis.parameters_generate import GENERATE
+from lmi_server.apis.parameter import Names, Parameter, everywhere
 from lmi_server.apis.parameters_known import LABELS, NOT_SUPPORTED
+from lmi_server.values.lists import SequenceBiases, Texts, TokenBiases, TokenIdLists, TokenIds
+from lmi_server.values.scalars import Bool, Choice, Float, Int
 
 MAX_TEXTS = 16
 """Stop strings, bad words, stop token ids."""
@@ -25,122 +25,99 @@ MAX_CHOICES = 8
 MAX_BEAMS = 8
 MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 300
-"""Biases, and single ids that must not come."""
+"""Biases, and single token ids that are banned."""
 MAX_BAD_IDS = 64
-"""Lists of ids that must not come: each is looked for at every step."""
+"""Banned token sequences: each is looked for at every step."""
+MAX_NGRAM = 1024
 DEFAULT_MAX_NEW_TOKENS = 30
 """LMI's."""
 DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's completions."""
 
+_TEXTS = Texts(MAX_TEXTS, MAX_TEXT_BYTES)
+_SOME_IDS = TokenIds(MAX_TEXTS)
+_MANY_IDS = TokenIds(MAX_BIASES)
+_BIAS = Float(-100, 100)
+_SHARE = Float(0, 1)
+_PENALTY = Float(-2, 2)
+_FACTOR = Float(0.01, 10)
+_LOGPROBS = Int(0, MAX_TOP_LOGPROBS)
+
 _LENGTH: tuple[Parameter, ...] = (
-    Parameter(
-        "max_new_tokens",
-        Kind.INTEGER,
-        lmi=("max_new_tokens", "max_tokens", "max_completion_tokens"),
-        openai=("max_completion_tokens", "max_tokens", "max_new_tokens"),
-        minimum=1,
-    ),
-    # transformers': prompt and output together. `max_new_tokens` wins where both are given, as it does there.
-    Parameter(**both("max_length"), kind=Kind.INTEGER, minimum=1),
-    Parameter(
-        "min_new_tokens",
-        Kind.INTEGER,
-        lmi=("min_new_tokens", "min_length", "min_tokens"),
-        openai=("min_tokens", "min_new_tokens", "min_length"),
-        default=0,
-        minimum=0,
-    ),
-    Parameter(
-        "stop",
-        Kind.TEXTS,
-        lmi=("stop_sequences", "stop", "stop_strings"),
-        openai=("stop", "stop_sequences", "stop_strings"),
-        default=(),
-        max_items=MAX_TEXTS,
-        max_bytes=MAX_TEXT_BYTES,
-    ),
-    Parameter(**both("stop_token_ids"), kind=Kind.IDS, default=(), max_items=MAX_TEXTS),
-    # In place of the model's own.
-    Parameter(**both("eos_token_id"), kind=Kind.IDS, max_items=MAX_TEXTS),
-    Parameter(**both("ignore_eos", "ignore_eos_token"), kind=Kind.FLAG, default=False),
-    Parameter(**both("truncate", "truncate_prompt_tokens"), kind=Kind.INTEGER, minimum=1),
-    # Without it: true, but in chats, whose template writes the special tokens.
-    Parameter(**both("add_special_tokens"), kind=Kind.FLAG),
+    everywhere("max_new_tokens", "max_tokens", "max_completion_tokens", type=Int(1)),
+    # As in transformers: prompt and output together, and `max_new_tokens` wins where both are given.
+    everywhere("max_length", type=Int(1)),
+    everywhere("min_new_tokens", "min_length", "min_tokens", type=Int(0), default=0),
+    everywhere("stop", "stop_sequences", "stop_strings", type=_TEXTS, default=()),
+    everywhere("stop_token_ids", type=_SOME_IDS, default=()),
+    # Replaces the model's own.
+    everywhere("eos_token_id", type=_SOME_IDS),
+    everywhere("ignore_eos", "ignore_eos_token", type=Bool(), default=False),
+    everywhere("truncate", "truncate_prompt_tokens", type=Int(1)),
+    # When absent, true; in chats false, because the template writes the special tokens.
+    everywhere("add_special_tokens", type=Bool()),
 )
 
 _SAMPLING: tuple[Parameter, ...] = (
-    Parameter(**both("do_sample"), kind=Kind.FLAG),
-    Parameter("temperature", Kind.NUMBER, lmi=("temperature",), minimum=0, maximum=100),
-    Parameter("temperature", Kind.NUMBER, openai=("temperature",), minimum=0, maximum=2),
-    # -1 is what vLLM calls 'all'.
-    Parameter(**both("top_k"), kind=Kind.INTEGER, default=0, minimum=-1, maximum=2**31 - 1),
+    everywhere("do_sample", type=Bool()),
+    Parameter("temperature", Float(0, 100), lmi=("temperature",)),
+    Parameter("temperature", Float(0, 2), openai=("temperature",)),
+    # -1 is vLLM's word for 'all'.
+    everywhere("top_k", type=Int(-1, 2**31 - 1), default=0),
     # 0 is greedy.
-    Parameter(**both("top_p"), kind=Kind.NUMBER, default=1.0, minimum=0, maximum=1),
-    Parameter(**both("min_p"), kind=Kind.NUMBER, default=0.0, minimum=0, maximum=1),
-    Parameter(**both("typical_p"), kind=Kind.NUMBER, default=1.0, above=0, maximum=1),
-    Parameter(**both("repetition_penalty"), kind=Kind.NUMBER, default=1.0, minimum=0.01, maximum=10),
-    Parameter(**both("presence_penalty"), kind=Kind.NUMBER, default=0.0, minimum=-2, maximum=2),
-    Parameter(**both("frequency_penalty"), kind=Kind.NUMBER, default=0.0, minimum=-2, maximum=2),
-    Parameter(
-        **both("logit_bias"), kind=Kind.BIAS, default=(), minimum=-100, maximum=100, max_items=MAX_BIASES
-    ),
-    Parameter(
-        "bad_words",
-        Kind.TEXTS,
-        lmi=("bad_sequences", "bad_words"),
-        openai=("bad_words", "bad_sequences"),
-        default=(),
-        max_items=MAX_TEXTS,
-        max_bytes=MAX_TEXT_BYTES,
-    ),
-    Parameter(**both("bad_words_ids"), kind=Kind.ID_LISTS, default=(), max_items=MAX_BAD_IDS),
-    Parameter(**both("suppress_tokens"), kind=Kind.IDS, default=(), max_items=MAX_BIASES),
+    everywhere("top_p", type=_SHARE, default=1.0),
+    everywhere("min_p", type=_SHARE, default=0.0),
+    everywhere("typical_p", type=Float(0, 1, above=True), default=1.0),
+    everywhere("repetition_penalty", type=_FACTOR, default=1.0),
+    everywhere("presence_penalty", type=_PENALTY, default=0.0),
+    everywhere("frequency_penalty", type=_PENALTY, default=0.0),
+    everywhere("logit_bias", type=TokenBiases(MAX_BIASES, _BIAS), default=()),
+    everywhere("bad_words", "bad_sequences", type=_TEXTS, default=()),
+    everywhere("bad_words_ids", type=TokenIdLists(MAX_BAD_IDS), default=()),
+    everywhere("suppress_tokens", type=_MANY_IDS, default=()),
     # -1 is a random seed, as without one.
-    Parameter(**both("seed", "random_seed"), kind=Kind.INTEGER, minimum=0, maximum=2**64 - 1, nothing=(-1,)),
-    Parameter(**both("n", "num_return_sequences"), kind=Kind.INTEGER, minimum=1, maximum=MAX_CHOICES),
-    Parameter(**both("best_of"), kind=Kind.INTEGER, minimum=1, maximum=MAX_CHOICES),
-    Parameter(**both("num_beams"), kind=Kind.INTEGER, default=1, minimum=1, maximum=MAX_BEAMS),
-    Parameter(**both("length_penalty"), kind=Kind.NUMBER, default=1.0, minimum=-10, maximum=10),
-    Parameter(**both("early_stopping"), kind=Kind.FLAG, default=False),
+    everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), absent=(-1,)),
+    everywhere("n", "num_return_sequences", type=Int(1, MAX_CHOICES)),
+    everywhere("best_of", type=Int(1, MAX_CHOICES)),
+    everywhere("num_beams", type=Int(1, MAX_BEAMS), default=1),
+    everywhere("length_penalty", type=Float(-10, 10), default=1.0),
+    everywhere("early_stopping", type=Bool(), default=False),
 )
 
 _ANSWER: tuple[Parameter, ...] = (
-    Parameter("details", Kind.FLAG, lmi=("details",), default=False),
-    Parameter("decoder_input_details", Kind.FLAG, lmi=("decoder_input_details",), default=False),
-    Parameter("return_full_text", Kind.FLAG, lmi=("return_full_text",), default=False),
-    Parameter("output_formatter", Kind.TEXT, lmi=("output_formatter",), choices=("json", "jsonlines", "sse")),
-    Parameter("echo", Kind.FLAG, completions=("echo",), default=False),
+    Parameter("details", Bool(), lmi=("details",), default=False),
+    Parameter("decoder_input_details", Bool(), lmi=("decoder_input_details",), default=False),
+    Parameter("return_full_text", Bool(), lmi=("return_full_text",), default=False),
     Parameter(
-        "top_n_tokens",
-        Kind.INTEGER,
-        # vLLM's own name for the same number.
-        lmi=("top_n_tokens", "logprobs"),
-        default=0,
-        minimum=0,
-        maximum=MAX_TOP_LOGPROBS,
-        nothing=(False,),
+        "output_formatter", Choice(("json", "jsonlines", "sse"), any_case=False), lmi=("output_formatter",)
     ),
-    Parameter("logprobs", Kind.FLAG, chat=("logprobs",), default=False),
-    Parameter("logprobs", Kind.INTEGER, completions=("logprobs",), minimum=0, maximum=5),
-    Parameter(
-        "top_logprobs",
-        Kind.INTEGER,
-        chat=("top_logprobs",),
-        default=0,
-        minimum=0,
-        maximum=MAX_TOP_LOGPROBS,
-    ),
-    Parameter(**both("prompt_logprobs"), kind=Kind.INTEGER, minimum=0, maximum=MAX_TOP_LOGPROBS),
-    Parameter(**both("include_stop_str_in_output"), kind=Kind.FLAG, default=False),
-    Parameter(**both("skip_special_tokens"), kind=Kind.FLAG, default=True),
+    Parameter("echo", Bool(), completions=("echo",), default=False),
+    # `logprobs` is vLLM's own name for the same number.
+    Parameter("top_n_tokens", _LOGPROBS, lmi=("top_n_tokens", "logprobs"), default=0, absent=(False,)),
+    Parameter("logprobs", Bool(), chat=("logprobs",), default=False),
+    Parameter("logprobs", Int(0, 5), completions=("logprobs",)),
+    Parameter("top_logprobs", _LOGPROBS, chat=("top_logprobs",), default=0),
+    everywhere("prompt_logprobs", type=_LOGPROBS),
+    everywhere("include_stop_str_in_output", type=Bool(), default=False),
+    everywhere("skip_special_tokens", type=Bool(), default=True),
 )
 
 _SERVICE: tuple[Parameter, ...] = (
-    Parameter(**both("priority"), kind=Kind.INTEGER, default=0, minimum=-(2**31), maximum=2**31 - 1),
-    # At most option.predict_timeout, which is not known here.
-    Parameter(**both("timeout"), kind=Kind.NUMBER, above=0),
+    everywhere("priority", type=Int(-(2**31), 2**31 - 1), default=0),
+    # At most option.predict_timeout, which is checked where the configuration is known.
+    everywhere("timeout", type=Float(0, 1e9, unit="seconds", above=True)),
 )
+
+GENERATE: tuple[Parameter, ...] = (
+    everywhere("no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0, generate=True),
+    everywhere("encoder_no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0, generate=True),
+    everywhere("encoder_repetition_penalty", type=_FACTOR, default=1.0, generate=True),
+    everywhere("begin_suppress_tokens", type=_MANY_IDS, default=(), generate=True),
+    everywhere("forced_bos_token_id", type=TokenIds(1), default=(), generate=True),
+    everywhere("forced_eos_token_id", type=_SOME_IDS, default=(), generate=True),
+    everywhere("sequence_bias", type=SequenceBiases(MAX_BIASES, _BIAS), default=(), generate=True),
+)
+"""Parameters of transformers' `generate`; each is a field of `engines.core.GenerateParams` with the same default."""
 
 PARAMETERS: tuple[Parameter, ...] = (
     _LENGTH + _SAMPLING + _ANSWER + _SERVICE + GENERATE + NOT_SUPPORTED + LABELS

@@ -6,23 +6,19 @@ that is dropped in silence gives a wrong answer. `LABELS`: accepted, because no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from lmi_server.apis.parameter import Kind, Parameter, both
-
-
-def _refused(reason: str, **neutral: tuple[Any, ...]) -> Iterator[Parameter]:
-    """Rows of all dialects, by name with the values that change nothing."""
-    for name, values in neutral.items():
-        yield Parameter(**both(name), kind=Kind.ANY, neutral=values, reason=reason)
-
+from lmi_server.apis.parameter import Parameter, everywhere, unsupported
+from lmi_server.values.lists import Object
+from lmi_server.values.scalars import Bool, Int, Text
 
 _OFF = (False,)
+_LABEL = Text("a string")
+_TOKEN_ID = Int(-1, 2**31 - 1)
 _EMPTY: tuple[Any, ...] = ("", [], {})
 
 NOT_SUPPORTED: tuple[Parameter, ...] = (
-    *_refused(
+    *unsupported(
         "constrained (guided) decoding is not supported",
         grammar=_EMPTY,
         guided_json=(),
@@ -44,7 +40,7 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         logits_processor=([],),
         prefix_allowed_tokens_fn=(),
     ),
-    *_refused(
+    *unsupported(
         "tool calls are not supported",
         tools=([],),
         tool_choice=("none", "auto"),
@@ -54,20 +50,20 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         tool_prompt=("",),
         web_search_options=(),
     ),
-    *_refused(
+    *unsupported(
         "num_beams is how beam search is asked for here",
         use_beam_search=_OFF,
         beam_width=(1,),
         num_beam_groups=(1,),
         diversity_penalty=(0.0,),
     ),
-    *_refused(
+    *unsupported(
         "LoRA adapters are not supported",
         adapter_id=("",),
         lora_path=("",),
         lora_request=(),
     ),
-    *_refused(
+    *unsupported(
         "only the model's own chat template is used, as it is",
         chat_template=(),
         chat_template_kwargs=({},),
@@ -76,7 +72,7 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         documents=([],),
         guideline=("",),
     ),
-    *_refused(
+    *unsupported(
         "only text comes in and goes out",
         modalities=(["text"],),
         audio=(),
@@ -84,15 +80,15 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         mm_processor_kwargs=({},),
         media_io_kwargs=({},),
     ),
-    *_refused(
+    *unsupported(
         "reasoning is not told from the rest of an answer",
         reasoning_effort=("none",),
         include_reasoning=(True, False),
         thinking_token_budget=(),
     ),
-    *_refused("timeout, in seconds, is how a request's time is limited here", max_time=()),
-    *_refused("the header X-Tenant-Id keeps tenants' cached prompts apart", cache_salt=("",)),
-    *_refused(
+    *unsupported("timeout, in seconds, is how a request's time is limited here", max_time=()),
+    *unsupported("the header X-Tenant-Id keeps tenants' cached prompts apart", cache_salt=("",)),
+    *unsupported(
         "answers have this in one form only",
         return_tokens_as_token_ids=_OFF,
         return_token_ids=_OFF,
@@ -105,7 +101,7 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         output_attentions=_OFF,
         output_hidden_states=_OFF,
     ),
-    *_refused(
+    *unsupported(
         "this way of choosing tokens is not supported",
         watermark=_OFF,
         watermarking_config=(),
@@ -120,7 +116,7 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         remove_invalid_values=_OFF,
         decoder_start_token_id=(),
     ),
-    *_refused(
+    *unsupported(
         "this is not supported",
         suffix=("",),
         prediction=(),
@@ -131,10 +127,10 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
         kv_transfer_params=({},),
         vllm_xargs=({},),
     ),
-    Parameter("echo", Kind.FLAG, chat=("echo",), neutral=_OFF, reason="echo belongs to completions"),
+    Parameter("echo", Bool(), chat=("echo",), neutral=_OFF, reason="echo belongs to completions"),
     Parameter(
         "top_logprobs",
-        Kind.INTEGER,
+        Int(0),
         completions=("top_logprobs",),
         neutral=(0,),
         reason="in completions the number stands in logprobs",
@@ -142,17 +138,17 @@ NOT_SUPPORTED: tuple[Parameter, ...] = (
 )
 
 LABELS: tuple[Parameter, ...] = (
-    Parameter("user", Kind.TEXT, openai=("user",)),
-    Parameter("safety_identifier", Kind.TEXT, openai=("safety_identifier",)),
-    Parameter("prompt_cache_key", Kind.TEXT, openai=("prompt_cache_key",)),
-    Parameter("prompt_cache_retention", Kind.TEXT, openai=("prompt_cache_retention",)),
-    Parameter("prompt_cache_options", Kind.OBJECT, openai=("prompt_cache_options",)),
-    Parameter("metadata", Kind.OBJECT, openai=("metadata",)),
-    Parameter("request_id", Kind.TEXT, openai=("request_id",)),
-    # transformers': padding and the way of computing are the server's own affair.
-    Parameter(**both("pad_token_id"), kind=Kind.INTEGER, minimum=-1, maximum=2**31 - 1),
-    Parameter(**both("bos_token_id"), kind=Kind.INTEGER, minimum=-1, maximum=2**31 - 1),
-    Parameter(**both("use_cache"), kind=Kind.FLAG),
-    Parameter(**both("renormalize_logits"), kind=Kind.FLAG),
-    Parameter(**both("return_dict_in_generate"), kind=Kind.FLAG),
+    Parameter("user", _LABEL, openai=("user",)),
+    Parameter("safety_identifier", _LABEL, openai=("safety_identifier",)),
+    Parameter("prompt_cache_key", _LABEL, openai=("prompt_cache_key",)),
+    Parameter("prompt_cache_retention", _LABEL, openai=("prompt_cache_retention",)),
+    Parameter("prompt_cache_options", Object(), openai=("prompt_cache_options",)),
+    Parameter("metadata", Object(), openai=("metadata",)),
+    Parameter("request_id", _LABEL, openai=("request_id",)),
+    # Of transformers: how to pad and compute is the server's decision.
+    everywhere("pad_token_id", type=_TOKEN_ID),
+    everywhere("bos_token_id", type=_TOKEN_ID),
+    everywhere("use_cache", type=Bool()),
+    everywhere("renormalize_logits", type=Bool()),
+    everywhere("return_dict_in_generate", type=Bool()),
 )

@@ -10,12 +10,13 @@ import gevent
 from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse, shown
+from lmi_server.apis.checks import refuse
 from lmi_server.apis.combinations import Choices, check_engine
 from lmi_server.apis.parameter import Parsed
 from lmi_server.apis.sampling import Report, make_seed, sampling_params, text_rules
 from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import ContextTooLong, InvalidField
+from lmi_server.values.show import as_json
 
 MAX_PROMPTS = 128
 """Prompts in one HTTP request."""
@@ -149,7 +150,7 @@ def _max_new_tokens(
     most = asked or (rest if default is None else min(default, rest))
     if parsed["min_new_tokens"] > most:
         raise refuse(
-            parsed.given["min_new_tokens"],
+            parsed.fields["min_new_tokens"],
             parsed["min_new_tokens"],
             f"at most {most}, which is how many tokens there may be"
             + ("" if asked else " without max_new_tokens or max_tokens"),
@@ -158,8 +159,8 @@ def _max_new_tokens(
         return most
     if asked > rest:
         raise ContextTooLong(
-            parsed.given[name],
-            f"given {shown(parsed[name])}; accepted: at most {rest + parsed[name] - asked}, as the prompt "
+            parsed.fields[name],
+            f"given {as_json(parsed[name])}; accepted: at most {rest + parsed[name] - asked}, as the prompt "
             f"({prompt.field}) has {num_prompt} tokens and prompt and output together may have {limit} "
             "(option.max_model_len)",
         )
@@ -175,7 +176,7 @@ def _requested_length(context: ApiContext, prompt: Prompt, parsed: Parsed) -> in
     num_before = 0 if context.text.is_encoder_decoder else len(prompt.token_ids)
     if total <= num_before:
         raise refuse(
-            parsed.given["max_length"],
+            parsed.fields["max_length"],
             total,
             f"at least {num_before + 1}, as the prompt ({prompt.field}) has {num_before} tokens, which count",
         )

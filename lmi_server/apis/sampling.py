@@ -9,7 +9,7 @@ from engines.core import GenerateParams, SamplingParams
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import refuse
 from lmi_server.apis.parameter import Parsed
-from lmi_server.apis.parameters_generate import GENERATE
+from lmi_server.apis.parameters import GENERATE
 from lmi_server.continuation import TextRules
 from lmi_server.errors import InvalidField
 
@@ -80,7 +80,7 @@ def temperature(parsed: Parsed) -> float:
     """
     do_sample: bool | None = parsed["do_sample"]
     value: float | None = parsed["temperature"]
-    if parsed["num_beams"] > 1 and "temperature" not in parsed.given:
+    if parsed["num_beams"] > 1 and "temperature" not in parsed.fields:
         value = None
     if do_sample is False or parsed["top_p"] == 0 or (value is None and not do_sample):
         return 0.0
@@ -116,7 +116,7 @@ def _ids(context: ApiContext, parsed: Parsed, name: str) -> tuple[int, ...]:
     """The ids of a parameter, all of them in the vocabulary."""
     ids: tuple[int, ...] = parsed[name]
     for index, one in enumerate(ids):
-        _check_id(context, f"{parsed.given[name]}[{index}]", one)
+        _check_id(context, f"{parsed.fields[name]}[{index}]", one)
     return ids
 
 
@@ -126,7 +126,7 @@ def _generate_params(context: ApiContext, parsed: Parsed) -> GenerateParams | No
         _ids(context, parsed, name)
     for ids, _ in parsed["sequence_bias"]:
         for one in ids:
-            _check_id(context, parsed.given["sequence_bias"], one)
+            _check_id(context, parsed.fields["sequence_bias"], one)
     params = GenerateParams(**{row.name: parsed[row.name] for row in GENERATE})
     return None if params == GenerateParams() else params
 
@@ -134,14 +134,14 @@ def _generate_params(context: ApiContext, parsed: Parsed) -> GenerateParams | No
 def _logit_bias(context: ApiContext, parsed: Parsed) -> tuple[tuple[int, float], ...]:
     biases: tuple[tuple[int, float], ...] = parsed["logit_bias"]
     for one, _ in biases:
-        _check_id(context, parsed.given["logit_bias"], one)
+        _check_id(context, parsed.fields["logit_bias"], one)
     return biases
 
 
 def _check_id(context: ApiContext, field: str, token_id: int) -> None:
     last = context.text.vocabulary_size - 1
     if not 0 <= token_id <= last:
-        raise refuse(field, token_id, f"a token id, a whole number from 0 to {last}")
+        raise refuse(field, token_id, f"a token id from 0 to {last}")
 
 
 def _bad_words(context: ApiContext, parsed: Parsed) -> tuple[tuple[int, ...], ...]:
@@ -151,17 +151,17 @@ def _bad_words(context: ApiContext, parsed: Parsed) -> tuple[tuple[int, ...], ..
     found: dict[tuple[int, ...], None] = {(one,): None for one in _ids(context, parsed, "suppress_tokens")}
     for ids in parsed["bad_words_ids"]:
         for one in ids:
-            _check_id(context, parsed.given["bad_words_ids"], one)
+            _check_id(context, parsed.fields["bad_words_ids"], one)
         found[ids] = None
     for word in parsed["bad_words"]:
         plain = context.text.encode(word.lstrip() or word, add_special_tokens=False)
         spaced = context.text.encode(" " + word.lstrip(), add_special_tokens=False)
         if not plain or not spaced:
-            raise refuse(parsed.given["bad_words"], word, "words that come to at least one token")
+            raise refuse(parsed.fields["bad_words"], word, "words that come to at least one token")
         for token_id in plain + spaced:
             if token_id >= context.text.vocabulary_size:
                 raise InvalidField(
-                    parsed.given["bad_words"], f"given {word!r}, whose token {token_id} the model lacks"
+                    parsed.fields["bad_words"], f"given {word!r}, whose token {token_id} the model lacks"
                 )
         found[plain] = None
         # With a space as a token of its own before the same tokens, the word is banned already.

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.checks import check
 from lmi_server.apis.parameter import Names
 from lmi_server.apis.parameters import rows
 from lmi_server.config import WebConfig
@@ -38,7 +37,7 @@ def openai_defaults(config: WebConfig) -> Mapping[str, Any]:
             if file.get(name) is None:
                 continue
             try:
-                own[name] = check(name, file[name], table[name])
+                own[name] = table[name].check(name, file[name])
             except InvalidField as error:
                 _logger.warning("generation_config.json of the model: ignored: %s", error)
     if own:

@@ -16,7 +16,7 @@ from lmi_server.candidates import Terms
 from lmi_server.client_gone import ClientWatch
 from lmi_server.config import WebConfig
 from lmi_server.continuation import Step
-from lmi_server.errors import Problem, dump
+from lmi_server.errors import ErrorReply, dump
 from lmi_server.generation import ClientGone, Generation
 from lmi_server.request_log import RequestRecord, current_record
 
@@ -120,10 +120,10 @@ def _stream(
         return
     except EngineError as error:
         record.finish = error.kind
-        yield (frames + call.reply.failure(Problem.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield (frames + call.reply.failure(Problem.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
     finally:
         generation.close()

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from lmi_server.properties.problems import Problem, Source, shown
+from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.show import masked
 
 Warn = Callable[[str, str], None]
 
@@ -183,7 +184,7 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
     if match is None:
         reason = "one model is served, so exactly one can be named"
         accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
-        found.problems.append(Problem(source, source.variable, shown("", text), reason, accepted))
+        found.problems.append(Problem(source, source.variable, masked("", text), reason, accepted))
         return
     labels = (match["labels"] or "").split(":")
     url = match["url"].removeprefix("file://")

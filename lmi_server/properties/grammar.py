@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import javaproperties
 
-from lmi_server.properties.problems import Problem, Source, shown
+from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.show import masked
 
 MAX_FILE_BYTES = 256 * 1024
 """A serving.properties is some ten lines; what is larger is something else."""
@@ -80,11 +81,11 @@ class _Findings:
     warnings: list[Problem] = field(default_factory=list)
 
     def problem(self, line: int | None, key: str, given: str, reason: str) -> None:
-        self.problems.append(Problem(Source(self.file, line), key, shown(key, given), reason))
+        self.problems.append(Problem(Source(self.file, line), key, masked(key, given), reason))
 
     def warning(self, entry: Entry, reason: str) -> None:
         source = Source(self.file, entry.line)
-        self.warnings.append(Problem(source, entry.key, shown(entry.key, entry.value), reason))
+        self.warnings.append(Problem(source, entry.key, masked(entry.key, entry.value), reason))
 
 
 def parse(data: bytes, file: str = "serving.properties") -> Document:

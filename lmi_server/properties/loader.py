@@ -15,12 +15,13 @@ from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
 from lmi_server.properties.environment import Rank, Setting
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.kinds import BadValueError, Scalar
-from lmi_server.properties.names import nearest_name
-from lmi_server.properties.option import Option, Status, build_config, show
+from lmi_server.properties.option import Option, Status, build_config
 from lmi_server.properties.option_value import OptionValue
 from lmi_server.properties.options import OPTIONS, by_name
-from lmi_server.properties.problems import Problem, PropertiesError, Source, shown
+from lmi_server.properties.problems import Problem, PropertiesError, Source
+from lmi_server.values.base import BadValueError, Scalar
+from lmi_server.values.nearest import nearest
+from lmi_server.values.show import as_option, masked
 
 FILE_NAME = "serving.properties"
 
@@ -148,8 +149,10 @@ def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Prob
         if option is not None:
             result.setdefault(option.name, []).append(setting)
             continue
-        near = nearest_name(setting.key, known, setting.source.variable)
-        given = shown(setting.key, setting.text)
+        near = nearest(setting.key, known)
+        if near and setting.source.variable:
+            near = next(iter(environment.variables_of(near)), near)
+        given = masked(setting.key, setting.text)
         unknown.append(Problem(setting.source, setting.key, given, "unknown key", nearest=near))
     return result, unknown
 
@@ -170,23 +173,23 @@ def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
                     _parse(option, setting, _trimmed(option, setting), found)
         text = _trimmed(option, winner)
         if winner.source.line in ends_in_blanks:
-            effect = "kept, for it may be meant" if option.kind.keeps_blanks else "removed"
+            effect = "kept, for it may be meant" if option.type.keeps_blanks else "removed"
             reason = f"the value ends in blanks, which the properties format keeps; {effect}"
-            given = shown(winner.key, winner.text, option.secret)
+            given = masked(winner.key, winner.text, option.secret)
             found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
         value = _parse(option, winner, text, found)
         if value is not None:
-            given = shown(winner.key, text, option.secret)
+            given = masked(winner.key, text, option.secret)
             found.values[name] = OptionValue(option, value, given, winner.source, winner.key)
 
 
 def _trimmed(option: Option, setting: Setting) -> str:
-    return setting.text if option.kind.keeps_blanks else setting.text.strip(" \t\f")
+    return setting.text if option.type.keeps_blanks else setting.text.strip(" \t\f")
 
 
 def _report_losers(option: Option, winner: Setting, losers: list[Setting], found: Examination) -> None:
     for loser in losers:
-        given = shown(loser.key, loser.text, option.secret)
+        given = masked(loser.key, loser.text, option.secret)
         same = loser.text.strip() == winner.text.strip()
         if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
             if not same:
@@ -198,7 +201,7 @@ def _report_losers(option: Option, winner: Setting, losers: list[Setting], found
 
 def _parse(option: Option, setting: Setting, text: str, found: Examination) -> Scalar | None:
     """The value, or None after reporting why there is none."""
-    given = shown(setting.key, text, option.secret)
+    given = masked(setting.key, text, option.secret)
 
     def refuse(reason: str, accepted: str = "", nearest: str = "") -> None:
         found.problems.append(Problem(setting.source, setting.key, given, reason, accepted, nearest))
@@ -207,15 +210,15 @@ def _parse(option: Option, setting: Setting, text: str, found: Examination) -> S
         refuse(reason)
         return None
     if not text.strip():
-        refuse("has no value; leave the line out for the default", option.kind.accepted)
+        refuse("has no value; leave the line out for the default", option.type.accepted)
         return None
     try:
-        value = option.kind.parse(text)
+        value = option.type.from_text(text)
     except BadValueError as error:
-        refuse(error.reason, option.kind.accepted, error.nearest)
+        refuse(error.reason, option.type.accepted, error.nearest)
         return None
     if option.status is Status.REFUSED and not option.changes_nothing(value):
-        neutral = " or ".join(show(item) for item in option.neutral) or (
+        neutral = " or ".join(as_option(item) for item in option.neutral) or (
             f"{option.neutral_prefix}..." if option.neutral_prefix else ""
         )
         refuse(f"known to LMI but not done here: {option.reason}", neutral)
@@ -273,10 +276,10 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
         if option.name == "engine":
             values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
         elif item is not None:
-            text = item.text if option.secret else show(item.value)
+            text = item.text if option.secret else as_option(item.value)
             values.append(EffectiveValue(option.name, text, item.place, _note(option)))
         elif option.status is Status.WORKS and option.engine in ("any", config.engine):
-            values.append(EffectiveValue(option.name, show(option.default), "default"))
+            values.append(EffectiveValue(option.name, as_option(option.default), "default"))
     return tuple(values)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lmi_server.config import LmiConfig
-from lmi_server.properties.kinds import Kind, Scalar
+from lmi_server.values.base import Scalar, ValueType
 
 
 class Status(StrEnum):
@@ -25,7 +25,7 @@ class Option:
     """One key of serving.properties or of LMI's config.properties."""
 
     name: str
-    kind: Kind
+    type: ValueType
     help: str
     status: Status = Status.WORKS
     target: str = ""
@@ -68,7 +68,7 @@ class Option:
 
 def refused(
     name: str,
-    kind: Kind,
+    kind: ValueType,
     reason: str,
     *neutral: Scalar,
     help: str,  # noqa: A002
@@ -94,7 +94,7 @@ def refused(
     )
 
 
-def ignored(name: str, kind: Kind, reason: str, *, help: str, lmi_default: str = "") -> Option:  # noqa: A002
+def ignored(name: str, kind: ValueType, reason: str, *, help: str, lmi_default: str = "") -> Option:  # noqa: A002
     """A key of which every valid value changes nothing here."""
     return Option(name, kind, help, status=Status.NO_EFFECT, reason=reason, lmi_default=lmi_default)
 
@@ -117,14 +117,3 @@ def build_config(values: dict[str, Scalar], model_dir: str) -> LmiConfig:
         server=dataclasses.replace(config.server, **parts["server"]),  # type: ignore[arg-type]
         **top,
     )
-
-
-def show(value: object) -> str:
-    """A value as one would write it in the file."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)

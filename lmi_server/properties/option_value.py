@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_server.properties.kinds import Scalar
 from lmi_server.properties.option import Option
 from lmi_server.properties.problems import Source
+from lmi_server.values.base import Scalar
 
 
 @dataclass(frozen=True, slots=True)

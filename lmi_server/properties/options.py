@@ -12,13 +12,13 @@ with a docstring in its owner's class there, and a row here.
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place, Text
 from lmi_server.properties.option import Option
 from lmi_server.properties.options_backend import BACKEND_KNOWN
 from lmi_server.properties.options_handler import HANDLER_KNOWN
 from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
 from lmi_server.properties.options_server import SERVER_KNOWN
 from lmi_server.properties.options_vllm import VLLM_KNOWN
+from lmi_server.values.scalars import Bool, Choice, Float, Int, PathText, Text
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
 _OTHER_ROLLING = "this server has one rolling-batch engine of its own; write auto"
@@ -75,7 +75,7 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "option.model_id",
-        Place("a local folder, a hub id or an s3:// address"),
+        PathText("a local folder, a hub id or an s3:// address"),
         "Where the model is; without it, the folder of serving.properties.",
         target="source.model_id",
         aliases=("option.s3url",),
@@ -195,14 +195,14 @@ SERVED_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "option.predict_timeout",
-        Float(0, 86_400, unit="seconds"),
+        Float(0, 86_400, unit="seconds", above=True),
         "Seconds that a whole request may take; under engine=Python from the start of its batch.",
         target="server.predict_timeout",
         example="120",
     ),
     Option(
         "option.model_loading_timeout",
-        Float(0, 86_400, unit="seconds"),
+        Float(0, 86_400, unit="seconds", above=True),
         "Seconds until the engine must be ready.",
         target="options.model_loading_timeout",
         example="600",

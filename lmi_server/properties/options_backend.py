@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Text
 from lmi_server.properties.option import Option, ignored, refused
+from lmi_server.values.scalars import Bool, Choice, Float, Int, Text
 
 _COUNT = Int(0, 2**31 - 1)
-_SHARE = Float(0, 1)
+_SHARE = Float(0, 1, above=True)
 _TEXT = Text()
 _LORA = "adapters are not built yet"
 _NO_LORA = "it only matters with option.enable_lora=true, which is refused"
@@ -14,7 +14,7 @@ _SPEC = "speculative decoding is not built yet"
 _TOOLS = "tool calls and reasoning parsers are not built yet"
 _TRT = "a TensorRT-LLM setting"
 _NEURON = "an AWS Neuron setting"
-_GIB = Float(0, 1e6, unit="GiB", includes_low=True)
+_GIB = Float(0, 1e6, unit="GiB")
 
 BACKEND_KNOWN: tuple[Option, ...] = (
     refused("option.tokenizer", _TEXT, "the model's own tokenizer is used", help="Another tokenizer."),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Choice, Int, Text
 from lmi_server.properties.option import Option, ignored, refused
+from lmi_server.values.scalars import Bool, Choice, Int, Text
 
 _COUNT = Int(0, 2**31 - 1)
 _TEXT = Text()

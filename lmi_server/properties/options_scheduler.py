@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi_server.properties.kinds import Bool, Choice, Float, Int, Place
 from lmi_server.properties.option import Option
+from lmi_server.values.scalars import Bool, Choice, Float, Int, PathText
 
 _option = partial(Option, engine="MPI")
 _STEPS = Int(0, 1_000_000)
@@ -59,7 +59,7 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "option.waiting_served_ratio",
-        Float(0, 1000, includes_low=True),
+        Float(0, 1000),
         "Without chunked prefill: decodes pause once so many requests wait, as a share of the running ones.",
         target="options.waiting_served_ratio",
         example="0.3",
@@ -88,7 +88,7 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "option.step_trace",
-        Place("a path that ends in .jsonl"),
+        PathText("a path that ends in .jsonl"),
         "File to which every step is written as a line of JSON: arrivals, plan, durations.",
         target="options.step_trace",
         example="steps.jsonl",
@@ -148,14 +148,14 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     ),
     _option(
         "option.gpu_memory_utilization",
-        Float(0, 1),
+        Float(0, 1, above=True),
         "Share of each GPU's memory for weights, activations and KV cache.",
         target="options.gpu_memory_utilization",
         example="0.85",
     ),
     _option(
         "option.kv_cache_gb",
-        Float(0, 65536, unit="GiB"),
+        Float(0, 65536, unit="GiB", above=True),
         "Size of the KV cache over all ranks; else, on a CPU, the smaller of 4 and a quarter of free memory.",
         target="options.kv_cache_gb",
         example="2",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmi_server.properties.kinds import Bool, Float, Int, Text
 from lmi_server.properties.option import Option, ignored, refused
+from lmi_server.values.scalars import Bool, Float, Int, Text
 
 _COUNT = Int(0, 2**31 - 1)
 _SIGNED = Int(-(2**31), 2**31 - 1)
@@ -133,7 +133,7 @@ _GLOBAL: tuple[Option, ...] = (
     ),
     ignored(
         "chunked_read_timeout",
-        Float(0, 1e9, unit="seconds", includes_low=True),
+        Float(0, 1e9, unit="seconds"),
         "option.predict_timeout bounds a whole answer, and with it every gap between chunks",
         help="Longest gap in a stream, s.",
         lmi_default="120",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lmi_server.properties.kinds import Bool, Float, Int, Kind, Scalar, Text
 from lmi_server.properties.option import Option, ignored, refused
+from lmi_server.values.base import Scalar, ValueType
+from lmi_server.values.scalars import Bool, Float, Int, Text
 
 _BOOL = Bool()
 _COUNT = Int(0, 2**31 - 1)
-_NUMBER = Float(-1e12, 1e12, includes_low=True)
+_NUMBER = Float(-1e12, 1e12)
 _TEXT = Text()
 
 _ONE_COPY = "it only matters with option.data_parallel_size above 1, which is refused"
@@ -33,7 +34,7 @@ _NEURON = "it configures AWS Neuron devices"
 _TRACES = "no traces are sent; every request has its log line, and /metrics the sums"
 _SPECULATION = "it only matters with option.speculative_model, which is refused"
 
-_IGNORED: Mapping[str, tuple[tuple[str, Kind, str], ...]] = {
+_IGNORED: Mapping[str, tuple[tuple[str, ValueType, str], ...]] = {
     "a request without a seed is drawn anew each time; parameters.seed repeats an answer": (
         ("seed", Int(-(2**63), 2**63 - 1), "Seed of the engine's own random numbers."),
     ),
@@ -177,7 +178,7 @@ _TRANSFER = "the KV cache is not shared with other servers"
 _FP8 = "keys and values are kept in the weights' type (on a CPU in fp32); an fp8 cache is not built yet"
 _DEVICE = "the server uses the GPUs there are; an empty CUDA_VISIBLE_DEVICES leaves the CPU"
 
-_REFUSED: tuple[tuple[str, Kind, str, str, tuple[Scalar, ...]], ...] = (
+_REFUSED: tuple[tuple[str, ValueType, str, str, tuple[Scalar, ...]], ...] = (
     ("quantization_param_path", _TEXT, "Scales of an fp8 cache.", _FP8, ()),
     ("kv_cache_memory_bytes", _COUNT, "Size of the KV cache.", "use option.kv_cache_gb, over all ranks", ()),
     ("num_gpu_blocks_override", _COUNT, "Blocks of the KV cache.", "use option.kv_cache_gb", ()),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-_SECRET = re.compile(
-    r"(^|[._-])(token|secret|password|passwd|credentials?|api_?key|access_?key)$", re.IGNORECASE
-)
+from lmi_server.values.show import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +45,9 @@ class Problem:
         return self.source.line
 
     def __str__(self) -> str:
-        what = f"{self.key}={shorten(self.given)}: " if self.key else ""
+        what = f"{self.key}={one_line(self.given)}: " if self.key else ""
         if self.source.variable:
-            what = f"value {shorten(self.given)!r}: "
+            what = f"value {one_line(self.given)!r}: "
         text = f"{self.source}: {what}{self.reason}"
         if self.accepted:
             text += f"; accepted: {self.accepted}"
@@ -66,14 +63,3 @@ class PropertiesError(Exception):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
         self.warnings = warnings
-
-
-def shorten(text: str, limit: int = 120) -> str:
-    """A value in one line of bounded length."""
-    flat = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
-    return flat if len(flat) <= limit else f"{flat[:limit]}... ({len(text)} characters)"
-
-
-def shown(key: str, text: str, secret: bool = False) -> str:
-    """The value as it may be printed: what could be a password or an access token is not."""
-    return "***" if secret or _SECRET.search(key) else text

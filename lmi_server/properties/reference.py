@@ -9,9 +9,10 @@ import sys
 from dataclasses import dataclass
 
 from lmi_server.properties.environment import variables_of
-from lmi_server.properties.kinds import Choice
-from lmi_server.properties.option import Option, Status, show
+from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS
+from lmi_server.values.scalars import Choice
+from lmi_server.values.show import as_option
 
 OPEN_DEFAULTS = {
     "option.model_id": "the folder itself",
@@ -77,7 +78,7 @@ def markdown() -> str:
 def _row(option: Option) -> Row:
     return Row(
         name=option.name,
-        accepted=option.kind.accepted,
+        accepted=option.type.accepted,
         default=_default(option),
         engine=option.engine,
         help=option.help,
@@ -94,7 +95,9 @@ def _variables(option: Option) -> tuple[str, ...]:
 
 
 def _default(option: Option) -> str:
-    return show(option.default) or OPEN_DEFAULTS.get(option.name, "decided at start" if option.target else "")
+    return as_option(option.default) or OPEN_DEFAULTS.get(
+        option.name, "decided at start" if option.target else ""
+    )
 
 
 def _section(option: Option) -> str:
@@ -109,8 +112,8 @@ def _section(option: Option) -> str:
         "environment": ", ".join(f"`{variable}`" for variable in row.variables),
     }
     lines += [f"- {label}: {text}" for label, text in facts.items() if text]
-    if isinstance(option.kind, Choice):
-        refused = option.kind.refused
+    if isinstance(option.type, Choice):
+        refused = option.type.refused
         for reason in dict.fromkeys(refused.values()):
             values = ", ".join(f"`{value}`" for value in refused if refused[value] == reason)
             lines.append(f"- refused: {values} ({reason})")
@@ -119,9 +122,9 @@ def _section(option: Option) -> str:
 
 def _known_row(option: Option) -> str:
     if option.status is Status.NO_EFFECT:
-        accepted = option.kind.accepted
+        accepted = option.type.accepted
     else:
-        words = [f"`{show(value)}`" for value in option.neutral]
+        words = [f"`{as_option(value)}`" for value in option.neutral]
         words += [f"`{option.neutral_prefix}...`"] if option.neutral_prefix else []
         accepted = ", ".join(words) or "none"
     names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))

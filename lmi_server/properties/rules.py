@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_server.properties import batching
-from lmi_server.properties.option import show
 from lmi_server.properties.option_value import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
+from lmi_server.values.show import as_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,6 @@ def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
         expected = twin.value if twin is not None else by_name()[other].default
         if item.value != expected:
             where = f"as {twin.place} says" if twin is not None else "its default"
-            reason = (
-                f"must be equal to {other}, which is {show(expected)}, {where}; write {other}={item.text}"
-            )
-            problems.append(Problem(item.source, item.written, item.text, reason, show(expected)))
+            reason = f"must be equal to {other}, which is {as_option(expected)}, {where}; write {other}={item.text}"
+            problems.append(Problem(item.source, item.written, item.text, reason, as_option(expected)))
     return problems
