@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem
 
 

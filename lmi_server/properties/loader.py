@@ -15,8 +15,7 @@ from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
 from lmi_server.properties.environment import Rank, Setting
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.option import Option, Status, build_config
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.problems import Problem, PropertiesError, Source
 from lmi_server.values.base import BadValueError, Scalar
@@ -100,8 +99,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     _warn_of_second_model(settings, found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
-        values = {item.option.target: item.value for item in found.values.values() if item.option.target}
-        config = build_config({**values, "engine": verdict.engine}, str(found.folder))
+        config = build_config(found.values.values(), verdict.engine, str(found.folder))
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
@@ -218,10 +216,7 @@ def _parse(option: Option, setting: Setting, text: str, found: Examination) -> S
         refuse(error.reason, option.type.accepted, error.nearest)
         return None
     if option.status is Status.REFUSED and not option.changes_nothing(value):
-        neutral = " or ".join(as_option(item) for item in option.neutral) or (
-            f"{option.neutral_prefix}..." if option.neutral_prefix else ""
-        )
-        refuse(f"known to LMI but not done here: {option.reason}", neutral)
+        refuse(f"known to LMI but not done here: {option.reason}", neutral_text(option))
         return None
     return value
 

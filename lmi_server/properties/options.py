@@ -1,23 +1,16 @@
-"""THE table: one row for each key. Those that this server acts on stand here, and in `options_scheduler.py`.
+"""The table of options: one row for each key that this server acts on, here and in `options_scheduler.py`.
 
-Keys that LMI knows and that are not done here stand in `options_server.py`, `options_handler.py`,
-`options_backend.py` and `options_vllm.py`: refused with the reason, or accepted with a note where ignoring the value
-changes nothing.
-A key moves here when it is built.
-
-From it come parsing, the `OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`,
-`lmi options` and docs/options.md. Defaults stand in `lmi_server/config.py` only. To add an option: a field
-with a docstring in its owner's class there, and a row here.
+Keys that LMI knows and that are not done here stand in `known_options.csv`. From the tables come parsing, the
+`OPTION_*` and `SERVING_*` environment forms, validation, suggestions, `lmi check`, `lmi options` and docs/options.md.
+To add an option: a field with a docstring in its owner's class in `lmi_server/config.py`, where the default stands,
+and a row here of the same name.
 """
 
 from __future__ import annotations
 
+from lmi_server.properties.known_options import KNOWN_OPTIONS
 from lmi_server.properties.option import Option
-from lmi_server.properties.options_backend import BACKEND_KNOWN
-from lmi_server.properties.options_handler import HANDLER_KNOWN
 from lmi_server.properties.options_scheduler import SCHEDULER_OPTIONS
-from lmi_server.properties.options_server import SERVER_KNOWN
-from lmi_server.properties.options_vllm import VLLM_KNOWN
 from lmi_server.values.scalars import Bool, Choice, Float, Int, PathText, Text
 
 _JAVA_ENGINE = "a Java engine of DJL Serving; this server generates text with engine=MPI"
@@ -39,28 +32,25 @@ _FORMATS_NOT_READ = (
     *("runai_streamer", "runai_streamer_sharded"),
 )
 
-SERVED_OPTIONS: tuple[Option, ...] = (
+_SERVED: tuple[Option, ...] = (
     Option(
         "engine",
         Choice(("MPI", "Python", "Rolling"), refused=_ENGINES_NOT_DONE, any_case=False),
         "MPI schedules every step anew (rolling batching); Python batches whole requests (dynamic batching). As in"
         " files for today's LMI, Rolling means MPI, and so does Python with option.rolling_batch (but for disable) or"
         " option.async_mode=true.",
-        target="engine",
         example="MPI",
     ),
     Option(
         "job_queue_size",
         Int(1, 1_000_000),
         "Requests that may wait for a place in a batch; more are refused at once.",
-        target="options.job_queue_size",
         example="500",
     ),
     Option(
         "batch_size",
         Int(1, 4096),
         "Requests that engine=Python collects into one batch.",
-        target="options.batch_size",
         engine="Python",
         aliases=("max_dynamic_batch_size",),
         example="4",
@@ -69,7 +59,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "max_batch_delay",
         Int(0, 3_600_000),
         "Milliseconds that a batch of engine=Python may wait to fill, while none is running.",
-        target="options.max_batch_delay",
         engine="Python",
         example="100",
     ),
@@ -77,7 +66,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "option.model_id",
         PathText("a local folder, a hub id or an s3:// address"),
         "Where the model is; without it, the folder of serving.properties.",
-        target="source.model_id",
         aliases=("option.s3url",),
         example="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
@@ -85,7 +73,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "option.revision",
         Text("a branch, tag or commit of the hub"),
         "Which version of a hub model.",
-        target="source.revision",
         example="main",
     ),
     Option(
@@ -93,7 +80,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         Bool(),
         "Asks for code that comes with a model; run by engine=Python alone, and where lmi serve --allow-remote-code"
         " allows it.",
-        target="source.trust_remote_code",
         example="true",
     ),
     Option(
@@ -106,7 +92,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "auto reads safetensors files; dummy makes random weights on the device, the same at every start, for measuring"
         " and trying: of the model only config.json is needed, and without a tokenizer a byte-level one is made"
         " (engine=MPI).",
-        target="source.load_format",
         example="dummy",
     ),
     Option(
@@ -121,7 +106,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "int8 rounds weights to 8 bits as they are loaded, with a scale for each output feature, and activations with a"
         " scale for each token: on a CPU two to four times as fast as none, with answers that differ (perplexity rises"
         " by some per cent). For CPUs with native kernels.",
-        target="options.quantize",
         engine="MPI",
         aliases=("option.quantization",),
         example="int8",
@@ -140,7 +124,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
             refused=dict.fromkeys(("int8", "fp8", "int4"), "option.quantize says how weights are quantised"),
         ),
         "What weights are stored as. On a CPU products are computed in fp32 whatever is stored.",
-        target="options.dtype",
         example="fp16",
     ),
     Option(
@@ -148,7 +131,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         Int(1, 1024, words=("max",)),
         "engine=MPI: ranks that share each layer, at most the model's heads. engine=Python: GPUs that layers are"
         " spread over. max is all GPUs (engine=MPI: at most the kv heads), and 1 on a CPU.",
-        target="options.tensor_parallel_degree",
         example="2",
     ),
     Option(
@@ -159,7 +141,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         ),
         "disable means dynamic batching; every other value means rolling batching by this server's own engine, under"
         " engine=Python too.",
-        target="options.rolling_batch",
         engine="MPI",
         example="auto",
     ),
@@ -176,7 +157,6 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         "option.max_model_len",
         Int(2, 16_777_216),
         "Longest prompt plus output in tokens; without it what the model allows and the KV cache holds.",
-        target="options.max_model_len",
         example="4096",
     ),
     Option(
@@ -190,28 +170,24 @@ SERVED_OPTIONS: tuple[Option, ...] = (
             },
         ),
         "Form of the answers on /invocations; without it, by the request.",
-        target="server.output_formatter",
         example="jsonlines",
     ),
     Option(
         "option.predict_timeout",
         Float(0, 86_400, unit="seconds", above=True),
         "Seconds that a whole request may take; under engine=Python from the start of its batch.",
-        target="server.predict_timeout",
         example="120",
     ),
     Option(
         "option.model_loading_timeout",
         Float(0, 86_400, unit="seconds", above=True),
         "Seconds until the engine must be ready.",
-        target="options.model_loading_timeout",
         example="600",
     ),
     Option(
         "option.unknown_parameters",
         Choice(("error", "warn")),
         "What an unknown request parameter does: an error, or LMI's way, a log line.",
-        target="server.unknown_parameters",
         example="warn",
     ),
     Option(
@@ -219,26 +195,23 @@ SERVED_OPTIONS: tuple[Option, ...] = (
         Choice(("auto", "vllm")),
         "Defaults of sampling parameters on /v1/* and with messages: auto takes temperature, top_p, top_k, min_p and"
         " repetition_penalty from the model's generation_config.json where it has them; vllm leaves that file out.",
-        target="server.generation_config",
         example="vllm",
     ),
     Option(
         "throttle_error_http_code",
         Int(400, 599),
         "Status of a refusal for a full queue on /invocations.",
-        target="server.throttle_error_http_code",
         example="429",
     ),
     Option(
         "max_request_size",
         Int(1, 1 << 30),
         "Bytes of a request body; more is answered 413.",
-        target="server.max_request_size",
         example="6291456",
     ),
 )
 
-OPTIONS: tuple[Option, ...] = SERVED_OPTIONS + SERVER_KNOWN + HANDLER_KNOWN + BACKEND_KNOWN + VLLM_KNOWN
+OPTIONS: tuple[Option, ...] = _SERVED + KNOWN_OPTIONS
 
 
 def by_name() -> dict[str, Option]:

@@ -25,7 +25,7 @@ OPEN_DEFAULTS = {
 
 _HEAD = """# Options
 
-<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options*.py. -->
+<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/*options*. -->
 
 Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
 (`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
@@ -124,9 +124,7 @@ def _known_row(option: Option) -> str:
     if option.status is Status.NO_EFFECT:
         accepted = option.type.accepted
     else:
-        words = [f"`{as_option(value)}`" for value in option.neutral]
-        words += [f"`{option.neutral_prefix}...`"] if option.neutral_prefix else []
-        accepted = ", ".join(words) or "none"
+        accepted = ", ".join(f"`{as_option(value)}`" for value in option.neutral) or "none"
     names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
     return "| " + " | ".join((names, accepted, option.help, option.reason)) + " |"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_server.properties import batching
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
 from lmi_server.values.show import as_option
