@@ -72,7 +72,7 @@ class TokenText(msgspec.Struct, frozen=True):
     top: tuple[TopToken, ...] = ()
     """The likeliest, as many as were asked for."""
 
-    def top_told(self, own: str) -> tuple[TopToken, ...]:
+    def top_as(self, own: str) -> tuple[TopToken, ...]:
         """`top`, this token among them, if it is, under the text that an answer tells it by."""
         return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
 

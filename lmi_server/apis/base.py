@@ -58,7 +58,7 @@ class Reply(Protocol):
     def end(self, outcome: Outcome) -> str:
         """What ends a stream that went well, after the last step; may be empty."""
 
-    def failure(self, problem: ErrorReply) -> str:
+    def failure(self, error: ErrorReply) -> str:
         """The record that ends a stream that failed."""
 
 

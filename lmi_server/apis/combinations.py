@@ -1,47 +1,49 @@
-"""Parameters that are fine each by itself and cannot go together, and what several of them come to."""
+"""Parameters that are fine each by itself and cannot go together, and what several of them decide."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from lmi_server.apis.base import ApiContext, Service
-from lmi_server.apis.parameter import Parsed
-from lmi_server.apis.parameters import PARAMETERS
-from lmi_server.apis.sampling import Report, temperature
+from lmi_server.apis.parameter import Parameters
+from lmi_server.apis.parameters import GENERATE
+from lmi_server.apis.sampling import LogprobReport, temperature
 from lmi_server.errors import InvalidField
 from lmi_server.values.show import as_json
 
-_GENERATE_ONLY = tuple(row for row in PARAMETERS if row.generate)
 MAX_ANSWERS = 256
 """Answers that one HTTP request may have generated, over all its prompts."""
+_PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
+"""Parameters that ask for the log-probabilities of the prompt's tokens; `logprobs` with `echo` does too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """How many answers to each prompt."""
+class AnswerCounts:
+    """How many answers to each prompt are returned (`n`) and generated (`best_of`)."""
 
     n: int
     best_of: int
 
+    @property
+    def ranked(self) -> bool:
+        """Whether the answers that are returned are chosen by their log-probabilities."""
+        return self.best_of > self.n
 
-def choices(parsed: Parsed, *, num_prompts: int, streamed: bool, n_follows: bool, streams_n: bool) -> Choices:
-    """`n` and `best_of`, checked.
 
-    `n_follows`: without `n` all `best_of` answers are given (LMI), else one (OpenAI). `streams_n`: whether a stream can
-    carry more than one answer.
-
-    Raises `InvalidField`.
-    """
-    asked_n: int | None = parsed["n"]
-    asked_best_of: int | None = parsed["best_of"]
-    n = asked_n or ((asked_best_of or 1) if n_follows else 1)
-    best_of = asked_best_of or n
-    name = parsed.fields.get("best_of", parsed.fields.get("n", ""))
+def answer_counts(
+    parameters: Parameters, *, num_prompts: int, streamed: bool, best_of_is_n: bool, streams_choices: bool
+) -> AnswerCounts:
+    """Check `n` and `best_of`; `Dialect` explains the last two arguments. Raises `InvalidField`."""
+    best_of = parameters["best_of"]
+    n: int = parameters["n"] or (best_of if best_of and best_of_is_n else 1)
+    best_of = best_of or n
+    name = parameters.fields.get("best_of", parameters.fields.get("n", ""))
     if best_of < n:
-        raise _refused(parsed, "best_of", f"as {parsed.fields['n']} is {n}", f"at least {n}")
+        raise _refused(parameters, "best_of", f"as {parameters.fields['n']} is {n}", f"at least {n}")
     if streamed and best_of > n:
-        raise _refused(parsed, "best_of", "and which are best is only known at the end", f"{n} in a stream")
-    if streamed and n > 1 and not streams_n:
+        why = "and which are best is only known at the end"
+        raise _refused(parameters, "best_of", why, f"{n} in a stream")
+    if streamed and n > 1 and not streams_choices:
         raise InvalidField(
             name, f"given {n} with a streamed answer, which carries one; accepted: 1 in a stream"
         )
@@ -50,80 +52,81 @@ def choices(parsed: Parsed, *, num_prompts: int, streamed: bool, n_follows: bool
             name,
             f"given {best_of} for {num_prompts} prompts; accepted: at most {MAX_ANSWERS} answers in one request",
         )
-    return Choices(n, best_of)
+    return AnswerCounts(n, best_of)
 
 
 def check_beams(
-    context: ApiContext, parsed: Parsed, many: Choices, report: Report, *, streamed: bool
+    context: ApiContext,
+    parameters: Parameters,
+    counts: AnswerCounts,
+    report: LogprobReport,
+    *,
+    streamed: bool,
 ) -> None:
-    """Beam search is a search for the one likeliest answer, known at the end.
+    """Refuse what beam search cannot do: it finds the one likeliest answer, known at the end.
 
     Raises `InvalidField`.
     """
-    beams: int = parsed["num_beams"]
-    if beams == 1:
+    if parameters["num_beams"] == 1:
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
-            if parsed[name] != neutral:
-                raise _refused(
-                    parsed, name, "but num_beams is 1", f"{as_json(neutral)}, or num_beams above 1"
-                )
+            if parameters[name] != neutral:
+                accepted = f"{as_json(neutral)}, or num_beams above 1"
+                raise _refused(parameters, name, "but num_beams is 1", accepted)
         return
     if context.config.engine == "Python":
-        raise _refused(parsed, "num_beams", "but engine=Python has no beam search", "1; engine=MPI does it")
-    hindrances = (
-        (temperature(parsed) > 0, "sampling (do_sample or temperature)"),
-        (many.n > 1, "n above 1"),
-        (many.best_of > 1, "best_of above 1"),
-        (streamed, "a streamed answer"),
-        (report.logprobs or report.top > 0 or report.prompt is not None, "log-probabilities"),
-    )
-    for hinders, what in hindrances:
+        raise _refused(
+            parameters, "num_beams", "but engine=Python has no beam search", "1; engine=MPI does it"
+        )
+    hindrances = {
+        "sampling (do_sample or temperature)": temperature(parameters) > 0,
+        "n above 1": counts.n > 1,
+        "best_of above 1": counts.best_of > 1,
+        "a streamed answer": streamed,
+        "log-probabilities": report.logprobs or report.top > 0 or report.prompt is not None,
+    }
+    for what, hinders in hindrances.items():
         if hinders:
-            raise _refused(
-                parsed, "num_beams", f"but beam search does not go with {what}", "1, or without that"
-            )
+            why = f"but beam search does not go with {what}"
+            raise _refused(parameters, "num_beams", why, "1, or without that")
 
 
-def check_engine(context: ApiContext, parsed: Parsed) -> None:
-    """Raises `InvalidField`: a parameter that only the other engine supports asks for something."""
-    for row in _GENERATE_ONLY:
-        asked = row.name in parsed.fields and parsed[row.name] != row.default
-        if asked and context.config.engine != "Python":
-            raise _refused(
-                parsed, row.name, "but only engine=Python supports it", "leave it out, or that engine"
-            )
+def check_generate_parameters(context: ApiContext, parameters: Parameters) -> None:
+    """Refuse parameters of transformers' `generate` under an engine that does without it. Raises `InvalidField`."""
+    if context.config.engine == "Python":
+        return
+    for row in GENERATE:
+        if parameters[row.name] != row.default:
+            why = "but only engine=Python supports it"
+            raise _refused(parameters, row.name, why, "leave it out, or that engine")
 
 
-def check_prompt_report(context: ApiContext, parsed: Parsed, *names: str, streamed: bool) -> None:
-    """What tells of the prompt's tokens: `names` are parameters that ask for it.
-
-    Raises `InvalidField`.
-    """
-    for name in names:
-        if name not in parsed.fields or parsed[name] is False:
-            continue
-        if context.config.engine == "Python":
-            raise _refused(
-                parsed,
-                name,
-                "but engine=Python does not report on prompts",
-                "leave it out; engine=MPI does it",
-            )
-        if streamed:
-            raise _refused(parsed, name, "but a stream does not carry it", "leave it out, or no stream")
+def check_prompt_report(
+    context: ApiContext, parameters: Parameters, report: LogprobReport, *, streamed: bool
+) -> None:
+    """Refuse log-probabilities of the prompt where the engine or a stream has none. Raises `InvalidField`."""
+    if report.prompt is None:
+        return
+    names = (*_PROMPT_REPORTS, "logprobs")
+    name = next(name for name in names if name in parameters.fields and parameters[name] is not False)
+    if context.config.engine == "Python":
+        why = "but engine=Python does not report on prompts"
+        raise _refused(parameters, name, why, "leave it out; engine=MPI does it")
+    if streamed and name in _PROMPT_REPORTS:
+        raise _refused(parameters, name, "but a stream does not carry it", "leave it out, or no stream")
 
 
-def service(context: ApiContext, parsed: Parsed) -> Service:
-    """How the body asks to be served. Raises `InvalidField`."""
-    timeout: float | None = parsed["timeout"]
+def service(context: ApiContext, parameters: Parameters) -> Service:
+    """Read how the body asks to be served. Raises `InvalidField`."""
+    timeout: float | None = parameters["timeout"]
     limit = context.config.server.predict_timeout
     if timeout is not None and timeout > limit:
         raise InvalidField(
-            parsed.fields["timeout"],
+            parameters.fields["timeout"],
             f"given {as_json(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
         )
-    return Service(parsed["priority"], timeout)
+    return Service(parameters["priority"], timeout)
 
 
-def _refused(parsed: Parsed, name: str, reason: str, accepted: str) -> InvalidField:
-    return InvalidField(parsed.fields[name], f"given {as_json(parsed[name])}, {reason}; accepted: {accepted}")
+def _refused(parameters: Parameters, name: str, reason: str, accepted: str) -> InvalidField:
+    text = f"given {as_json(parameters[name])}, {reason}; accepted: {accepted}"
+    return InvalidField(parameters.fields[name], text)

@@ -1,4 +1,4 @@
-"""`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`), or a body of OpenAI's.
+"""`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`), or one of OpenAI's bodies.
 
 A body with `messages` is a chat, one with `prompt` is for completions; both are answered in OpenAI's shapes.
 """
@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from flask import Blueprint, Response, request
 
-from lmi_server.apis import openai_chat, openai_completions
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.checks import check_flag, refuse, refuse_unknown
-from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
-from lmi_server.apis.conventions import LMI
-from lmi_server.apis.lmi_reply import LmiReply, Told
-from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.combinations import AnswerCounts
+from lmi_server.apis.lmi_reply import LmiReply, shows_details
+from lmi_server.apis.openai_chat import CHAT
+from lmi_server.apis.openai_completions import COMPLETIONS
+from lmi_server.apis.parameter import Names, Parameters
 from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, rows
 from lmi_server.apis.parse_parameters import parse_parameters, refuse_unsupported
-from lmi_server.apis.prompts import (
-    MAX_PROMPTS,
-    check_number_of_prompts,
-    encode_prompts,
-    generation_requests,
-)
-from lmi_server.apis.sampling import Report
+from lmi_server.apis.pipeline import LMI, Body, Conventions, Dialect, Fields, parse
+from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
+from lmi_server.apis.sampling import LogprobReport
 from lmi_server.apis.serve import answer
+from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import InvalidField
 from lmi_server.streaming import JSON_LINES, SSE, Framing
 from lmi_server.values.show import names_in_log
@@ -36,7 +33,6 @@ from lmi_server.values.show import names_in_log
 _logger = logging.getLogger(__name__)
 
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt")
-_PROMPT_FIELDS = ("messages", "prompt", "inputs")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
@@ -72,116 +68,57 @@ def invoke(context: ApiContext) -> Response:
     return response
 
 
-def _parse(context: ApiContext, body: Mapping[str, Any]) -> Call:
+def _custom_attributes() -> str | None:
+    """Return what the caller attaches to the request; it comes back with the answer. Raises `InvalidField`."""
+    value = request.headers.get(_ATTRIBUTES_HEADER)
+    if value is not None and not _ATTRIBUTES.fullmatch(value):
+        raise InvalidField(
+            _ATTRIBUTES_HEADER,
+            f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
+        )
+    return value
+
+
+def _parse(context: ApiContext, body: Body) -> Call:
     if adapter := request.headers.get(_ADAPTER_HEADER):
         raise InvalidField(
             _ADAPTER_HEADER, f"given {adapter[:80]!r}, but LoRA adapters are not supported; accepted: none"
         )
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
-        # The platform says by which of its calls the request came; it speaks where the body is silent.
+        # The platform says by which of its calls the request came; that counts where the body does not say.
         body = {**body, "stream": True}
-    given = [name for name in _PROMPT_FIELDS if body.get(name) is not None]
-    if len(given) > 1:
+    return parse(context, body, _DIALECTS[_prompt_field(body)], LMI)
+
+
+def _prompt_field(body: Body) -> str:
+    """Return the field that says which kind of body it is. Raises `InvalidField`: there are several."""
+    present = [name for name in _DIALECTS if body.get(name) is not None]
+    if len(present) > 1:
         raise InvalidField(
-            given[1], f"given beside {given[0]!r}; accepted: one of {', '.join(_PROMPT_FIELDS)}"
+            present[1], f"given beside {present[0]!r}; accepted: one of {', '.join(_DIALECTS)}"
         )
-    kind = given[0] if given else next((name for name in _PROMPT_FIELDS if name in body), "inputs")
-    if kind == "messages":
-        return openai_chat.parse(context, body, LMI)
-    if kind == "prompt":
-        return openai_completions.parse(context, body, LMI)
-    return _parse_inputs(context, body)
+    return next(iter(present or [name for name in _DIALECTS if name in body]), "inputs")
 
 
-def _parse_inputs(context: ApiContext, body: Mapping[str, Any]) -> Call:
-    _check_fields(context, body)
-    texts = _texts(context, body.get("inputs"))
-    parsed = _parameters(context, body.get("parameters"))
-    framing = _framing(context, parsed, body.get("stream"))
-    streamed = framing is not None
-    if streamed and len(texts) > 1:
-        raise InvalidField(
-            "inputs",
-            f"given {len(texts)} prompts with a streamed answer (stream, Accept or output_formatter); accepted: one "
-            "prompt in a stream, or several without one",
-        )
-    many = choices(parsed, num_prompts=len(texts), streamed=streamed, n_follows=True, streams_n=False)
-    told = _told(parsed, many)
-    report = _report(parsed, many, told, streamed)
-    check_beams(context, parsed, many, report, streamed=streamed)
-    check_prompt_report(context, parsed, "decoder_input_details", "prompt_logprobs", streamed=streamed)
-    requests = generation_requests(
-        context,
-        encode_prompts(context, texts, parsed, add_special_tokens=True),
-        parsed,
-        report=report,
-        many=many,
-        default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
-        cut_to_context=LMI.cut_to_context,
-        continues_prompt=True,
+def _read_fields(context: ApiContext, body: Body, _: Conventions) -> Fields:
+    refuses_unknown = context.config.server.unknown_parameters != "warn"
+    _check_names(body, refuses_unknown)
+    given = body.get("parameters")
+    if given is not None and not isinstance(given, dict):
+        raise refuse("parameters", given, "an object")
+    parameters = parse_parameters(
+        given or {}, Names.LMI, prefix="parameters.", refuse_unknown_names=refuses_unknown
     )
-    as_list = _takes_lists(context)
-    reply = LmiReply(requests, told, parsed["return_full_text"], as_list, framing)
-    return Call(requests, reply, service(context, parsed))
+    if parameters.unknown:
+        _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
+    return Fields(parameters, _framing(context, parameters, body.get("stream")))
 
 
-def _told(parsed: Parsed, many: Choices) -> Told:
-    """What is asked for by its name comes with details, though these are not asked for; so does what is found by
-    comparing several answers.
-    """
-    compares = many.best_of > 1 or parsed["num_beams"] > 1
-    prompt = parsed["decoder_input_details"] or parsed["prompt_logprobs"] is not None
-    return Told(
-        details=parsed["details"] or compares or prompt or parsed["top_n_tokens"] > 0,
-        prefill=parsed["decoder_input_details"],
-        prompt_logprobs=parsed["prompt_logprobs"] is not None,
-        top_tokens=parsed["top_n_tokens"] > 0,
-    )
-
-
-def _report(parsed: Parsed, many: Choices, told: Told, streamed: bool) -> Report:
-    prompt: int | None = parsed["prompt_logprobs"]
-    if prompt is None and told.prefill:
-        prompt = 0
-    # Beams have none; where they are asked for by name, that is refused.
-    each = (told.details or streamed) and parsed["num_beams"] == 1
-    return Report(each or many.best_of > many.n, parsed["top_n_tokens"], prompt)
-
-
-def _takes_lists(context: ApiContext) -> bool:
-    """The dynamic form, of engine=Python: `inputs` may be a list, and the answer is one."""
-    return context.config.engine == "Python"
-
-
-def _texts(context: ApiContext, inputs: Any) -> dict[str, str]:
-    """The prompts by field."""
-    accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
-    if not _takes_lists(context):
-        if not isinstance(inputs, str) or not inputs:
-            hint = "; engine=Python takes lists of strings" if isinstance(inputs, list) else ""
-            raise refuse("inputs", inputs, accepted + hint)
-        return {"inputs": inputs}
-    if isinstance(inputs, str) and inputs:
-        return {"inputs": inputs}
-    if not isinstance(inputs, list) or not inputs:
-        raise refuse("inputs", inputs, f"{accepted}, or a list of 1 to {MAX_PROMPTS} such strings")
-    check_number_of_prompts("inputs", inputs)
-    texts = {f"inputs[{index}]": text for index, text in enumerate(inputs)}
-    for field, text in texts.items():
-        if not isinstance(text, str) or not text:
-            raise refuse(field, text, "a string that is not empty")
-    return texts
-
-
-def _refuses_unknown(context: ApiContext) -> bool:
-    return context.config.server.unknown_parameters != "warn"
-
-
-def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
+def _check_names(body: Body, refuses_unknown: bool) -> None:
     unknown = [name for name in body if name not in _FIELDS]
     for name in unknown:
         refuse_unsupported(name, body[name], Names.LMI)
-    if unknown and not _refuses_unknown(context):
+    if unknown and not refuses_unknown:
         _logger.warning("unknown fields are ignored: %s", names_in_log(unknown))
     elif unknown:
         name = unknown[0]
@@ -192,42 +129,69 @@ def _check_fields(context: ApiContext, body: Mapping[str, Any]) -> None:
         raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
 
 
-def _parameters(context: ApiContext, parameters: Any) -> Parsed:
-    if parameters is None:
-        parameters = {}
-    if not isinstance(parameters, dict):
-        raise refuse("parameters", parameters, "an object")
-    refuses = _refuses_unknown(context)
-    parsed = parse_parameters(parameters, Names.LMI, prefix="parameters.", refuse_unknown_names=refuses)
-    if parsed.unknown:
-        _logger.warning("unknown parameters are ignored: %s", names_in_log(parsed.unknown))
-    return parsed
+def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framing | None:
+    """Decide the framing: by the request's own formatter, else by its Accept header, else by the server's option.
 
-
-def _framing(context: ApiContext, parsed: Parsed, stream: Any) -> Framing | None:
-    """The request's own formatter, then its Accept header, then the server's; `stream: true` turns json into lines, and
-    `stream: false` takes the word from the header. Raises `InvalidField`.
+    `stream: true` turns json into lines, and with `stream: false` the header does not count. Raises `InvalidField`.
     """
     streams = check_flag("stream", stream)
     accepted = _accepted_format() if streams or stream is None else None
-    formatter = parsed["output_formatter"] or accepted or context.config.server.output_formatter
+    formatter = parameters["output_formatter"] or accepted or context.config.server.output_formatter
     framing = _FRAMINGS.get(formatter or "json")
     return JSON_LINES if framing is None and streams else framing
 
 
 def _accepted_format() -> str | None:
-    for mimetype, _ in request.accept_mimetypes:
-        if mimetype in _ACCEPTED_FORMATS:
-            return _ACCEPTED_FORMATS[mimetype]
-    return None
+    known = (mimetype for mimetype, _ in request.accept_mimetypes if mimetype in _ACCEPTED_FORMATS)
+    return _ACCEPTED_FORMATS.get(next(known, ""))
 
 
-def _custom_attributes() -> str | None:
-    """The header as it came: what a caller attaches to a request comes back with the answer."""
-    value = request.headers.get(_ATTRIBUTES_HEADER)
-    if value is not None and not _ATTRIBUTES.fullmatch(value):
+def _takes_lists(context: ApiContext) -> bool:
+    """The dynamic form, of engine=Python: `inputs` may be a list, and the answer is one."""
+    return context.config.engine == "Python"
+
+
+def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
+    inputs = body.get("inputs")
+    accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
+    if _takes_lists(context):
+        accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"
+    elif isinstance(inputs, list):
+        raise refuse("inputs", inputs, f"{accepted}; engine=Python takes lists of strings")
+    texts = texts_by_field("inputs", inputs, accepted)
+    if fields.streamed and len(texts) > 1:
         raise InvalidField(
-            _ATTRIBUTES_HEADER,
-            f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
+            "inputs",
+            f"given {len(texts)} prompts with a streamed answer (stream, Accept or output_formatter); accepted: one "
+            "prompt in a stream, or several without one",
         )
-    return value
+    return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
+
+
+def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
+    parameters = fields.parameters
+    prompt: int | None = parameters["prompt_logprobs"]
+    if prompt is None and parameters["decoder_input_details"]:
+        prompt = 0
+    # Beams have none; where they are asked for by name, that is refused.
+    each = (shows_details(parameters, counts.best_of) or fields.streamed) and parameters["num_beams"] == 1
+    return LogprobReport(each or counts.ranked, parameters["top_n_tokens"], prompt)
+
+
+def _make_reply(
+    context: ApiContext, fields: Fields, requests: Sequence[GenerationRequest], _: Conventions
+) -> LmiReply:
+    return LmiReply(requests, fields.parameters, fields.framing, as_list=_takes_lists(context))
+
+
+_INPUTS = Dialect(
+    read_fields=_read_fields,
+    read_prompts=_read_prompts,
+    report=_report,
+    make_reply=_make_reply,
+    default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+    best_of_is_n=True,
+    streams_choices=False,
+)
+_DIALECTS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
+"""Each dialect under the field that its prompt stands in."""

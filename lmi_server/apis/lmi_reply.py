@@ -3,101 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.apis.openai_envelope import prompt_logprobs
-from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText, TopToken
+from lmi_server.apis.openai_reply import prompt_logprobs
+from lmi_server.apis.parameter import Parameters
+from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation import Outcome
 from lmi_server.streaming import JSON_LINES, Framing
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What an answer tells beside its text."""
+def shows_details(parameters: Parameters, best_of: int) -> bool:
+    """Whether an answer has `details`: asked for as such, by something that stands in them, or by a comparison."""
+    return bool(
+        parameters["details"]
+        or parameters["decoder_input_details"]
+        or parameters["prompt_logprobs"] is not None
+        or parameters["top_n_tokens"]
+        or best_of > 1
+        or parameters["num_beams"] > 1
+    )
 
-    details: bool
-    prefill: bool
-    """`details.prefill`: the prompt's tokens."""
-    prompt_logprobs: bool
-    """`details.prompt_logprobs`: the same in vLLM's form, with the likeliest in the place of each."""
-    top_tokens: bool
-    """`top_tokens`, in details and beside each token of a stream."""
 
-
-@dataclass(frozen=True, slots=True)
 class LmiReply:
-    """How `/invocations` writes."""
+    """Writes the answer of `/invocations`."""
 
-    requests: tuple[GenerationRequest, ...]
-    """In the order of the prompts; a stream has one."""
-    told: Told
-    return_full_text: bool
-    as_list: bool
-    """engine=Python answers an array with one element for each prompt."""
-    framing: Framing | None
-    """None: a whole answer."""
-
-    @property
-    def streamed(self) -> bool:
-        return self.framing is not None
-
-    @property
-    def content_type(self) -> str:
-        return self._framing.content_type
-
-    @property
-    def _framing(self) -> Framing:
-        return self.framing or JSON_LINES
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        parameters: Parameters,
+        framing: Framing | None,
+        *,
+        as_list: bool,
+    ) -> None:
+        """`requests`: in the order of the prompts; a stream has one. `framing`: None for a whole answer. `as_list`:
+        answer an array with one element for each prompt."""
+        self.streamed = framing is not None
+        self._framing = framing or JSON_LINES
+        self.content_type = self._framing.content_type
+        self._requests = requests
+        self._as_list = as_list
+        self._shows_details = shows_details(parameters, requests[0].best_of)
+        self._shows_prompt: bool = parameters["decoder_input_details"]
+        self._shows_prompt_logprobs = parameters["prompt_logprobs"] is not None
+        self._shows_top_tokens = parameters["top_n_tokens"] > 0
+        self._shows_full_text: bool = parameters["return_full_text"]
 
     def whole(self, outcome: Outcome) -> Any:
         bodies = []
         start = 0
-        for request in self.requests:
+        for request in self._requests:
             bodies.append(self._body(request, outcome.completions[start : start + request.n]))
             start += request.n
-        return bodies if self.as_list else bodies[0]
+        return bodies if self._as_list else bodies[0]
 
     def start(self) -> str:
         return ""
 
     def step(self, step: Step) -> str:
-        """A record for each token; the last of all also carries the whole text and the details."""
+        """Return a record for each token; the last of all also carries the whole text and the details."""
         records = [self._record(token) for token in step.tokens]
         if step.completion is not None:
             if not records:  # the end came in a step without a token
                 records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
-            request = self.requests[0]
+            request = self._requests[0]
             last: dict[str, Any] = records[-1]
             last["token"]["text"] += step.rest
             last["generated_text"] = self._text(request, step.completion)
-            if self.told.details:
+            if self._shows_details:
                 last["details"] = _details(request, step.completion)
         return "".join(self._framing.frame(record) for record in records)
 
     def end(self, outcome: Outcome) -> str:
         return ""
 
-    def failure(self, problem: ErrorReply) -> str:
-        return self._framing.frame(problem.body(ErrorForm.LMI))
+    def failure(self, error: ErrorReply) -> str:
+        return self._framing.frame(error.body(ErrorForm.LMI))
 
     def _record(self, token: TokenText) -> dict[str, Any]:
-        """Of a stream: nothing in it shows more of the generated text than can be shown."""
+        """Return a record of a stream. It shows no more of the generated text than can be shown yet."""
         record: dict[str, Any] = {"token": _token(token, token.shown)}
-        if self.told.top_tokens:
-            record["top_tokens"] = _top_tokens(token.top_told(token.shown))
+        if self._shows_top_tokens:
+            record["top_tokens"] = _top_tokens(token, token.shown)
         return record
 
     def _body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
-        """One prompt's answers: the first in the place of the only one, the others among its details."""
+        """Return one prompt's answers: the first one in LMI's place, the others among its details."""
         first = completions[0]
         body: dict[str, Any] = {"generated_text": self._text(request, first)}
-        if self.told.details:
+        if self._shows_details:
             details = self._whole_details(request, first)
-            if self.told.prefill:
+            if self._shows_prompt:
                 details["prefill"] = [_token(token, token.text) for token in first.prompt_tokens]
-            if self.told.prompt_logprobs:
+            if self._shows_prompt_logprobs:
                 details |= prompt_logprobs(first.prompt_tokens)
             if len(completions) > 1:
                 details["best_of_sequences"] = [
@@ -110,12 +108,12 @@ class LmiReply:
     def _whole_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
         details = _details(request, completion)
         details["tokens"] = [_token(token, token.text) for token in completion.tokens]
-        if self.told.top_tokens:
-            details["top_tokens"] = [_top_tokens(token.top_told(token.text)) for token in completion.tokens]
+        if self._shows_top_tokens:
+            details["top_tokens"] = [_top_tokens(token, token.text) for token in completion.tokens]
         return details
 
     def _text(self, request: GenerationRequest, completion: Completion) -> str:
-        return request.prompt + completion.text if self.return_full_text else completion.text
+        return request.prompt + completion.text if self._shows_full_text else completion.text
 
 
 def _details(request: GenerationRequest, completion: Completion) -> dict[str, Any]:
@@ -133,5 +131,5 @@ def _token(token: TokenText, text: str) -> dict[str, Any]:
     return record
 
 
-def _top_tokens(top: Sequence[TopToken]) -> list[dict[str, Any]]:
-    return [{"id": one.id, "text": one.text, "log_prob": one.logprob} for one in top]
+def _top_tokens(token: TokenText, text: str) -> list[dict[str, Any]]:
+    return [{"id": one.id, "text": one.text, "log_prob": one.logprob} for one in token.top_as(text)]

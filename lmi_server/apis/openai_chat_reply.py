@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.apis.openai_envelope import FINISH_REASONS, Envelope, prompt_logprobs
-from lmi_server.continuation import Step, TokenText
-from lmi_server.errors import ErrorReply
+from lmi_server.apis.openai_reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
+from lmi_server.apis.pipeline import Conventions, Fields
+from lmi_server.continuation import GenerationRequest, Step, TokenText
 from lmi_server.generation import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class ChatReply:
-    """How a chat is answered."""
+class ChatReply(OpenAiReply):
+    """Writes the answer to a chat."""
 
-    envelope: Envelope
-    streamed: bool
-    n: int
-    """Choices."""
-    logprobs: bool
-    """Whether each token is told with its log-probability."""
+    id_prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
-    @property
-    def content_type(self) -> str:
-        return self.envelope.content_type
+    def __init__(
+        self, fields: Fields, requests: Sequence[GenerationRequest], conventions: Conventions
+    ) -> None:
+        super().__init__(fields, requests, conventions)
+        self._num_choices = requests[0].n
+        self._shows_logprobs: bool = fields.parameters["logprobs"]
 
     def whole(self, outcome: Outcome) -> Any:
         choices = [
@@ -37,43 +35,40 @@ class ChatReply:
             }
             for index, completion in enumerate(outcome.completions)
         ]
-        return {
-            **self.envelope.whole(choices, outcome),
-            **prompt_logprobs(outcome.completions[0].prompt_tokens),
-        }
+        return {**self._whole(choices, outcome), **prompt_logprobs(outcome.completions[0].prompt_tokens)}
 
     def start(self) -> str:
-        return "".join(self._chunk(i, {"role": "assistant", "content": ""}, (), None) for i in range(self.n))
+        role = {"role": "assistant", "content": ""}
+        return "".join(self._delta(index, role) for index in range(self._num_choices))
 
     def step(self, step: Step) -> str:
         text = step.shown
-        tokens = step.released if self.logprobs else ()
-        frames = self._chunk(step.index, {"content": text}, tokens, None) if text or tokens else ""
+        tokens = step.released if self._shows_logprobs else ()
+        frames = self._delta(step.index, {"content": text}, tokens) if text or tokens else ""
         if step.completion is not None:
-            frames += self._chunk(step.index, {}, (), FINISH_REASONS[step.completion.finish_reason])
+            reason = FINISH_REASONS[step.completion.finish_reason]
+            frames += self._delta(step.index, {}, finish_reason=reason)
         return frames
 
-    def end(self, outcome: Outcome) -> str:
-        return self.envelope.end(outcome)
-
-    def failure(self, problem: ErrorReply) -> str:
-        return self.envelope.failure(problem)
-
-    def _chunk(
-        self, index: int, delta: dict[str, str], tokens: Sequence[TokenText], finish_reason: str | None
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, str],
+        tokens: Sequence[TokenText] = (),
+        finish_reason: str | None = None,
     ) -> str:
         logprobs = self._logprobs(tokens) if tokens else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self.envelope.chunk(choice)
+        return self._chunk(choice)
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
-        if not self.logprobs:
+        if not self._shows_logprobs:
             return None
         return {"content": [_entry(token) for token in tokens], "refusal": None}
 
 
 def _entry(token: TokenText) -> dict[str, Any]:
-    top = [_token(other.text, other.logprob) for other in token.top_told(token.text)]
+    top = [_token(other.text, other.logprob) for other in token.top_as(token.text)]
     return {**_token(token.text, token.logprob), "top_logprobs": top}
 
 

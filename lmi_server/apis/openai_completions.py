@@ -1,32 +1,33 @@
-"""`POST /v1/completions`, OpenAI's completions; the same body is understood by `/invocations`."""
+"""`POST /v1/completions`, OpenAI's completions; `/invocations` understands the same body."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
 
-from lmi_server.apis.base import ApiContext, Call
+from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import refuse
-from lmi_server.apis.combinations import Choices, check_beams, check_prompt_report, choices, service
-from lmi_server.apis.conventions import OPENAI, Conventions
-from lmi_server.apis.openai_completions_reply import ChoiceShape, CompletionsReply
-from lmi_server.apis.openai_envelope import make_envelope
-from lmi_server.apis.openai_fields import parse_fields
-from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.combinations import AnswerCounts
+from lmi_server.apis.openai_completions_reply import CompletionsReply
+from lmi_server.apis.openai_fields import read_fields
+from lmi_server.apis.parameter import Names
 from lmi_server.apis.parameters import DEFAULT_MAX_TOKENS
+from lmi_server.apis.pipeline import OPENAI, Body, Conventions, Dialect, Fields, parse
 from lmi_server.apis.prompts import (
     Prompt,
     check_length,
-    check_number_of_prompts,
     encode_prompts,
-    generation_requests,
+    prompts_by_field,
+    texts_by_field,
     truncated,
 )
-from lmi_server.apis.sampling import Report
+from lmi_server.apis.sampling import LogprobReport, check_token_id
 from lmi_server.apis.serve import answer
 from lmi_server.continuation import GenerationRequest
+from lmi_server.values.base import is_integer
 
 _ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"
 
@@ -36,93 +37,62 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.post("/v1/completions")
     def completions() -> Response:
-        return answer(context, parse)
+        return answer(context, partial(parse, dialect=COMPLETIONS, conventions=OPENAI))
 
     return blueprint
 
 
-def parse(context: ApiContext, body: Mapping[str, Any], conventions: Conventions = OPENAI) -> Call:
-    """Parse a completions body: one choice for each prompt.
-
-    Raises `engines.errors.InvalidRequest`.
-    """
-    defaults = context.openai_defaults if conventions.completions_sample else {}
-    fields = parse_fields(body, Names.COMPLETIONS, "prompt", defaults)
-    parsed = fields.parameters
-    echo: bool = parsed["echo"]
-    prompts = _prompts(context, body.get("prompt"), parsed)
-    many = choices(parsed, num_prompts=len(prompts), streamed=fields.stream, n_follows=False, streams_n=True)
-    report = _report(parsed, many)
-    check_beams(context, parsed, many, report, streamed=fields.stream)
-    check_prompt_report(context, parsed, "prompt_logprobs", streamed=fields.stream)
-    if echo:
-        check_prompt_report(context, parsed, "logprobs", streamed=False)
-    requests = generation_requests(
-        context,
-        prompts,
-        parsed,
-        report=report,
-        many=many,
-        default_max_new_tokens=DEFAULT_MAX_TOKENS,
-        cut_to_context=conventions.cut_to_context,
-        continues_prompt=True,
-    )
-    envelope = make_envelope(
-        "cmpl", "text_completion", "text_completion", fields, requests, conventions.error_form
-    )
-    echoed = tuple(
-        _echoed(context, request, parsed["truncate"]) if echo else ""
-        for request in requests
-        for _ in range(many.n)
-    )
-    shape = ChoiceShape(parsed["logprobs"], parsed["prompt_logprobs"] is not None)
-    reply = CompletionsReply(envelope, fields.stream, echoed, shape)
-    return Call(requests, reply, service(context, parsed))
+def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
+    """Read one text, one list of token ids, or a list of either."""
+    value, truncate = body.get("prompt"), fields.parameters["truncate"]
+    if isinstance(value, list) and value and is_integer(value[0]):
+        return (_of_token_ids(context, "prompt", value, truncate),)
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        items = prompts_by_field("prompt", value)
+        return tuple(_of_token_ids(context, field, item, truncate) for field, item in items.items())
+    texts = texts_by_field("prompt", value, _ACCEPTED)
+    return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
 
 
-def _report(parsed: Parsed, many: Choices) -> Report:
-    logprobs: int | None = parsed["logprobs"]
-    prompt: int | None = parsed["prompt_logprobs"]
-    if parsed["echo"] and logprobs is not None:
+def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
+    """Read a prompt of token ids, which stands as it is: no special tokens are added."""
+    if not isinstance(value, list):
+        raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
+    check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
+    for index, item in enumerate(value):
+        check_token_id(context, f"{field}[{index}]", item)
+    return Prompt(field, "", truncated(tuple(value), truncate))
+
+
+def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
+    parameters = fields.parameters
+    logprobs: int | None = parameters["logprobs"]
+    prompt: int | None = parameters["prompt_logprobs"]
+    if parameters["echo"] and logprobs is not None:
         prompt = max(logprobs, prompt or 0)
-    return Report(logprobs is not None or many.best_of > many.n, logprobs or 0, prompt)
+    return LogprobReport(logprobs is not None or counts.ranked, logprobs or 0, prompt)
 
 
-def _echoed(context: ApiContext, request: GenerationRequest, truncate: int | None) -> str:
-    """The prompt as it came; the text of the tokens that are left of it, where it came as tokens or was cut."""
-    if request.prompt and truncate is None:
+def _make_reply(
+    context: ApiContext, fields: Fields, requests: Sequence[GenerationRequest], conventions: Conventions
+) -> CompletionsReply:
+    echoed = [_echoed(context, request, fields) for request in requests for _ in range(request.n)]
+    return CompletionsReply(fields, requests, conventions, echoed)
+
+
+def _echoed(context: ApiContext, request: GenerationRequest, fields: Fields) -> str:
+    """Return what an answer begins with: nothing, the prompt as it came, or the text of its tokens if they were cut."""
+    if not fields.parameters["echo"]:
+        return ""
+    if request.prompt and fields.parameters["truncate"] is None:
         return request.prompt
     return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
 
 
-def _prompts(context: ApiContext, value: Any, parsed: Parsed) -> tuple[Prompt, ...]:
-    if isinstance(value, str) and value:
-        return encode_prompts(context, {"prompt": value}, parsed, add_special_tokens=True)
-    if not isinstance(value, list) or not value:
-        raise refuse("prompt", value, _ACCEPTED)
-    if _is_id(value[0]):
-        return (_of_ids(context, "prompt", value, parsed["truncate"]),)
-    check_number_of_prompts("prompt", value)
-    items = {f"prompt[{index}]": item for index, item in enumerate(value)}
-    if isinstance(value[0], list):
-        return tuple(_of_ids(context, field, item, parsed["truncate"]) for field, item in items.items())
-    for field, item in items.items():
-        if not isinstance(item, str) or not item:
-            raise refuse(field, item, "a string that is not empty, as 'prompt' is a list of strings")
-    return encode_prompts(context, items, parsed, add_special_tokens=True)
-
-
-def _of_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
-    """A prompt that comes as tokens: nothing is put before or after them."""
-    if not isinstance(value, list):
-        raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
-    check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
-    limit = context.text.vocabulary_size
-    for index, item in enumerate(value):
-        if not _is_id(item) or not 0 <= item < limit:
-            raise refuse(f"{field}[{index}]", item, f"a token id from 0 to {limit - 1}")
-    return Prompt(field, "", truncated(tuple(value), truncate))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+COMPLETIONS = Dialect(
+    read_fields=partial(read_fields, Names.COMPLETIONS, "prompt"),
+    read_prompts=_read_prompts,
+    report=_report,
+    make_reply=_make_reply,
+    default_max_new_tokens=DEFAULT_MAX_TOKENS,
+)

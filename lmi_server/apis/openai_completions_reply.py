@@ -3,77 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.apis.openai_envelope import FINISH_REASONS, Envelope, prompt_logprobs
-from lmi_server.continuation import Completion, Step, TokenText
-from lmi_server.errors import ErrorReply
+from lmi_server.apis.openai_reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
+from lmi_server.apis.pipeline import Conventions, Fields
+from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText
 from lmi_server.generation import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceShape:
-    """What a choice tells beside its text."""
+class CompletionsReply(OpenAiReply):
+    """Writes completions. Mutable: it counts the characters of each choice."""
 
-    logprobs: int | None
-    """None, or how many of the likeliest tokens are listed beside the chosen one."""
-    prompt_logprobs: bool
-    """Whether vLLM's field of that name is there."""
+    id_prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
 
-
-class CompletionsReply:
-    """How completions are answered. Mutable: it counts the characters of each choice."""
-
-    def __init__(self, envelope: Envelope, streamed: bool, echoed: Sequence[str], shape: ChoiceShape) -> None:
-        """`echoed`: for each choice what it begins with, the prompt itself or nothing."""
-        self._envelope = envelope
-        self._streamed = streamed
+    def __init__(
+        self,
+        fields: Fields,
+        requests: Sequence[GenerationRequest],
+        conventions: Conventions,
+        echoed: Sequence[str],
+    ) -> None:
+        """`echoed`: what each choice begins with, the prompt or nothing."""
+        super().__init__(fields, requests, conventions)
         self._echoed = echoed
-        self._shape = shape
+        self._num_top: int | None = fields.parameters["logprobs"]
+        """None without log-probabilities, else how many of the likeliest tokens are listed beside each token."""
+        self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
         self._offsets = [0] * len(echoed)
-
-    @property
-    def streamed(self) -> bool:
-        return self._streamed
-
-    @property
-    def content_type(self) -> str:
-        return self._envelope.content_type
 
     def whole(self, outcome: Outcome) -> Any:
         choices = [self._whole_choice(index, done) for index, done in enumerate(outcome.completions)]
-        return self._envelope.whole(choices, outcome)
+        return self._whole(choices, outcome)
 
     def start(self) -> str:
-        if self._shape.logprobs is not None:
+        if self._num_top is not None:
             return ""  # with its log-probabilities the prompt is told when these are known
         chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
-        return "".join(map(self._envelope.chunk, chunks))
+        return "".join(map(self._chunk, chunks))
 
     def step(self, step: Step) -> str:
         text = step.shown
         tokens: tuple[TokenText, ...] = ()
-        if self._shape.logprobs is not None:
+        if self._num_top is not None:
             tokens = step.released
             if step.prompt_tokens and self._echoed[step.index]:
                 text = self._echoed[step.index] + text
                 tokens = step.prompt_tokens + tokens
         if not text and not tokens and step.completion is None:
             return ""
-        return self._envelope.chunk(self._choice(step.index, text, tokens, step.completion))
-
-    def end(self, outcome: Outcome) -> str:
-        return self._envelope.end(outcome)
-
-    def failure(self, problem: ErrorReply) -> str:
-        return self._envelope.failure(problem)
+        return self._chunk(self._choice(step.index, text, tokens, step.completion))
 
     def _whole_choice(self, index: int, done: Completion) -> dict[str, Any]:
         echoed = self._echoed[index]
         tokens = done.prompt_tokens + done.released if echoed else done.released
         choice = self._choice(index, echoed + done.text, tokens, done)
-        if self._shape.prompt_logprobs:
+        if self._shows_prompt_logprobs:
             choice |= prompt_logprobs(done.prompt_tokens)
         return choice
 
@@ -83,7 +69,7 @@ class CompletionsReply:
         return {
             "index": index,
             "text": text,
-            "logprobs": None if self._shape.logprobs is None else self._token_lists(index, tokens),
+            "logprobs": None if self._num_top is None else self._token_lists(index, tokens),
             "finish_reason": None if completion is None else FINISH_REASONS[completion.finish_reason],
         }
 
@@ -97,7 +83,7 @@ class CompletionsReply:
             "text_offset": offsets,
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens] if self._shape.logprobs else None,
+            "top_logprobs": [self._top(token) for token in tokens] if self._num_top else None,
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:
@@ -106,7 +92,7 @@ class CompletionsReply:
             return None
         found: dict[str, float] = {}
         # Several may have the same text: parts of a character have none. The likeliest then stands for all.
-        for one in token.top_told(token.text)[: self._shape.logprobs]:
+        for one in token.top_as(token.text)[: self._num_top]:
             found.setdefault(one.text, one.logprob)
         found.setdefault(token.text, token.logprob)
         return found

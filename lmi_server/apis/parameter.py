@@ -81,7 +81,7 @@ def unsupported(reason: str, **neutral: tuple[Any, ...]) -> tuple[Parameter, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class Parameters:
     """The checked parameters of a body, with the defaults of those that it does not give."""
 
     values: Mapping[str, Any]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lmi_server.apis.checks import refuse_unknown
-from lmi_server.apis.parameter import Names, Parsed
+from lmi_server.apis.parameter import Names, Parameters
 from lmi_server.apis.parameters import defaults, rows
 from lmi_server.errors import InvalidField
 from lmi_server.values.base import is_one_of
@@ -21,7 +21,7 @@ def parse_parameters(
     own_defaults: Mapping[str, Any] = MappingProxyType({}),
     prefix: str = "",
     refuse_unknown_names: bool = True,
-) -> Parsed:
+) -> Parameters:
     """Check the parameters in `body`.
 
     `own_defaults`: values, by key, that replace the table's. `prefix`: where the parameters stand, for error texts
@@ -50,7 +50,7 @@ def parse_parameters(
                 )
             values[row.name] = checked
             fields[row.name] = prefix + name
-    return Parsed(values, fields, tuple(unknown))
+    return Parameters(values, fields, tuple(unknown))
 
 
 def refuse_unsupported(field: str, value: Any, names: Names) -> None:

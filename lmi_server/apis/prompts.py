@@ -11,9 +11,9 @@ from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.checks import refuse
-from lmi_server.apis.combinations import Choices, check_engine
-from lmi_server.apis.parameter import Parsed
-from lmi_server.apis.sampling import Report, make_seed, sampling_params, text_rules
+from lmi_server.apis.combinations import AnswerCounts
+from lmi_server.apis.parameter import Parameters
+from lmi_server.apis.sampling import LogprobReport, make_seed, sampling_params, text_rules
 from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import ContextTooLong, InvalidField
 from lmi_server.values.show import as_json
@@ -50,7 +50,7 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
 
 
 def encode_prompts(
-    context: ApiContext, texts: Mapping[str, str], parsed: Parsed, *, add_special_tokens: bool
+    context: ApiContext, texts: Mapping[str, str], parameters: Parameters, *, add_special_tokens: bool
 ) -> tuple[Prompt, ...]:
     """Make token ids of prompts: at least one each, leaving room for at least one more, cut to `truncate` of the body.
 
@@ -62,8 +62,8 @@ def encode_prompts(
         if len(text) > max_prompt_chars(context):
             raise too_many_chars(context, field, str(len(text)))
 
-    if parsed["add_special_tokens"] is not None:
-        add_special_tokens = parsed["add_special_tokens"]
+    if parameters["add_special_tokens"] is not None:
+        add_special_tokens = parameters["add_special_tokens"]
 
     def encode() -> list[tuple[int, ...]]:
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
@@ -74,7 +74,7 @@ def encode_prompts(
     else:
         ids = encode()
     prompts = tuple(
-        Prompt(*each, truncated(one, parsed["truncate"]))
+        Prompt(*each, truncated(one, parameters["truncate"]))
         for each, one in zip(texts.items(), ids, strict=True)
     )
     for prompt in prompts:
@@ -87,10 +87,24 @@ def truncated(token_ids: tuple[int, ...], truncate: int | None) -> tuple[int, ..
     return token_ids if truncate is None else token_ids[-truncate:]
 
 
-def check_number_of_prompts(field: str, prompts: Sequence[Any]) -> None:
-    """Raises `InvalidField`: more prompts than one request may bring."""
+def texts_by_field(field: str, value: Any, accepted: str) -> dict[str, str]:
+    """Read one text or a list of texts. `accepted` is said where it is neither. Raises `InvalidField`."""
+    if isinstance(value, str) and value:
+        return {field: value}
+    if not isinstance(value, list) or not value:
+        raise refuse(field, value, accepted)
+    texts = prompts_by_field(field, value)
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise refuse(name, text, "a string that is not empty, as others in the list are")
+    return texts
+
+
+def prompts_by_field(field: str, prompts: Sequence[Any]) -> dict[str, Any]:
+    """Name each prompt of a list. Raises `InvalidField`: there are more than one request may bring."""
     if len(prompts) > MAX_PROMPTS:
         raise InvalidField(field, f"given {len(prompts)} prompts; accepted: at most {MAX_PROMPTS}")
+    return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
 def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
@@ -109,10 +123,10 @@ def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
 def generation_requests(
     context: ApiContext,
     prompts: Sequence[Prompt],
-    parsed: Parsed,
+    parameters: Parameters,
     *,
-    report: Report,
-    many: Choices,
+    report: LogprobReport,
+    counts: AnswerCounts,
     default_max_new_tokens: int | None,
     cut_to_context: bool,
     continues_prompt: bool,
@@ -124,34 +138,35 @@ def generation_requests(
 
     Raises `ContextTooLong` when a prompt and the asked-for output do not fit, `InvalidField`.
     """
-    check_engine(context, parsed)
-    sampling = sampling_params(context, parsed, report)
-    rules = text_rules(context, parsed, continues_prompt=continues_prompt)
+    sampling = sampling_params(context, parameters, report)
+    rules = text_rules(context, parameters, continues_prompt=continues_prompt)
     requests = []
     for prompt in prompts:
-        max_new_tokens = _max_new_tokens(context, prompt, parsed, default_max_new_tokens, cut_to_context)
-        own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parsed))
+        max_new_tokens = _max_new_tokens(context, prompt, parameters, default_max_new_tokens, cut_to_context)
+        own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parameters))
         requests.append(
-            GenerationRequest(prompt.text, prompt.token_ids, own, rules, prompt.field, many.n, many.best_of)
+            GenerationRequest(
+                prompt.text, prompt.token_ids, own, rules, prompt.field, counts.n, counts.best_of
+            )
         )
     return tuple(requests)
 
 
 def _max_new_tokens(
-    context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None, cut_to_context: bool
+    context: ApiContext, prompt: Prompt, parameters: Parameters, default: int | None, cut_to_context: bool
 ) -> int:
     limit = context.config.max_model_len
     num_prompt = len(prompt.token_ids)
     rest = limit - num_prompt
-    name = "max_length" if parsed["max_new_tokens"] is None else "max_new_tokens"
-    asked = _requested_length(context, prompt, parsed)
+    name = "max_length" if parameters["max_new_tokens"] is None else "max_new_tokens"
+    asked = _requested_length(context, prompt, parameters)
     if asked is not None and cut_to_context:
         asked = min(asked, rest)
     most = asked or (rest if default is None else min(default, rest))
-    if parsed["min_new_tokens"] > most:
+    if parameters["min_new_tokens"] > most:
         raise refuse(
-            parsed.fields["min_new_tokens"],
-            parsed["min_new_tokens"],
+            parameters.fields["min_new_tokens"],
+            parameters["min_new_tokens"],
             f"at most {most}, which is how many tokens there may be"
             + ("" if asked else " without max_new_tokens or max_tokens"),
         )
@@ -159,24 +174,24 @@ def _max_new_tokens(
         return most
     if asked > rest:
         raise ContextTooLong(
-            parsed.fields[name],
-            f"given {as_json(parsed[name])}; accepted: at most {rest + parsed[name] - asked}, as the prompt "
+            parameters.fields[name],
+            f"given {as_json(parameters[name])}; accepted: at most {rest + parameters[name] - asked}, as the prompt "
             f"({prompt.field}) has {num_prompt} tokens and prompt and output together may have {limit} "
             "(option.max_model_len)",
         )
     return asked
 
 
-def _requested_length(context: ApiContext, prompt: Prompt, parsed: Parsed) -> int | None:
+def _requested_length(context: ApiContext, prompt: Prompt, parameters: Parameters) -> int | None:
     """The number of new tokens by `max_new_tokens`, else by `max_length`, which counts a decoder's prompt too."""
-    asked: int | None = parsed["max_new_tokens"]
-    total: int | None = parsed["max_length"]
+    asked: int | None = parameters["max_new_tokens"]
+    total: int | None = parameters["max_length"]
     if asked is not None or total is None:
         return asked
     num_before = 0 if context.text.is_encoder_decoder else len(prompt.token_ids)
     if total <= num_before:
         raise refuse(
-            parsed.fields["max_length"],
+            parameters.fields["max_length"],
             total,
             f"at least {num_before + 1}, as the prompt ({prompt.field}) has {num_before} tokens, which count",
         )
