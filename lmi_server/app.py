@@ -11,10 +11,10 @@ from engines.base import Engine
 from engines.errors import EngineError
 from lmi_server.apis import APIS
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.body import Bodies
-from lmi_server.apis.sampling_defaults import openai_defaults
+from lmi_server.apis.parameters.model_defaults import openai_defaults
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import begin_record, current_record
 from lmi_server.text.tokenizer import TextModel

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from flask import g
 from werkzeug.datastructures import Headers
 
-from lmi_server.generation import Generation
+from lmi_server.generation.generation import Generation
 
 _logger = logging.getLogger(__name__)
 

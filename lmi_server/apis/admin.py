@@ -18,7 +18,7 @@ from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
 from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse_bad, refuse_unknown
+from lmi_server.apis.parameters.checks import refuse_bad, refuse_unknown
 from lmi_server.errors import NotFound, Unauthorized, dump
 from lmi_server.properties.options import by_name
 from lmi_server.values.base import BadValueError

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from flask import Blueprint
 
 from engines.base import Engine
-from lmi_server.apis.body import Bodies
 from lmi_server.config import WebConfig
-from lmi_server.continuation import GenerationRequest, Step
 from lmi_server.errors import ErrorReply
-from lmi_server.generation import Outcome
+from lmi_server.generation.continuation import GenerationRequest, Step
+from lmi_server.generation.generation import Outcome
+from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_server.apis.base import ApiContext, Call, Reply
-from lmi_server.apis.combinations import (
+from lmi_server.apis.parameters.combinations import (
     AnswerCounts,
     answer_counts,
     check_beams,
@@ -15,12 +15,12 @@ from lmi_server.apis.combinations import (
     check_prompt_report,
     service,
 )
-from lmi_server.apis.parameter import Parameters
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport, check_vocabulary
 from lmi_server.apis.prompts import Prompt, generation_requests
-from lmi_server.apis.sampling import LogprobReport, check_vocabulary
-from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import ErrorForm
-from lmi_server.streaming import Framing
+from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.http.framing import Framing
 
 Body = Mapping[str, Any]
 

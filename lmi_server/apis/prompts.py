@@ -10,12 +10,12 @@ import gevent
 from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse
-from lmi_server.apis.combinations import AnswerCounts
-from lmi_server.apis.parameter import Parameters
-from lmi_server.apis.sampling import LogprobReport, make_seed, sampling_params, text_rules
-from lmi_server.continuation import GenerationRequest
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport, make_seed, sampling_params, text_rules
 from lmi_server.errors import ContextTooLong, InvalidField
+from lmi_server.generation.continuation import GenerationRequest
 from lmi_server.values.show import as_json
 
 MAX_PROMPTS = 128

@@ -12,12 +12,12 @@ from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.tenant import tenant_of
-from lmi_server.candidates import Terms
-from lmi_server.client_gone import ClientWatch
 from lmi_server.config import WebConfig
-from lmi_server.continuation import Step
 from lmi_server.errors import ErrorReply, dump
-from lmi_server.generation import ClientGone, Generation
+from lmi_server.generation.candidates import Terms
+from lmi_server.generation.continuation import Step
+from lmi_server.generation.generation import ClientGone, Generation
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.test import EnvironBuilder
 
 from engines.errors import InvalidRequest, Overloaded
-from lmi_server.apis import body as body_module
-from lmi_server.apis.body import Bodies
-from lmi_server.apis.checks import refuse_unknown
-from lmi_server.apis.json_object import MAX_VALUES, parse_object
+from lmi_server.apis.parameters.checks import refuse_unknown
 from lmi_server.config import ServerConfig
 from lmi_server.errors import BodyTooSlow
+from lmi_server.http import body as body_module
+from lmi_server.http.body import Bodies
+from lmi_server.http.json_object import MAX_VALUES, parse_object
 from lmi_server.values.show import as_json
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.malformed_bodies import repeated_name

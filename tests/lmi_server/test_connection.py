@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent import socket as gevent_socket
 
-from lmi_server.connection import Connection, ConnectionLimits, Pace
+from lmi_server.http.connection import Connection, ConnectionLimits, Pace
 
 QUICK = ConnectionLimits(
     idle_seconds=0.02, head_seconds=0.02, body_seconds=0.02, stall_seconds=0.02, bytes_per_second=1_000_000

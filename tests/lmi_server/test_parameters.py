@@ -10,9 +10,9 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from lmi_server.apis.parameter import Names
-from lmi_server.apis.parameters import PARAMETERS, rows
-from lmi_server.apis.parse_parameters import parse_parameters
+from lmi_server.apis.parameters.parse import parse_parameters
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import PARAMETERS, rows
 from lmi_server.app import create_app
 from lmi_server.errors import InvalidField
 from lmi_server.text.tokenizer import TextModel

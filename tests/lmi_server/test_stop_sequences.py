@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.core import FinishReason, RequestOutput, SamplingParams
-from lmi_server.continuation import Completion, Continuation, GenerationRequest, TextRules
+from lmi_server.generation.continuation import Completion, Continuation, GenerationRequest, TextRules
 from lmi_server.text.tokenizer import TextModel
 
 ALPHABET = "ab é😀你"

@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import check_flag, refuse
-from lmi_server.apis.parameter import Names
-from lmi_server.apis.parse_parameters import parse_parameters
+from lmi_server.apis.parameters.checks import check_flag, refuse
+from lmi_server.apis.parameters.parse import parse_parameters
+from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.pipeline import Body, Conventions, Fields
-from lmi_server.streaming import SSE
+from lmi_server.http.framing import SSE
 from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)

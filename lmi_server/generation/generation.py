@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
-from lmi_server.candidates import Terms, candidates, chosen
-from lmi_server.client_gone import ClientWatch
-from lmi_server.continuation import Completion, Continuation, GenerationRequest, Step
+from lmi_server.generation.candidates import Terms, candidates, chosen
+from lmi_server.generation.continuation import Completion, Continuation, GenerationRequest, Step
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
 POLL_SECONDS = 0.25

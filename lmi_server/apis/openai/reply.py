@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from engines.core import FinishReason
 from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.continuation import GenerationRequest, TokenText
 from lmi_server.errors import ErrorReply
-from lmi_server.generation import Outcome
+from lmi_server.generation.continuation import GenerationRequest, TokenText
+from lmi_server.generation.generation import Outcome
+from lmi_server.http.framing import SSE, SSE_DONE
 from lmi_server.request_log import current_record
-from lmi_server.streaming import SSE, SSE_DONE
 
 FINISH_REASONS = {
     FinishReason.LENGTH: "length",

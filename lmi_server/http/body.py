@@ -11,8 +11,8 @@ from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from engines.errors import InvalidRequest, Overloaded
-from lmi_server.apis.json_object import parse_object
 from lmi_server.errors import BodyTooSlow, UnsupportedMediaType
+from lmi_server.http.json_object import parse_object
 
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
 """Of all bodies that one web process reads and parses at a time; two of the largest fit in any case."""

@@ -2,7 +2,7 @@
 
 A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
 of chats only, or of completions only). Parameters that this server acts on stand here, those that it only knows in
-`parameters_known.py`. Combinations that contradict each other are refused in `combinations.py`.
+`known.py`. Combinations that contradict each other are refused in `combinations.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.parameter import Names, Parameter, everywhere
-from lmi_server.apis.parameters_known import LABELS, NOT_SUPPORTED
+from lmi_server.apis.parameters.known import LABELS, NOT_SUPPORTED
+from lmi_server.apis.parameters.row import Names, Parameter, everywhere
 from lmi_server.values.lists import SequenceBiases, Texts, TokenBiases, TokenIdLists, TokenIds
 from lmi_server.values.scalars import Bool, Choice, Float, Int
 

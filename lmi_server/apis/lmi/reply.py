@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lmi_server.apis.openai_reply import prompt_logprobs
-from lmi_server.apis.parameter import Parameters
-from lmi_server.continuation import Completion, GenerationRequest, Step, TokenText
+from lmi_server.apis.openai.reply import prompt_logprobs
+from lmi_server.apis.parameters.row import Parameters
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation import Outcome
-from lmi_server.streaming import JSON_LINES, Framing
+from lmi_server.generation.continuation import Completion, GenerationRequest, Step, TokenText
+from lmi_server.generation.generation import Outcome
+from lmi_server.http.framing import JSON_LINES, Framing
 
 
 def shows_details(parameters: Parameters, best_of: int) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lmi_server.apis.openai_reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
+from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
 from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.continuation import GenerationRequest, Step, TokenText
-from lmi_server.generation import Outcome
+from lmi_server.generation.continuation import GenerationRequest, Step, TokenText
+from lmi_server.generation.generation import Outcome
 
 
 class ChatReply(OpenAiReply):

@@ -9,12 +9,13 @@ from typing import Any
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse
-from lmi_server.apis.combinations import AnswerCounts
-from lmi_server.apis.openai_completions_reply import CompletionsReply
-from lmi_server.apis.openai_fields import read_fields
-from lmi_server.apis.parameter import Names
-from lmi_server.apis.parameters import DEFAULT_MAX_TOKENS
+from lmi_server.apis.openai.completions_reply import CompletionsReply
+from lmi_server.apis.openai.fields import read_fields
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.sampling import LogprobReport, check_token_id
+from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
 from lmi_server.apis.pipeline import OPENAI, Body, Conventions, Dialect, Fields, parse
 from lmi_server.apis.prompts import (
     Prompt,
@@ -24,9 +25,8 @@ from lmi_server.apis.prompts import (
     texts_by_field,
     truncated,
 )
-from lmi_server.apis.sampling import LogprobReport, check_token_id
 from lmi_server.apis.serve import answer
-from lmi_server.continuation import GenerationRequest
+from lmi_server.generation.continuation import GenerationRequest
 from lmi_server.values.base import is_integer
 
 _ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"

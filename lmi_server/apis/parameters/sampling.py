@@ -8,11 +8,11 @@ from typing import Any
 
 from engines.core import GenerateParams, SamplingParams
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse
-from lmi_server.apis.parameter import Parameters
-from lmi_server.apis.parameters import GENERATE
-from lmi_server.continuation import TextRules
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
+from lmi_server.generation.continuation import TextRules
 from lmi_server.values.base import is_integer
 
 _MIN_TEMPERATURE = 0.01

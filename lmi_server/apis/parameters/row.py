@@ -1,4 +1,4 @@
-"""What one row of the table of request parameters says. The rows are in `parameters.py` and `parameters_known.py`."""
+"""What one row of the table of request parameters says. The rows stand in `table.py` and `known.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lmi_server.apis.checks import refuse_bad
+from lmi_server.apis.parameters.checks import refuse_bad
 from lmi_server.errors import InvalidField
 from lmi_server.values.base import BadValueError, JsonType, is_one_of
 from lmi_server.values.lists import AnyJson

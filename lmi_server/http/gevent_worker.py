@@ -13,7 +13,7 @@ from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 from gunicorn.workers.ggevent import GeventWorker
 
-from lmi_server.connection import Connection, ConnectionLimits
+from lmi_server.http.connection import Connection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
 _NOTE_SECONDS = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.openai_fields import DEFAULT_MODEL
+from lmi_server.apis.openai.fields import DEFAULT_MODEL
 from lmi_server.errors import dump
 
 

@@ -7,15 +7,15 @@ from functools import partial
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse
-from lmi_server.apis.combinations import AnswerCounts
-from lmi_server.apis.messages import parse_messages
-from lmi_server.apis.openai_chat_reply import ChatReply
-from lmi_server.apis.openai_fields import read_fields
-from lmi_server.apis.parameter import Names
+from lmi_server.apis.openai.chat_reply import ChatReply
+from lmi_server.apis.openai.fields import read_fields
+from lmi_server.apis.openai.messages import parse_messages
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.pipeline import OPENAI, Body, Dialect, Fields, parse
 from lmi_server.apis.prompts import Prompt, encode_prompts, max_prompt_chars, too_many_chars
-from lmi_server.apis.sampling import LogprobReport
 from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
 from lmi_server.text.chat_template import RenderedTooLong

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmi_server.apis.base import ApiContext, Service
-from lmi_server.apis.parameter import Parameters
-from lmi_server.apis.parameters import GENERATE
-from lmi_server.apis.sampling import LogprobReport, temperature
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport, temperature
+from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
 from lmi_server.values.show import as_json
 

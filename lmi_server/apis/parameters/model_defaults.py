@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.parameter import Names
-from lmi_server.apis.parameters import rows
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import rows
 from lmi_server.config import WebConfig
 from lmi_server.errors import InvalidField
 from lmi_server.text.tokenizer import read_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmi_server.apis.checks import refuse
+from lmi_server.apis.parameters.checks import refuse
 from lmi_server.errors import InvalidField
 
 _MAX_MESSAGES = 4096

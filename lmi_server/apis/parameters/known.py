@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmi_server.apis.parameter import Parameter, everywhere, unsupported
+from lmi_server.apis.parameters.row import Parameter, everywhere, unsupported
 from lmi_server.values.lists import Object
 from lmi_server.values.scalars import Bool, Int, Text
 

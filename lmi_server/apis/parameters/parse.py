@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.checks import refuse_unknown
-from lmi_server.apis.parameter import Names, Parameters
-from lmi_server.apis.parameters import defaults, rows
+from lmi_server.apis.parameters.checks import refuse_unknown
+from lmi_server.apis.parameters.row import Names, Parameters
+from lmi_server.apis.parameters.table import defaults, rows
 from lmi_server.errors import InvalidField
 from lmi_server.values.base import is_one_of
 from lmi_server.values.show import as_json

@@ -11,7 +11,7 @@ import re
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.invocations import invoke
+from lmi_server.apis.lmi.invocations import invoke
 from lmi_server.errors import NotFound
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -13,21 +13,21 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from lmi_server.apis.base import ApiContext, Call
-from lmi_server.apis.checks import check_flag, refuse, refuse_unknown
-from lmi_server.apis.combinations import AnswerCounts
-from lmi_server.apis.lmi_reply import LmiReply, shows_details
-from lmi_server.apis.openai_chat import CHAT
-from lmi_server.apis.openai_completions import COMPLETIONS
-from lmi_server.apis.parameter import Names, Parameters
-from lmi_server.apis.parameters import DEFAULT_MAX_NEW_TOKENS, rows
-from lmi_server.apis.parse_parameters import parse_parameters, refuse_unsupported
+from lmi_server.apis.lmi.reply import LmiReply, shows_details
+from lmi_server.apis.openai.chat import CHAT
+from lmi_server.apis.openai.completions import COMPLETIONS
+from lmi_server.apis.parameters.checks import check_flag, refuse, refuse_unknown
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported
+from lmi_server.apis.parameters.row import Names, Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport
+from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
 from lmi_server.apis.pipeline import LMI, Body, Conventions, Dialect, Fields, parse
 from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
-from lmi_server.apis.sampling import LogprobReport
 from lmi_server.apis.serve import answer
-from lmi_server.continuation import GenerationRequest
 from lmi_server.errors import InvalidField
-from lmi_server.streaming import JSON_LINES, SSE, Framing
+from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.http.framing import JSON_LINES, SSE, Framing
 from lmi_server.values.show import names_in_log
 
 _logger = logging.getLogger(__name__)
