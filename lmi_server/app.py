@@ -8,6 +8,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from engines.base import Engine
+from engines.capabilities import CAPABILITIES
 from engines.errors import EngineError
 from lmi_server.apis import APIS
 from lmi_server.apis.base import ApiContext
@@ -29,7 +30,8 @@ def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
     """The web application over a running engine."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
-    context = ApiContext(config, engine, text, Metrics(), bodies, openai_defaults(config))
+    capabilities = CAPABILITIES[config.engine]
+    context = ApiContext(config, engine, capabilities, text, Metrics(), bodies, openai_defaults(config))
     for api in APIS:
         app.register_blueprint(api(context))
     _register_errors(app, config)

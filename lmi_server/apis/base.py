@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from flask import Blueprint
 
 from engines.base import Engine
+from engines.capabilities import Capabilities
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.continuation import GenerationRequest, Step
-from lmi_server.generation.generation import Outcome
+from lmi_server.generation.continuation import GenerationRequest, TextOutput
+from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
@@ -28,6 +29,7 @@ class ApiContext:
 
     config: WebConfig
     engine: Engine
+    capabilities: Capabilities
     text: TextModel
     metrics: Metrics
     bodies: Bodies
@@ -46,16 +48,16 @@ class Reply(Protocol):
     def content_type(self) -> str:
         """Of a streamed answer; a whole one is JSON."""
 
-    def whole(self, outcome: Outcome) -> Any:
+    def whole(self, result: GenerationResult) -> Any:
         """The JSON value of a whole answer."""
 
     def start(self) -> str:
         """What a stream begins with."""
 
-    def step(self, step: Step) -> str:
+    def records(self, output: TextOutput) -> str:
         """The records of one step; may be empty."""
 
-    def end(self, outcome: Outcome) -> str:
+    def end(self, result: GenerationResult) -> str:
         """What ends a stream that went well, after the last step; may be empty."""
 
     def failure(self, error: ErrorReply) -> str:

@@ -12,10 +12,9 @@ from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.tenant import tenant_of
-from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply, dump
-from lmi_server.generation.candidates import Terms
-from lmi_server.generation.continuation import Step
+from lmi_server.generation.candidates import HttpRequest
+from lmi_server.generation.continuation import TextOutput
 from lmi_server.generation.generation import ClientGone, Generation
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.request_log import RequestRecord, current_record
@@ -39,7 +38,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     with context.bodies.json_object(request) as body:
         call = parse(context, body)
     generation = Generation(
-        _terms(context.config, call, record, tenant),
+        _http_request(context, call, record, tenant),
         call.requests,
         engine=context.engine,
         text=context.text,
@@ -58,58 +57,59 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         raise
 
 
-def _terms(config: WebConfig, call: Call, record: RequestRecord, tenant: str) -> Terms:
-    """engine=Python counts from the start of the batch, which only it knows: what is watched here is a body's own
-    timeout alone.
-    """
+def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
+    """Decide who watches the time. An engine with a timeout of its own leaves only the body's to the web process."""
     own = call.service.timeout
-    batches = config.engine == "Python"
-    timeout = own if own is not None or batches else config.server.predict_timeout
-    return Terms(
+    by_engine = context.capabilities.own_timeout
+    return HttpRequest(
         id=record.id,
         arrival_time=record.arrival_time,
-        timeout=timeout,
+        timeout=own if own is not None or by_engine else context.config.server.predict_timeout,
         timeout_name="option.predict_timeout" if own is None else "timeout",
-        tell_engine=not batches,
+        engine_stops=not by_engine,
         tenant=tenant,
         priority=call.service.priority,
     )
 
 
 def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
-    steps = iter(generation)
+    outputs = iter(generation)
     # The first step before the first byte: a request that is refused still gets its own status.
-    first = next(steps)
+    first = next(outputs)
     if call.reply.streamed:
         response = Response(
-            _stream(call, generation, first, steps, record), content_type=call.reply.content_type
+            _stream(call, generation, first, outputs, record), content_type=call.reply.content_type
         )
         # A generator that was never started runs no 'finally'.
         response.call_on_close(generation.close)
         return response
-    for _ in steps:
+    for _ in outputs:
         pass
     record.finish = _finish(generation)
-    return Response(dump(call.reply.whole(generation.outcome)) + "\n", content_type="application/json")
+    return Response(dump(call.reply.whole(generation.result)) + "\n", content_type="application/json")
 
 
 def _finish(generation: Generation) -> str:
     """The reasons of the ends, each once, as the log has them."""
-    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.outcome.completions))
+    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
 
 def _stream(
-    call: Call, generation: Generation, first: Step, steps: Iterator[Step], record: RequestRecord
+    call: Call,
+    generation: Generation,
+    first: TextOutput,
+    outputs: Iterator[TextOutput],
+    record: RequestRecord,
 ) -> Iterator[bytes]:
-    """One chunk for all steps that are here. A failure becomes the last record; nothing is raised out of here."""
+    """One chunk for all outputs that are here. A failure becomes the last record; nothing is raised out of here."""
     record.finish = "client_gone"  # unless an end is reached
     frames = ""
     try:
         frames = call.reply.start()
-        for step in itertools.chain([first], steps):
-            frames += call.reply.step(step)
+        for output in itertools.chain([first], outputs):
+            frames += call.reply.records(output)
             if generation.finished:
-                frames += call.reply.end(generation.outcome)
+                frames += call.reply.end(generation.result)
                 record.finish = _finish(generation)
             elif generation.ready:
                 continue

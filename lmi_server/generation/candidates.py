@@ -12,19 +12,19 @@ from lmi_server.generation.continuation import Completion, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms one HTTP request is served."""
+class HttpRequest:
+    """What the engine is told of the HTTP request that prompts came in."""
 
     id: str
-    """Made here; the engine's ids are made of it."""
+    """Made by the server; the ids of the engine's requests begin with it."""
     arrival_time: float
     """`time.monotonic()`."""
     timeout: float | None = None
-    """Seconds from the arrival that the web process gives it; None: the engine alone watches the time."""
+    """Seconds from the arrival after which the web process gives up; None: the engine alone watches the time."""
     timeout_name: str = "option.predict_timeout"
-    """Who set it, for an error text."""
-    tell_engine: bool = True
-    """Whether the engine is to give up at that moment too."""
+    """Where the timeout comes from, for an error text."""
+    engine_stops: bool = True
+    """Whether the engine gives up at that moment too."""
     tenant: str = ""
     priority: int = 0
 
@@ -42,13 +42,13 @@ class Candidate:
     """Which prompt of the call it answers."""
 
 
-def candidates(terms: Terms, requests: Sequence[GenerationRequest]) -> list[Candidate]:
+def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list[Candidate]:
     """For each prompt `best_of` requests, one after the other; the later ones may share the first one's pages."""
     if len(requests) == 1 and requests[0].best_of == 1:
-        ids: Iterator[str] = iter((terms.id,))
+        ids: Iterator[str] = iter((http.id,))
     else:
-        ids = (f"{terms.id}-{number}" for number in range(sum(request.best_of for request in requests)))
-    deadline = terms.deadline if terms.tell_engine else None
+        ids = (f"{http.id}-{number}" for number in range(sum(request.best_of for request in requests)))
+    deadline = http.deadline if http.engine_stops else None
     found: list[Candidate] = []
     for prompt, request in enumerate(requests):
         first = ""
@@ -58,10 +58,10 @@ def candidates(terms: Terms, requests: Sequence[GenerationRequest]) -> list[Cand
                 next(ids),
                 request.prompt_token_ids,
                 sampling,
-                terms.arrival_time,
+                http.arrival_time,
                 deadline=deadline,
-                priority=terms.priority,
-                tenant=terms.tenant,
+                priority=http.priority,
+                tenant=http.tenant,
                 # One that reports on its prompt has to compute it.
                 same_prompt_as=first if sampling.prompt_logprobs is None else "",
             )
@@ -78,7 +78,7 @@ def choice_seed(seed: int, choice: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def chosen(
+def best_completions(
     requests: Sequence[GenerationRequest], completions: Sequence[Completion]
 ) -> tuple[Completion, ...]:
     """The `n` answers of each prompt, one prompt after the other: all of them as they stand, or, where `best_of` is

@@ -100,7 +100,7 @@ class Completion:
         return sum(known) / len(known) if known else _LOWEST_LOGPROB
 
 
-class Step(msgspec.Struct, frozen=True):
+class TextOutput(msgspec.Struct, frozen=True):
     """What one output of the engine comes to."""
 
     index: int
@@ -147,7 +147,7 @@ class Continuation:
         self._num_released = 0
         self._num_released_chars = 0
 
-    def take(self, output: RequestOutput) -> Step:
+    def take(self, output: RequestOutput) -> TextOutput:
         """Turn an output without an error into text; at a stop string the rest of it is dropped."""
         first = len(self._tokens)
         prompt_tokens = self._take_prompt(output) if first == 0 else ()
@@ -176,7 +176,7 @@ class Continuation:
                 finish_reason,
                 self._prompt_tokens,
             )
-        return Step(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
+        return TextOutput(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
 
     def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
         """What comes with the first token."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
-from lmi_server.generation.candidates import Terms, candidates, chosen
-from lmi_server.generation.continuation import Completion, Continuation, GenerationRequest, Step
+from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
+from lmi_server.generation.continuation import Completion, Continuation, GenerationRequest, TextOutput
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
@@ -26,7 +26,7 @@ class ClientGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GenerationResult:
     """What came of all prompts of one HTTP request."""
 
     completions: tuple[Completion, ...]
@@ -42,7 +42,7 @@ class Generation:
 
     def __init__(
         self,
-        terms: Terms,
+        http: HttpRequest,
         requests: Sequence[GenerationRequest],
         *,
         engine: Engine,
@@ -50,10 +50,10 @@ class Generation:
         client: ClientWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: the one that `terms.arrival_time` is of."""
-        self._terms = terms
+        """`clock`: the one that `http.arrival_time` is of."""
+        self._http = http
         self._prompts = tuple(requests)
-        self._candidates = candidates(terms, requests)
+        self._candidates = candidates(http, requests)
         self._continuations = [
             Continuation(index, requests[candidate.prompt], text)
             for index, candidate in enumerate(self._candidates)
@@ -91,21 +91,23 @@ class Generation:
         return self._stream is not None and self._stream.ready
 
     @property
-    def outcome(self) -> Outcome:
+    def result(self) -> GenerationResult:
         """Complete after the last step."""
         done = tuple(completion for completion in self._completions if completion is not None)
         cached: dict[int, int] = {}
         for candidate, continuation in zip(self._candidates, self._continuations, strict=True):
             # The later answers to a prompt share the pages of the first; that saves nothing that was asked for.
             cached.setdefault(candidate.prompt, continuation.num_cached_tokens)
-        return Outcome(chosen(self._prompts, done), self.num_generated, sum(cached.values()))
+        return GenerationResult(
+            best_completions(self._prompts, done), self.num_generated, sum(cached.values())
+        )
 
     @property
     def finished(self) -> bool:
         """Whether the last step has been given out."""
         return None not in self._completions
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[TextOutput]:
         """One step for each output of the engine, of all answers in between each other.
 
         Raises:
@@ -146,7 +148,7 @@ class Generation:
             self._engine.abort(request_id, self._abort_reason)
 
     def _next(self, stream: RequestStream) -> RequestOutput:
-        deadline = self._terms.deadline
+        deadline = self._http.deadline
         while True:
             if self._client.left:
                 raise ClientGone
@@ -155,14 +157,14 @@ class Generation:
                 wait = min(wait, deadline - self._clock())
                 if wait <= 0:
                     raise DeadlineExceeded(
-                        f"the request took longer than {self._terms.timeout:g} s ({self._terms.timeout_name}); "
+                        f"the request took longer than {self._http.timeout:g} s ({self._http.timeout_name}); "
                         f"{self.num_generated} tokens were generated"
                     )
             output = stream.next(wait)
             if output is not None:
                 return output
 
-    def _take(self, continuation: Continuation, output: RequestOutput) -> Step:
+    def _take(self, continuation: Continuation, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:
             self.first_token_time = self._clock()
         step = continuation.take(output)

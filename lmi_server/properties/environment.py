@@ -33,7 +33,7 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RawSetting:
     """One value given for one key, in a file or in the environment."""
 
     key: str
@@ -111,7 +111,7 @@ _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 class Environment:
     """What an environment says. Filled by `read` and nobody after it."""
 
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[RawSetting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
     for name in ENV_NAMES:
         text = name.convert(environ.get(name.variable, ""))
         if text.strip():
-            found.settings.append(Setting(name.key, text, Source(variable=name.variable), name.rank))
+            found.settings.append(RawSetting(name.key, text, Source(variable=name.variable), name.rank))
     for variable, text in sorted(environ.items()):
         if not text.strip() or variable in named:
             continue
@@ -140,10 +140,10 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
         elif variable in _NOT_KEYS:
             found.notes.append(f"{source}: not used; {_NOT_KEYS[variable]}")
         elif variable.startswith("OPTION_"):
-            found.settings.append(Setting(_option_key(variable), text, source, Rank.OPTION))
+            found.settings.append(RawSetting(_option_key(variable), text, source, Rank.OPTION))
         elif variable.startswith("SERVING_") and not _KUBERNETES.match(variable):
             key = variable.removeprefix("SERVING_").lower()
-            found.settings.append(Setting(key, text, source, Rank.SERVING))
+            found.settings.append(RawSetting(key, text, source, Rank.SERVING))
     return found
 
 
@@ -189,6 +189,6 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
     labels = (match["labels"] or "").split(":")
     url = match["url"].removeprefix("file://")
     if len(labels) > 2 and labels[2]:
-        found.settings.append(Setting("engine", labels[2], source, Rank.SERVING))
+        found.settings.append(RawSetting("engine", labels[2], source, Rank.SERVING))
     if Path(url).resolve() != folder.resolve() and not (folder / "config.json").exists():
-        found.settings.append(Setting("option.model_id", url, source, Rank.SERVING))
+        found.settings.append(RawSetting("option.model_id", url, source, Rank.SERVING))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
-from lmi_server.properties.environment import Rank, Setting
+from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name
@@ -126,21 +126,21 @@ def _read_file(path: Path) -> Examination:
     return found
 
 
-def _file_settings(found: Examination) -> list[Setting]:
+def _file_settings(found: Examination) -> list[RawSetting]:
     """The file's settings; of duplicate keys the last one, and none that has a problem already."""
     bad = {problem.line for problem in found.problems}
     last = {entry.key: entry for entry in found.entries}
     return [
-        Setting(entry.key, entry.value, Source(str(found.file), entry.line), Rank.FILE)
+        RawSetting(entry.key, entry.value, Source(str(found.file), entry.line), Rank.FILE)
         for entry in last.values()
         if entry.line not in bad
     ]
 
 
-def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Problem]]:
+def _known(settings: list[RawSetting]) -> tuple[dict[str, list[RawSetting]], list[Problem]]:
     """Settings by option name, and a problem for each that is of no option."""
     known = by_name()
-    result: dict[str, list[Setting]] = {}
+    result: dict[str, list[RawSetting]] = {}
     unknown = []
     for setting in settings:
         option = known.get(setting.key)
@@ -155,7 +155,7 @@ def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Prob
     return result, unknown
 
 
-def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
+def _choose(known: dict[str, list[RawSetting]], found: Examination) -> None:
     """The setting that counts for each option, parsed; those that lose are noted, conflicts reported."""
     options = by_name()
     ends_in_blanks = {entry.line for entry in found.entries if entry.ends_in_blanks}
@@ -181,11 +181,11 @@ def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
             found.values[name] = OptionValue(option, value, given, winner.source, winner.key)
 
 
-def _trimmed(option: Option, setting: Setting) -> str:
+def _trimmed(option: Option, setting: RawSetting) -> str:
     return setting.text if option.type.keeps_blanks else setting.text.strip(" \t\f")
 
 
-def _report_losers(option: Option, winner: Setting, losers: list[Setting], found: Examination) -> None:
+def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination) -> None:
     for loser in losers:
         given = masked(loser.key, loser.text, option.secret)
         same = loser.text.strip() == winner.text.strip()
@@ -197,7 +197,7 @@ def _report_losers(option: Option, winner: Setting, losers: list[Setting], found
             found.notes.append(f"{loser.source}: {given} is not used, because {winner.source} comes first")
 
 
-def _parse(option: Option, setting: Setting, text: str, found: Examination) -> Scalar | None:
+def _parse(option: Option, setting: RawSetting, text: str, found: Examination) -> Scalar | None:
     """The value, or None after reporting why there is none."""
     given = masked(setting.key, text, option.secret)
 
@@ -251,7 +251,7 @@ def _model_folders(found: Examination) -> list[Path]:
     return [found.folder] if folder == found.folder.resolve() else [found.folder, folder]
 
 
-def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
+def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> None:
     """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
     model = found.values.get("option.model_id")
     if model is None or not (found.folder / "config.json").exists():

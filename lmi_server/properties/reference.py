@@ -41,7 +41,7 @@ with a warning, in free text they stay.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option, all as text."""
 
     name: str
@@ -55,7 +55,7 @@ class Row:
     example: str
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[OptionRow, ...]:
     """Every option in the table's order, those that work first."""
     return tuple(_row(option) for option in OPTIONS)
 
@@ -75,8 +75,8 @@ def markdown() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _row(option: Option) -> Row:
-    return Row(
+def _row(option: Option) -> OptionRow:
+    return OptionRow(
         name=option.name,
         accepted=option.type.accepted,
         default=_default(option),

@@ -12,6 +12,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from engines.capabilities import engines_with
 from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
@@ -146,18 +147,13 @@ def _accepted_format() -> str | None:
     return _ACCEPTED_FORMATS.get(next(known, ""))
 
 
-def _takes_lists(context: ApiContext) -> bool:
-    """The dynamic form, of engine=Python: `inputs` may be a list, and the answer is one."""
-    return context.config.engine == "Python"
-
-
 def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
     inputs = body.get("inputs")
     accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
-    if _takes_lists(context):
+    if context.capabilities.prompt_lists:
         accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"
     elif isinstance(inputs, list):
-        raise refuse("inputs", inputs, f"{accepted}; engine=Python takes lists of strings")
+        raise refuse("inputs", inputs, f"{accepted}; {engines_with('prompt_lists')} takes lists of strings")
     texts = texts_by_field("inputs", inputs, accepted)
     if fields.streamed and len(texts) > 1:
         raise InvalidField(
@@ -181,7 +177,7 @@ def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
 def _make_reply(
     context: ApiContext, fields: Fields, requests: Sequence[GenerationRequest], _: Conventions
 ) -> LmiReply:
-    return LmiReply(requests, fields.parameters, fields.framing, as_list=_takes_lists(context))
+    return LmiReply(requests, fields.parameters, fields.framing, as_list=context.capabilities.prompt_lists)
 
 
 _INPUTS = Dialect(

@@ -8,8 +8,8 @@ from typing import Any
 from lmi_server.apis.openai.reply import prompt_logprobs
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.continuation import Completion, GenerationRequest, Step, TokenText
-from lmi_server.generation.generation import Outcome
+from lmi_server.generation.continuation import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.framing import JSON_LINES, Framing
 
 
@@ -49,32 +49,32 @@ class LmiReply:
         self._shows_top_tokens = parameters["top_n_tokens"] > 0
         self._shows_full_text: bool = parameters["return_full_text"]
 
-    def whole(self, outcome: Outcome) -> Any:
+    def whole(self, result: GenerationResult) -> Any:
         bodies = []
         start = 0
         for request in self._requests:
-            bodies.append(self._body(request, outcome.completions[start : start + request.n]))
+            bodies.append(self._body(request, result.completions[start : start + request.n]))
             start += request.n
         return bodies if self._as_list else bodies[0]
 
     def start(self) -> str:
         return ""
 
-    def step(self, step: Step) -> str:
+    def records(self, output: TextOutput) -> str:
         """Return a record for each token; the last of all also carries the whole text and the details."""
-        records = [self._record(token) for token in step.tokens]
-        if step.completion is not None:
+        records = [self._record(token) for token in output.tokens]
+        if output.completion is not None:
             if not records:  # the end came in a step without a token
                 records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
             request = self._requests[0]
             last: dict[str, Any] = records[-1]
-            last["token"]["text"] += step.rest
-            last["generated_text"] = self._text(request, step.completion)
+            last["token"]["text"] += output.rest
+            last["generated_text"] = self._text(request, output.completion)
             if self._shows_details:
-                last["details"] = _details(request, step.completion)
+                last["details"] = _details(request, output.completion)
         return "".join(self._framing.frame(record) for record in records)
 
-    def end(self, outcome: Outcome) -> str:
+    def end(self, result: GenerationResult) -> str:
         return ""
 
     def failure(self, error: ErrorReply) -> str:

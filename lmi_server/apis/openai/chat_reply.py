@@ -7,8 +7,8 @@ from typing import Any
 
 from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
 from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.generation.continuation import GenerationRequest, Step, TokenText
-from lmi_server.generation.generation import Outcome
+from lmi_server.generation.continuation import GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.generation import GenerationResult
 
 
 class ChatReply(OpenAiReply):
@@ -25,7 +25,7 @@ class ChatReply(OpenAiReply):
         self._num_choices = requests[0].n
         self._shows_logprobs: bool = fields.parameters["logprobs"]
 
-    def whole(self, outcome: Outcome) -> Any:
+    def whole(self, result: GenerationResult) -> Any:
         choices = [
             {
                 "index": index,
@@ -33,21 +33,21 @@ class ChatReply(OpenAiReply):
                 "logprobs": self._logprobs(completion.released),
                 "finish_reason": FINISH_REASONS[completion.finish_reason],
             }
-            for index, completion in enumerate(outcome.completions)
+            for index, completion in enumerate(result.completions)
         ]
-        return {**self._whole(choices, outcome), **prompt_logprobs(outcome.completions[0].prompt_tokens)}
+        return {**self._whole(choices, result), **prompt_logprobs(result.completions[0].prompt_tokens)}
 
     def start(self) -> str:
         role = {"role": "assistant", "content": ""}
         return "".join(self._delta(index, role) for index in range(self._num_choices))
 
-    def step(self, step: Step) -> str:
-        text = step.shown
-        tokens = step.released if self._shows_logprobs else ()
-        frames = self._delta(step.index, {"content": text}, tokens) if text or tokens else ""
-        if step.completion is not None:
-            reason = FINISH_REASONS[step.completion.finish_reason]
-            frames += self._delta(step.index, {}, finish_reason=reason)
+    def records(self, output: TextOutput) -> str:
+        text = output.shown
+        tokens = output.released if self._shows_logprobs else ()
+        frames = self._delta(output.index, {"content": text}, tokens) if text or tokens else ""
+        if output.completion is not None:
+            reason = FINISH_REASONS[output.completion.finish_reason]
+            frames += self._delta(output.index, {}, finish_reason=reason)
         return frames
 
     def _delta(

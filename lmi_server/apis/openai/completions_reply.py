@@ -7,8 +7,8 @@ from typing import Any
 
 from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
 from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.generation.continuation import Completion, GenerationRequest, Step, TokenText
-from lmi_server.generation.generation import Outcome
+from lmi_server.generation.continuation import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.generation import GenerationResult
 
 
 class CompletionsReply(OpenAiReply):
@@ -33,9 +33,9 @@ class CompletionsReply(OpenAiReply):
         self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
         self._offsets = [0] * len(echoed)
 
-    def whole(self, outcome: Outcome) -> Any:
-        choices = [self._whole_choice(index, done) for index, done in enumerate(outcome.completions)]
-        return self._whole(choices, outcome)
+    def whole(self, result: GenerationResult) -> Any:
+        choices = [self._whole_choice(index, done) for index, done in enumerate(result.completions)]
+        return self._whole(choices, result)
 
     def start(self) -> str:
         if self._num_top is not None:
@@ -43,17 +43,17 @@ class CompletionsReply(OpenAiReply):
         chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
         return "".join(map(self._chunk, chunks))
 
-    def step(self, step: Step) -> str:
-        text = step.shown
+    def records(self, output: TextOutput) -> str:
+        text = output.shown
         tokens: tuple[TokenText, ...] = ()
         if self._num_top is not None:
-            tokens = step.released
-            if step.prompt_tokens and self._echoed[step.index]:
-                text = self._echoed[step.index] + text
-                tokens = step.prompt_tokens + tokens
-        if not text and not tokens and step.completion is None:
+            tokens = output.released
+            if output.prompt_tokens and self._echoed[output.index]:
+                text = self._echoed[output.index] + text
+                tokens = output.prompt_tokens + tokens
+        if not text and not tokens and output.completion is None:
             return ""
-        return self._chunk(self._choice(step.index, text, tokens, step.completion))
+        return self._chunk(self._choice(output.index, text, tokens, output.completion))
 
     def _whole_choice(self, index: int, done: Completion) -> dict[str, Any]:
         echoed = self._echoed[index]

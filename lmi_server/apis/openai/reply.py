@@ -10,7 +10,7 @@ from engines.core import FinishReason
 from lmi_server.apis.pipeline import Conventions, Fields
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.continuation import GenerationRequest, TokenText
-from lmi_server.generation.generation import Outcome
+from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.framing import SSE, SSE_DONE
 from lmi_server.request_log import current_record
 
@@ -44,20 +44,19 @@ class OpenAiReply:
         self._include_usage = fields.include_usage
         self._error_form = conventions.error_form
 
-    def end(self, outcome: Outcome) -> str:
+    def end(self, result: GenerationResult) -> str:
         """Return the token counts, where the client wants them, and the end of the stream."""
         if not self._include_usage:
             return SSE_DONE
         return (
-            SSE.frame({**self._head(self.chunk_kind), "choices": [], "usage": self._usage(outcome)})
-            + SSE_DONE
+            SSE.frame({**self._head(self.chunk_kind), "choices": [], "usage": self._usage(result)}) + SSE_DONE
         )
 
     def failure(self, error: ErrorReply) -> str:
         return SSE.frame(error.body(self._error_form))
 
-    def _whole(self, choices: list[dict[str, Any]], outcome: Outcome) -> dict[str, Any]:
-        return {**self._head(self.kind), "choices": choices, "usage": self._usage(outcome)}
+    def _whole(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
+        return {**self._head(self.kind), "choices": choices, "usage": self._usage(result)}
 
     def _chunk(self, choice: dict[str, Any]) -> str:
         """Return one chunk of a stream, with one choice."""
@@ -69,13 +68,13 @@ class OpenAiReply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _usage(self, outcome: Outcome) -> dict[str, Any]:
+    def _usage(self, result: GenerationResult) -> dict[str, Any]:
         """Count each prompt once, and all generated tokens, those of answers that are dropped too."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": outcome.num_generated,
-            "total_tokens": self._num_prompt_tokens + outcome.num_generated,
-            "prompt_tokens_details": {"cached_tokens": outcome.num_cached_tokens},
+            "completion_tokens": result.num_generated,
+            "total_tokens": self._num_prompt_tokens + result.num_generated,
+            "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.capabilities import engines_with
 from lmi_server.apis.base import ApiContext, Service
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, temperature
@@ -73,10 +74,7 @@ def check_beams(
                 accepted = f"{as_json(neutral)}, or num_beams above 1"
                 raise _refused(parameters, name, "but num_beams is 1", accepted)
         return
-    if context.config.engine == "Python":
-        raise _refused(
-            parameters, "num_beams", "but engine=Python has no beam search", "1; engine=MPI does it"
-        )
+    _check_engine(context, parameters, "num_beams", "beam_search")
     hindrances = {
         "sampling (do_sample or temperature)": temperature(parameters) > 0,
         "n above 1": counts.n > 1,
@@ -91,13 +89,10 @@ def check_beams(
 
 
 def check_generate_parameters(context: ApiContext, parameters: Parameters) -> None:
-    """Refuse parameters of transformers' `generate` under an engine that does without it. Raises `InvalidField`."""
-    if context.config.engine == "Python":
-        return
+    """Refuse parameters of transformers' `generate` under an engine without it. Raises `InvalidField`."""
     for row in GENERATE:
         if parameters[row.name] != row.default:
-            why = "but only engine=Python supports it"
-            raise _refused(parameters, row.name, why, "leave it out, or that engine")
+            _check_engine(context, parameters, row.name, "generate_params")
 
 
 def check_prompt_report(
@@ -108,9 +103,7 @@ def check_prompt_report(
         return
     names = (*_PROMPT_REPORTS, "logprobs")
     name = next(name for name in names if name in parameters.fields and parameters[name] is not False)
-    if context.config.engine == "Python":
-        why = "but engine=Python does not report on prompts"
-        raise _refused(parameters, name, why, "leave it out; engine=MPI does it")
+    _check_engine(context, parameters, name, "prompt_logprobs")
     if streamed and name in _PROMPT_REPORTS:
         raise _refused(parameters, name, "but a stream does not carry it", "leave it out, or no stream")
 
@@ -125,6 +118,13 @@ def service(context: ApiContext, parameters: Parameters) -> Service:
             f"given {as_json(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
         )
     return Service(parameters["priority"], timeout)
+
+
+def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:
+    """Raises `InvalidField`: the engine lacks the capability that a parameter needs."""
+    if not getattr(context.capabilities, capability):
+        why = f"but engine={context.config.engine} does not do it"
+        raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} does it")
 
 
 def _refused(parameters: Parameters, name: str, reason: str, accepted: str) -> InvalidField:

@@ -41,8 +41,6 @@ class Parameter:
     """Not None: the parameter is not supported, and only these values, which change nothing, are accepted."""
     reason: str = ""
     """Why every other value is refused."""
-    generate: bool = False
-    """Only engines that generate with transformers support it; elsewhere only its default is accepted."""
 
     def names(self, names: Names) -> tuple[str, ...]:
         """Return the names under which bodies of one column may give it."""

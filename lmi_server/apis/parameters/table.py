@@ -109,15 +109,18 @@ _SERVICE: tuple[Parameter, ...] = (
 )
 
 GENERATE: tuple[Parameter, ...] = (
-    everywhere("no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0, generate=True),
-    everywhere("encoder_no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0, generate=True),
-    everywhere("encoder_repetition_penalty", type=_FACTOR, default=1.0, generate=True),
-    everywhere("begin_suppress_tokens", type=_MANY_IDS, default=(), generate=True),
-    everywhere("forced_bos_token_id", type=TokenIds(1), default=(), generate=True),
-    everywhere("forced_eos_token_id", type=_SOME_IDS, default=(), generate=True),
-    everywhere("sequence_bias", type=SequenceBiases(MAX_BIASES, _BIAS), default=(), generate=True),
+    everywhere("no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0),
+    everywhere("encoder_no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0),
+    everywhere("encoder_repetition_penalty", type=_FACTOR, default=1.0),
+    everywhere("begin_suppress_tokens", type=_MANY_IDS, default=()),
+    everywhere("forced_bos_token_id", type=TokenIds(1), default=()),
+    everywhere("forced_eos_token_id", type=_SOME_IDS, default=()),
+    everywhere("sequence_bias", type=SequenceBiases(MAX_BIASES, _BIAS), default=()),
 )
-"""Parameters of transformers' `generate`; each is a field of `engines.core.GenerateParams` with the same default."""
+"""Parameters of transformers' `generate`, for engines that use it.
+
+Each is a field of `engines.core.GenerateParams` with the same default.
+"""
 
 PARAMETERS: tuple[Parameter, ...] = (
     _LENGTH + _SAMPLING + _ANSWER + _SERVICE + GENERATE + NOT_SUPPORTED + LABELS
