@@ -18,10 +18,9 @@ from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
 from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.parameters.checks import refuse_bad, refuse_unknown
+from lmi_server.apis.parameters.checks import check, refuse_unknown
 from lmi_server.errors import NotFound, Unauthorized, dump
 from lmi_server.properties.options import by_name
-from lmi_server.values.base import BadValueError
 
 ANSWER_SECONDS = 2.0
 
@@ -103,17 +102,9 @@ def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
         if name not in options:
             raise refuse_unknown(name, name, value, options)
         option = options[name]
-        changes[FIELDS[option]] = (
-            None if value is None and option == _UNBOUNDED else _checked(name, option, value)
-        )
+        if value is None and option == _UNBOUNDED:
+            changes[FIELDS[option]] = None
+        else:
+            no_bound = ", or null for no bound" if option == _UNBOUNDED else ""
+            changes[FIELDS[option]] = check(name, value, by_name()[option].type, no_bound)
     return changes
-
-
-def _checked(name: str, option: str, value: Any) -> SettingValue:
-    """Check a JSON value by the option's own type. Raises `InvalidField`."""
-    type_ = by_name()[option].type
-    try:
-        return type_.from_json(value)
-    except BadValueError as error:
-        no_bound = ", or null for no bound" if option == _UNBOUNDED else ""
-        raise refuse_bad(name, value, error, type_.accepted + no_bound) from error

@@ -7,82 +7,94 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lmi_server.values.base import BadValueError, is_integer
+from lmi_server.values.base import BadValueError, JsonType, is_integer
 from lmi_server.values.scalars import Float
 from lmi_server.values.show import as_json
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
-_MAX_SEQUENCE = 32
-"""Token ids of one sequence."""
-
-TokenSequence = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """A text or a list of texts; a tuple of them comes out."""
+class BoundedText:
+    """A text that is not empty."""
 
-    max_items: int
     max_bytes: int
-    """Of each text, in UTF-8."""
+    """In UTF-8."""
 
     @property
     def accepted(self) -> str:
-        return f"a string or a list of at most {self.max_items} strings, each of 1 to {self.max_bytes} bytes"
+        return f"a string of 1 to {self.max_bytes} bytes"
 
-    def from_json(self, value: Any) -> tuple[str, ...]:
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise BadValueError("is no string and no list of strings")
-        _check_number(texts, self.max_items, "strings")
-        for text in texts:
-            if not 1 <= (size := len(text.encode())) <= self.max_bytes:
-                raise BadValueError("has the wrong size", given=f"{as_json(text)} of {size} bytes")
-        return tuple(texts)
+    def from_json(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise BadValueError("is not a string")
+        if not 1 <= (size := len(value.encode())) <= self.max_bytes:
+            raise BadValueError("has the wrong size", given=f"{as_json(value)} of {size} bytes")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
-class TokenIds:
-    """A token id or a list of them. Whether the vocabulary has them is checked where the model is known."""
+class TokenId:
+    """A token id. Whether the vocabulary has it is checked where the model is known."""
 
-    max_items: int
+    accepted: ClassVar[str] = "a token id"
 
-    @property
-    def accepted(self) -> str:
-        return f"a token id or a list of token ids, at most {self.max_items}"
-
-    def from_json(self, value: Any) -> TokenSequence:
-        if is_integer(value):
-            return (value,)
-        if not isinstance(value, list):
-            raise BadValueError("is no token id and no list of token ids")
-        _check_number(value, self.max_items)
-        return tuple(dict.fromkeys(_ids(value, "")))
+    def from_json(self, value: Any) -> int:
+        if not is_integer(value):
+            raise BadValueError("is no token id")
+        return int(value)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenIdLists:
-    """A list of token sequences."""
+class ListOf:
+    """A list of values of one type, or a single one of them; a tuple comes out."""
 
+    item: JsonType
     max_items: int
+    min_items: int = 0
+    or_one: bool = False
+    plural: str = "items"
 
     @property
     def accepted(self) -> str:
-        return f"a list of at most {self.max_items} lists of token ids"
+        one = f"{self.item.accepted} or " if self.or_one else ""
+        number = (
+            f"at most {self.max_items}" if self.min_items == 0 else f"{self.min_items} to {self.max_items}"
+        )
+        return f"{one}a list of {number} {self.plural}"
 
-    def from_json(self, value: Any) -> tuple[TokenSequence, ...]:
-        if not isinstance(value, list):
+    def from_json(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, list):
+            _check_number(value, self.min_items, self.max_items)
+            return tuple(_inside(f"[{index}]", one, self.item) for index, one in enumerate(value))
+        if not self.or_one:
             raise BadValueError("is not a list")
-        _check_number(value, self.max_items)
-        return tuple(_sequence(one, f"[{index}]") for index, one in enumerate(value))
+        return (self.item.from_json(value),)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A list of two values, each of its own type."""
+
+    first: JsonType
+    second: JsonType
+
+    @property
+    def accepted(self) -> str:
+        return f"a list of two: {self.first.accepted}, and {self.second.accepted}"
+
+    def from_json(self, value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise BadValueError("is no pair")
+        return _inside("[0]", value[0], self.first), _inside("[1]", value[1], self.second)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
     """An object of token ids and numbers; pairs of the two come out."""
 
-    max_items: int
     bias: Float
+    max_items: int
 
     @property
     def accepted(self) -> str:
@@ -91,38 +103,12 @@ class TokenBiases:
     def from_json(self, value: Any) -> tuple[tuple[int, float], ...]:
         if not isinstance(value, dict):
             raise BadValueError("is not an object")
-        _check_number(value, self.max_items)
+        _check_number(value, 0, self.max_items)
         for name in value:
             if not _TOKEN_ID.fullmatch(name):
                 names = "names that are token ids, in digits without leading zeros"
                 raise BadValueError("is no token id", given=as_json(name), accepted=names)
-        return tuple((int(name), _bias(bias, f".{name}", self.bias)) for name, bias in value.items())
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceBiases:
-    """A list of pairs of a token sequence and a number."""
-
-    max_items: int
-    bias: Float
-
-    @property
-    def accepted(self) -> str:
-        return (
-            f"a list of at most {self.max_items} pairs, each of a list of token ids and {self.bias.accepted}"
-        )
-
-    def from_json(self, value: Any) -> tuple[tuple[TokenSequence, float], ...]:
-        if not isinstance(value, list):
-            raise BadValueError("is not a list")
-        _check_number(value, self.max_items)
-        return tuple(self._pair(pair, f"[{index}]") for index, pair in enumerate(value))
-
-    def _pair(self, pair: Any, place: str) -> tuple[TokenSequence, float]:
-        if not isinstance(pair, list) or len(pair) != 2:
-            what = "a list of two: a list of token ids and a number"
-            raise BadValueError("is no pair", place=place, given=as_json(pair), accepted=what)
-        return _sequence(pair[0], f"{place}[0]"), _bias(pair[1], f"{place}[1]", self.bias)
+        return tuple((int(name), _inside(f".{name}", bias, self.bias)) for name, bias in value.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,32 +133,25 @@ class AnyJson:
         return value
 
 
-def _check_number(value: Sized, maximum: int, what: str = "entries") -> None:
-    if len(value) > maximum:
-        raise BadValueError("has too many", given=f"{len(value)} {what}")
+def token_ids(max_items: int, min_items: int = 0, *, or_one: bool = False) -> ListOf:
+    """Make the type of a list of token ids, or also of a single one."""
+    return ListOf(TokenId(), max_items, min_items, or_one, "token ids")
 
 
-def _ids(value: list[Any], place: str) -> TokenSequence:
-    for index, one in enumerate(value):
-        if not is_integer(one):
-            at = f"{place}[{index}]"
-            raise BadValueError(
-                "is no token id", place=at, given=as_json(one), accepted="a token id, an integer"
-            )
-    return tuple(value)
+def _check_number(value: Sized, minimum: int, maximum: int) -> None:
+    if not minimum <= len(value) <= maximum:
+        raise BadValueError("has the wrong length", given=f"{len(value)} entries")
 
 
-def _sequence(value: Any, place: str) -> TokenSequence:
-    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_SEQUENCE:
-        accepted = f"a list of 1 to {_MAX_SEQUENCE} token ids"
-        raise BadValueError("is no list of token ids", place=place, given=as_json(value), accepted=accepted)
-    return _ids(value, place)
-
-
-def _bias(value: Any, place: str, bias: Float) -> float:
+def _inside(place: str, value: Any, type: JsonType) -> Any:  # noqa: A002
+    """Check a part of a value. Its error says where the part stands."""
     try:
-        return float(bias.from_json(value))
+        return type.from_json(value)
     except BadValueError as error:
         raise BadValueError(
-            error.reason, place=place, given=as_json(value), accepted=bias.accepted
+            error.reason,
+            nearest=error.nearest,
+            place=place + error.place,
+            given=error.given or as_json(value),
+            accepted=error.accepted or type.accepted,
         ) from error

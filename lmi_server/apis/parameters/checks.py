@@ -17,14 +17,6 @@ def refuse(field: str, value: Any, accepted: str) -> InvalidField:
     return InvalidField(field, f"given {as_json(value)}; accepted: {accepted}")
 
 
-def refuse_bad(field: str, value: Any, error: BadValueError, accepted: str) -> InvalidField:
-    """Make the error for a value, or for a part of it, that its type does not accept."""
-    text = f"given {error.given or as_json(value)}; accepted: {error.accepted or accepted}"
-    return InvalidField(
-        field + error.place, text + (f"; did you mean {error.nearest!r}?" if error.nearest else "")
-    )
-
-
 def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
     """Make the error for an unknown name, with the nearest known one."""
     names = sorted(known)
@@ -33,12 +25,15 @@ def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> I
     return InvalidField(field[:200], f"unknown name, given with value {as_json(value)}; {hint}")
 
 
-def check(field: str, value: Any, type: JsonType) -> Any:  # noqa: A002
-    """Check a value of a field. Raises `InvalidField`."""
+def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # noqa: A002
+    """Check the value of a field. `or_else`: what the field accepts besides. Raises `InvalidField`."""
     try:
         return type.from_json(value)
     except BadValueError as error:
-        raise refuse_bad(field, value, error, type.accepted) from error
+        accepted = error.accepted or type.accepted + or_else
+        hint = f"; did you mean {error.nearest!r}?" if error.nearest else ""
+        text = f"given {error.given or as_json(value)}; accepted: {accepted}{hint}"
+        raise InvalidField(field + error.place, text) from error
 
 
 def check_flag(field: str, value: Any) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lmi_server.apis.parameters.checks import refuse_bad
+from lmi_server.apis.parameters.checks import check
 from lmi_server.errors import InvalidField
-from lmi_server.values.base import BadValueError, JsonType, is_one_of
+from lmi_server.values.base import JsonType, is_one_of
 from lmi_server.values.lists import AnyJson
 from lmi_server.values.show import as_json
 
@@ -48,18 +48,10 @@ class Parameter:
             return self.lmi
         return self.openai + (self.chat if names is Names.CHAT else self.completions)
 
-    @property
-    def accepted(self) -> str:
-        """What is accepted, for people."""
-        return " or ".join([self.type.accepted, *map(as_json, self.absent)])
-
     def check(self, field: str, value: Any) -> Any:
         """Check a value and return it as the program uses it. Raises `InvalidField`."""
         if self.neutral is None:
-            try:
-                return self.type.from_json(value)
-            except BadValueError as error:
-                raise refuse_bad(field, value, error, self.accepted) from error
+            return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.absent))
         if is_one_of(value, self.neutral):
             return value
         accepted = " or ".join(map(as_json, self.neutral)) or "null, or leave it out"

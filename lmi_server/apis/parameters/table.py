@@ -14,7 +14,7 @@ from typing import Any
 
 from lmi_server.apis.parameters.known import LABELS, NOT_SUPPORTED
 from lmi_server.apis.parameters.row import Names, Parameter, everywhere
-from lmi_server.values.lists import SequenceBiases, Texts, TokenBiases, TokenIdLists, TokenIds
+from lmi_server.values.lists import BoundedText, ListOf, Pair, TokenBiases, token_ids
 from lmi_server.values.scalars import Bool, Choice, Float, Int
 
 MAX_TEXTS = 16
@@ -28,15 +28,18 @@ MAX_BIASES = 300
 """Biases, and single token ids that are banned."""
 MAX_BAD_IDS = 64
 """Banned token sequences: each is looked for at every step."""
+MAX_SEQUENCE = 32
+"""Token ids that are looked for as one sequence."""
 MAX_NGRAM = 1024
 DEFAULT_MAX_NEW_TOKENS = 30
 """LMI's."""
 DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's completions."""
 
-_TEXTS = Texts(MAX_TEXTS, MAX_TEXT_BYTES)
-_SOME_IDS = TokenIds(MAX_TEXTS)
-_MANY_IDS = TokenIds(MAX_BIASES)
+_TEXTS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_TEXTS, or_one=True, plural="strings")
+_SOME_IDS = token_ids(MAX_TEXTS, or_one=True)
+_MANY_IDS = token_ids(MAX_BIASES, or_one=True)
+_SEQUENCE = token_ids(MAX_SEQUENCE, min_items=1)
 _BIAS = Float(-100, 100)
 _SHARE = Float(0, 1)
 _PENALTY = Float(-2, 2)
@@ -71,9 +74,9 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("repetition_penalty", type=_FACTOR, default=1.0),
     everywhere("presence_penalty", type=_PENALTY, default=0.0),
     everywhere("frequency_penalty", type=_PENALTY, default=0.0),
-    everywhere("logit_bias", type=TokenBiases(MAX_BIASES, _BIAS), default=()),
+    everywhere("logit_bias", type=TokenBiases(_BIAS, MAX_BIASES), default=()),
     everywhere("bad_words", "bad_sequences", type=_TEXTS, default=()),
-    everywhere("bad_words_ids", type=TokenIdLists(MAX_BAD_IDS), default=()),
+    everywhere("bad_words_ids", type=ListOf(_SEQUENCE, MAX_BAD_IDS), default=()),
     everywhere("suppress_tokens", type=_MANY_IDS, default=()),
     # -1 is a random seed, as without one.
     everywhere("seed", "random_seed", type=Int(0, 2**64 - 1), absent=(-1,)),
@@ -113,9 +116,9 @@ GENERATE: tuple[Parameter, ...] = (
     everywhere("encoder_no_repeat_ngram_size", type=Int(0, MAX_NGRAM), default=0),
     everywhere("encoder_repetition_penalty", type=_FACTOR, default=1.0),
     everywhere("begin_suppress_tokens", type=_MANY_IDS, default=()),
-    everywhere("forced_bos_token_id", type=TokenIds(1), default=()),
+    everywhere("forced_bos_token_id", type=token_ids(1, or_one=True), default=()),
     everywhere("forced_eos_token_id", type=_SOME_IDS, default=()),
-    everywhere("sequence_bias", type=SequenceBiases(MAX_BIASES, _BIAS), default=()),
+    everywhere("sequence_bias", type=ListOf(Pair(_SEQUENCE, _BIAS), MAX_BIASES), default=()),
 )
 """Parameters of transformers' `generate`, for engines that use it.
 
