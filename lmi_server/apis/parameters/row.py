@@ -1,4 +1,4 @@
-"""What one row of the table of request parameters says. The rows stand in `table.py` and `known.py`."""
+"""What one row of the table of request parameters says. The rows stand in `table.py` and `unused.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from lmi_server.apis.parameters.checks import check
 from lmi_server.errors import InvalidField
 from lmi_server.values.base import JsonType, is_one_of
-from lmi_server.values.lists import AnyJson
 from lmi_server.values.show import as_json
 
 
@@ -61,13 +60,6 @@ class Parameter:
 def everywhere(*names: str, type: JsonType, **columns: Any) -> Parameter:  # noqa: A002
     """Make a row that all bodies know by the same names, the first of which is its key."""
     return Parameter(names[0], type, lmi=names, openai=names, **columns)
-
-
-def unsupported(reason: str, **neutral: tuple[Any, ...]) -> tuple[Parameter, ...]:
-    """Make rows of parameters that are refused for one reason: each name with the values that change nothing."""
-    return tuple(
-        everywhere(name, type=AnyJson(), neutral=values, reason=reason) for name, values in neutral.items()
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The table of request parameters. Validation, defaults, error texts and suggestions all come from it.
 
 A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
-of chats only, or of completions only). Parameters that this server acts on stand here, those that it only knows in
-`known.py`. Combinations that contradict each other are refused in `combinations.py`.
+of chats only, or of completions only). Parameters that this server acts on stand here, the others that it knows in
+`unsupported.toml` and `unused.py`. Combinations that contradict each other are refused in `combinations.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from lmi_server.apis.parameters.known import LABELS, NOT_SUPPORTED
 from lmi_server.apis.parameters.row import Names, Parameter, everywhere
+from lmi_server.apis.parameters.unused import LABELS, UNSUPPORTED
 from lmi_server.values.lists import BoundedText, ListOf, Pair, TokenBiases, token_ids
 from lmi_server.values.scalars import Bool, Choice, Float, Int
 
@@ -125,9 +125,7 @@ GENERATE: tuple[Parameter, ...] = (
 Each is a field of `engines.core.GenerateParams` with the same default.
 """
 
-PARAMETERS: tuple[Parameter, ...] = (
-    _LENGTH + _SAMPLING + _ANSWER + _SERVICE + GENERATE + NOT_SUPPORTED + LABELS
-)
+PARAMETERS: tuple[Parameter, ...] = _LENGTH + _SAMPLING + _ANSWER + _SERVICE + GENERATE + UNSUPPORTED + LABELS
 
 
 @cache
