@@ -25,7 +25,7 @@ OPEN_DEFAULTS = {
 
 _HEAD = """# Options
 
-<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/*options*. -->
+<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options.csv. -->
 
 Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
 (`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
