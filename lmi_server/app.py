@@ -23,11 +23,11 @@ from lmi_server.text.tokenizer import TextModel
 _logger = logging.getLogger(__name__)
 
 _QUIET_PATHS = ("/ping", "/health", "/metrics")
-"""Polled for ever; they are counted but not logged."""
+"""Polled all the time, so they are counted and not logged."""
 
 
 def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
-    """The web application over a running engine."""
+    """Make the web application of a running engine."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
     capabilities = CAPABILITIES[config.engine]

@@ -1,6 +1,6 @@
-"""What each error answers: one table from the kind of an error to status and words of each dialect.
+"""How each error is answered: one table from its kind to the status and form of each dialect.
 
-No text that leaves here comes from an unexpected exception: those are logged and answered with 'internal error'.
+The text of an unexpected exception never reaches a client: it is logged and answered with 'internal error'.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from werkzeug.exceptions import HTTPException
 from engines.errors import EngineError, InvalidRequest
 
 STREAM_ERROR_CODE = 424
-"""`code` of the record that ends a failed stream on `/invocations`; its status was sent long before."""
+"""`code` of the record that ends a failed stream on `/invocations`; its status has been sent already."""
 
 
 class InvalidField(InvalidRequest):
-    """A field of the body is at fault. The text starts with the field's name."""
+    """A field of the body is wrong. The text starts with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -28,19 +28,19 @@ class InvalidField(InvalidRequest):
 
 
 class ContextTooLong(InvalidField):
-    """Prompt and output together pass the model's context."""
+    """Prompt and output together exceed the model's context."""
 
     kind = "context_length_exceeded"
 
 
 class NotFound(EngineError):
-    """The path names nothing that there is."""
+    """The path does not exist."""
 
     kind = "not_found"
 
 
 class Unauthorized(EngineError):
-    """The request does not carry the token that its path asks for."""
+    """The request lacks the token that its path requires."""
 
     kind = "unauthorized"
 
@@ -52,18 +52,18 @@ class BodyTooSlow(EngineError):
 
 
 class UnsupportedMediaType(EngineError):
-    """The body is not JSON by its own headers."""
+    """The headers say that the body is not JSON."""
 
     kind = "unsupported_media_type"
 
 
 class ErrorForm(Enum):
-    """Whose words an error is told in."""
+    """The form of an error's body, and its statuses."""
 
     LMI = "lmi"
     OPENAI = "openai"
     ADMIN = "admin"
-    """LMI's words with the usual statuses."""
+    """LMI's body with the usual statuses."""
 
     @classmethod
     def of_path(cls, path: str) -> ErrorForm:
@@ -78,7 +78,7 @@ class _Row:
     openai_status: int
     openai_type: str
     retry_after: int | None = None
-    """Seconds until trying again makes sense."""
+    """Seconds after which a client may try again."""
     challenge: str | None = None
     """`WWW-Authenticate`: how to authenticate."""
 
@@ -106,7 +106,7 @@ _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 41
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error as a client is told of it."""
+    """An error as it is reported to a client."""
 
     kind: str
     message: str
@@ -115,7 +115,7 @@ class ErrorReply:
 
     @classmethod
     def of(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
-        """The problem that an exception stands for; what is not meant for clients becomes 'internal error'."""
+        """Make the reply to an exception; one that is not meant for clients becomes 'internal error'."""
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
@@ -124,14 +124,14 @@ class ErrorReply:
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
-        """HTTP status. `throttle_status`: what a full queue answers on `/invocations`."""
+        """Return the HTTP status. `throttle_status`: that of a full queue on `/invocations`."""
         row = _TABLE[self.kind]
         if form is not ErrorForm.LMI:
             return row.openai_status
         return throttle_status if self.kind == "overloaded" else row.lmi_status
 
     def response(self, form: ErrorForm, throttle_status: int = 503) -> Response:
-        """A whole answer that tells the problem."""
+        """Make a whole answer of the error."""
         status = self.status(form, throttle_status)
         response = Response(dump(self.body(form, status)) + "\n", status, content_type="application/json")
         row = _TABLE[self.kind]
@@ -144,7 +144,7 @@ class ErrorReply:
         return response
 
     def body(self, form: ErrorForm, code: int = STREAM_ERROR_CODE) -> dict[str, Any]:
-        """The JSON object; without `code` that of a stream's last record."""
+        """Return the JSON object; without `code`, that of a stream's last record."""
         if form is not ErrorForm.OPENAI:
             return {"error": self.message, "code": code}
         error = {
@@ -176,9 +176,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def dump(value: Any) -> str:
-    """Write compact JSON on one line, characters as they are.
+    """Write compact JSON on one line.
 
-    Only those that many clients take for the end of a line, when they split a stream, are escaped.
+    Of all characters only those are escaped that many clients take for the end of a line when they split a stream.
     """
     text = _encode(value).decode()
     if text.isascii():

@@ -1,8 +1,7 @@
-"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine, for whoever has the admin token.
+"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine.
 
-Without `LMI_ADMIN_TOKEN` in the server's environment there are no such routes; with it, they ask for
-`Authorization: Bearer`. A `PATCH` changes what its body names, all of it at one step boundary or nothing; both answer
-with what is in force.
+The routes exist only with `LMI_ADMIN_TOKEN` in the server's environment, and need it as `Authorization: Bearer`. A
+`PATCH` changes all the settings in its body at one step boundary, or none. Both answer with the settings in force.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ FIELDS: Mapping[str, str] = {
     "job_queue_size": "max_waiting",
     "option.max_queued_tokens": "max_queued_tokens",
 }
-"""Options that can change while the engine runs, each with its field of `SchedulerSettings`."""
+"""Options that can change while the engine runs, with their fields of `SchedulerSettings`."""
 _UNBOUNDED = "option.max_queued_tokens"
-"""The one that may be null: no bound."""
+"""The only one that may be null, for no bound."""
 
 
 def api(context: ApiContext) -> Blueprint:
@@ -75,7 +74,7 @@ def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Resp
     if state is None:
         raise Unavailable(
             f"the engine did not answer within {ANSWER_SECONDS:g} s"
-            + ("; the changes may take effect still: ask with GET" if changes else "")
+            + ("; the changes may take effect still: check with GET" if changes else "")
         )
     if state.settings is None:
         raise NotFound(f"engine={context.config.engine} has no such scheduler; engine=MPI has one")
@@ -95,7 +94,7 @@ def _short(option: str) -> str:
 
 
 def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
-    """Values by field. Raises `InvalidField`."""
+    """Return the new values by field. Raises `InvalidField`."""
     options = {_short(option): option for option in FIELDS}
     changes: dict[str, SettingValue] = {}
     for name, value in body.items():

@@ -1,7 +1,7 @@
-"""What a dialect is, and what every dialect is given.
+"""What an API is made of, and what every API gets.
 
-A dialect turns a body into a `Call`: validated requests, one for each prompt, and a `Reply` that knows how their answer
-is written. All between the two, from submitting to the last byte, is the same for all dialects: `apis/serve.py`.
+A body becomes a `Call`: validated requests, one for each prompt, and a `Reply` that writes their answer. Everything
+between the two, from submitting to the last byte, is the same for all bodies: `apis/serve.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmi_server.text.tokenizer import TextModel
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What the dialects work with."""
+    """What every API works with."""
 
     config: WebConfig
     engine: Engine
@@ -38,40 +38,30 @@ class ApiContext:
 
 
 class Reply(Protocol):
-    """How one call's answer is written. May keep state: it belongs to one call."""
+    """Writes the answer of one call. May keep state."""
 
     @property
     def streamed(self) -> bool:
-        """Whether the answer goes out step by step."""
+        """Whether the answer is a stream."""
 
     @property
     def content_type(self) -> str:
-        """Of a streamed answer; a whole one is JSON."""
+        """Of a stream; a whole answer is JSON."""
 
     def whole(self, result: GenerationResult) -> Any:
-        """The JSON value of a whole answer."""
+        """Return the JSON value of a whole answer."""
 
     def start(self) -> str:
-        """What a stream begins with."""
+        """Return the beginning of a stream."""
 
     def records(self, output: TextOutput) -> str:
-        """The records of one step; may be empty."""
+        """Return the records of one output; may be empty."""
 
     def end(self, result: GenerationResult) -> str:
-        """What ends a stream that went well, after the last step; may be empty."""
+        """Return the end of a stream without an error; may be empty."""
 
     def failure(self, error: ErrorReply) -> str:
-        """The record that ends a stream that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What a body says of how it is to be served."""
-
-    priority: int = 0
-    """Smaller comes first, under the engine's `priority` policy."""
-    timeout: float | None = None
-    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
+        """Return the last record of a stream that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +71,14 @@ class Call:
     requests: tuple[GenerationRequest, ...]
     """At least one."""
     reply: Reply
-    service: Service
+    priority: int
+    """Smaller comes first, under the engine's `priority` policy."""
+    timeout: float | None
+    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
 
 
 Parse = Callable[[ApiContext, Mapping[str, Any]], Call]
-"""A dialect: context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
+"""Context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
 
 Api = Callable[[ApiContext], Blueprint]
-"""What `APIS` lists: makes the routes of one dialect."""
+"""Makes the routes of one API; listed in `APIS`."""

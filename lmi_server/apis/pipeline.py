@@ -1,4 +1,4 @@
-"""From a body to a `Call`: one pipeline for all bodies. What differs between them stands in a `Dialect`."""
+"""From a body to a `Call`: one pipeline for all bodies. A `Dialect` holds what differs between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_server.apis.parameters.combinations import (
     check_beams,
     check_generate_parameters,
     check_prompt_report,
-    service,
+    check_timeout,
 )
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, check_vocabulary
@@ -27,7 +27,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """What goes by a request's path, not by its body: `/v1/*` and `/invocations` read the same body differently."""
+    """What depends on a request's path: `/v1/*` and `/invocations` read the same body differently."""
 
     error_form: ErrorForm
     """How a failing stream ends."""
@@ -93,6 +93,7 @@ def parse(context: ApiContext, body: Body, dialect: Dialect, conventions: Conven
     check_vocabulary(context, parameters)
     check_beams(context, parameters, counts, report, streamed=streamed)
     check_prompt_report(context, parameters, report, streamed=streamed)
+    check_timeout(context, parameters)
     requests = generation_requests(
         context,
         prompts,
@@ -104,4 +105,4 @@ def parse(context: ApiContext, body: Body, dialect: Dialect, conventions: Conven
         continues_prompt=dialect.continues_prompt,
     )
     reply = dialect.make_reply(context, fields, requests, conventions)
-    return Call(requests, reply, service(context, parameters))
+    return Call(requests, reply, parameters["priority"], parameters["timeout"])

@@ -1,4 +1,4 @@
-"""One HTTP request from its body to its last byte, the same for every dialect."""
+"""One HTTP request from its body to its last byte, the same for every API."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lmi_server.request_log import RequestRecord, current_record
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
-"""Never seen by a client; what the log and the counters say of one that left."""
+"""For the log and the counters, where a client left."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
-    """Answer the current request in the dialect of `parse`.
+    """Answer the current request, whose body `parse` reads.
 
-    Raises `EngineError` for all that goes wrong before the first byte is sent.
+    Raises `EngineError` for every failure before the first byte is sent.
     """
     record = current_record()
     health = context.engine.health()
@@ -52,14 +52,14 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         record.finish = "client_gone"
         return Response(status=CLIENT_GONE_STATUS)
     except BaseException:
-        # Also when a worker is stopped: nothing may go on computing for a request that gets no answer.
+        # Also when a worker is stopped: the engine must not go on computing an answer that nobody gets.
         generation.close()
         raise
 
 
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
     """Decide who watches the time. An engine with a timeout of its own leaves only the body's to the web process."""
-    own = call.service.timeout
+    own = call.timeout
     by_engine = context.capabilities.own_timeout
     return HttpRequest(
         id=record.id,
@@ -68,19 +68,19 @@ def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant
         timeout_name="option.predict_timeout" if own is None else "timeout",
         engine_stops=not by_engine,
         tenant=tenant,
-        priority=call.service.priority,
+        priority=call.priority,
     )
 
 
 def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
     outputs = iter(generation)
-    # The first step before the first byte: a request that is refused still gets its own status.
+    # The first output before the first byte, so that a request that is refused still gets its own status.
     first = next(outputs)
     if call.reply.streamed:
         response = Response(
             _stream(call, generation, first, outputs, record), content_type=call.reply.content_type
         )
-        # A generator that was never started runs no 'finally'.
+        # A generator that never started does not run its 'finally'.
         response.call_on_close(generation.close)
         return response
     for _ in outputs:
@@ -90,7 +90,7 @@ def _respond(call: Call, generation: Generation, record: RequestRecord) -> Respo
 
 
 def _finish(generation: Generation) -> str:
-    """The reasons of the ends, each once, as the log has them."""
+    """Return the finish reasons for the log, each once."""
     return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
 
@@ -101,8 +101,8 @@ def _stream(
     outputs: Iterator[TextOutput],
     record: RequestRecord,
 ) -> Iterator[bytes]:
-    """One chunk for all outputs that are here. A failure becomes the last record; nothing is raised out of here."""
-    record.finish = "client_gone"  # unless an end is reached
+    """Yield one chunk for all outputs that are here. A failure becomes the last record; nothing is raised."""
+    record.finish = "client_gone"  # until an end is reached
     frames = ""
     try:
         frames = call.reply.start()

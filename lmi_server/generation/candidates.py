@@ -1,4 +1,4 @@
-"""`n` and `best_of`: one prompt becomes several requests to the engine, of whose answers the likeliest are given."""
+"""`n` and `best_of`: one prompt becomes several requests to the engine; the likeliest answers are returned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_server.generation.continuation import Completion, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What the engine is told of the HTTP request that prompts came in."""
+    """The HTTP request that prompts belong to, as far as the engine needs it."""
 
     id: str
     """Made by the server; the ids of the engine's requests begin with it."""
@@ -22,7 +22,7 @@ class HttpRequest:
     timeout: float | None = None
     """Seconds from the arrival after which the web process gives up; None: the engine alone watches the time."""
     timeout_name: str = "option.predict_timeout"
-    """Where the timeout comes from, for an error text."""
+    """The option or field that sets it, for an error text."""
     engine_stops: bool = True
     """Whether the engine gives up at that moment too."""
     tenant: str = ""
@@ -35,15 +35,15 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One answer that is generated."""
+    """One answer to be generated."""
 
     request: Request
     prompt: int
-    """Which prompt of the call it answers."""
+    """The number of the prompt that it answers."""
 
 
 def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list[Candidate]:
-    """For each prompt `best_of` requests, one after the other; the later ones may share the first one's pages."""
+    """Make `best_of` requests for each prompt, in order; the later ones may share the first one's pages."""
     if len(requests) == 1 and requests[0].best_of == 1:
         ids: Iterator[str] = iter((http.id,))
     else:
@@ -62,7 +62,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
                 deadline=deadline,
                 priority=http.priority,
                 tenant=http.tenant,
-                # One that reports on its prompt has to compute it.
+                # A request that reports on its prompt has to compute it.
                 same_prompt_as=first if sampling.prompt_logprobs is None else "",
             )
             first = first or one.id
@@ -71,7 +71,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of a prompt's answer number `choice`, the same after every restart; the first has the request's own."""
+    """Return the seed of a prompt's answer number `choice`, the same after a restart; the first has the request's."""
     if choice == 0:
         return seed
     text = seed.to_bytes(8, "little") + choice.to_bytes(8, "little")
@@ -81,8 +81,9 @@ def choice_seed(seed: int, choice: int) -> int:
 def best_completions(
     requests: Sequence[GenerationRequest], completions: Sequence[Completion]
 ) -> tuple[Completion, ...]:
-    """The `n` answers of each prompt, one prompt after the other: all of them as they stand, or, where `best_of` is
-    more, those of the highest mean log-probability, the best first.
+    """Return the `n` best answers of each prompt, in the order of prompts.
+
+    Where `best_of` is more than `n`, those of the highest mean log-probability, the best first.
     """
     found: list[Completion] = []
     start = 0

@@ -1,6 +1,6 @@
 """One prompt's output as text: tokens in, readable text out, until it ends.
 
-Here text meets tokens: the engine knows no stop strings, so they are looked for here.
+The engine knows only tokens, so stop strings are found here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmi_server.text.stop_strings import StopMatcher
 from lmi_server.text.tokenizer import TextModel
 
 _LOWEST_LOGPROB = -9999.0
-"""What OpenAI answers for a token that could not come; JSON has no minus infinity."""
+"""OpenAI's value for an impossible token; JSON has no minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class TextRules:
     """How tokens become the text of an answer."""
 
     continues_prompt: bool
-    """True: the output goes on where the prompt ends. False: it is a text of its own, as in a chat."""
+    """The output continues the prompt's text; else it is a separate text, as in a chat."""
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    """Those that the client named: they end the text as a stop string does. The model's EOS ids are none of them."""
+    """Named by the client; they end the text as a stop string does. The model's EOS ids are not among them."""
     include_stop: bool = False
-    """What ends the text, stop string or token, is part of it."""
+    """Keep the stop string or token that ends the text."""
     skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated prompt with its parameters: past this point nothing is optional or unchecked."""
+    """A validated prompt with its parameters. Past this point nothing is optional or unchecked."""
 
     prompt: str
     """The prompt as the client wrote it; for `return_full_text`, `echo` and `details.inputs`."""
@@ -44,15 +44,15 @@ class GenerationRequest:
     sampling: SamplingParams
     rules: TextRules
     field: str
-    """Where the body has the prompt: `inputs`, `prompt[3]`."""
+    """The prompt's place in the body: `inputs`, `prompt[3]`."""
     n: int = 1
-    """Answers that are asked for."""
+    """Answers that are returned."""
     best_of: int = 1
-    """Answers that are generated, at least n; the n likeliest are given."""
+    """Answers that are generated, at least n; the n likeliest are returned."""
 
 
 class TopToken(NamedTuple):
-    """One that could have stood in a token's place."""
+    """A likely token in the place of another one."""
 
     id: int
     text: str
@@ -64,16 +64,16 @@ class TokenText(msgspec.Struct, frozen=True):
 
     id: int
     text: str
-    """The text that this token completes; all of it, stop strings included."""
+    """All text that this token completes, stop strings included."""
     shown: str
-    """The text that can be shown from this token on: never part of a stop string, perhaps an earlier token's."""
+    """The text that can be shown once this token is here: no part of a stop string, perhaps of earlier tokens."""
     logprob: float | None
     special: bool
     top: tuple[TopToken, ...] = ()
-    """The likeliest, as many as were asked for."""
+    """The likeliest tokens in this place, as many as the request wants."""
 
     def top_as(self, own: str) -> tuple[TopToken, ...]:
-        """`top`, this token among them, if it is, under the text that an answer tells it by."""
+        """Return `top`, with this token, where it is among them, under its own text."""
         return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
 
 
@@ -84,10 +84,10 @@ class Completion:
     text: str
     tokens: tuple[TokenText, ...]
     num_released: int
-    """So many of the tokens, from the first, are wholly part of the text: what a stop string took away is not."""
+    """How many tokens, from the first, are wholly part of the text; a stop string may cut off the last ones."""
     finish_reason: FinishReason
     prompt_tokens: tuple[TokenText, ...] = ()
-    """The prompt's, with their log-probabilities, where these were asked for; the first has none."""
+    """The prompt's tokens with their log-probabilities, where the request wants them; the first has none."""
 
     @property
     def released(self) -> tuple[TokenText, ...]:
@@ -95,41 +95,41 @@ class Completion:
 
     @property
     def mean_logprob(self) -> float:
-        """Per token; what the best of several are chosen by."""
+        """Mean per token; the best of several answers have the highest."""
         known = [token.logprob for token in self.tokens if token.logprob is not None]
         return sum(known) / len(known) if known else _LOWEST_LOGPROB
 
 
 class TextOutput(msgspec.Struct, frozen=True):
-    """What one output of the engine comes to."""
+    """One output of the engine as text."""
 
     index: int
     """Which answer of the call."""
     tokens: tuple[TokenText, ...]
     released: tuple[TokenText, ...]
-    """Tokens that from this step on are known to be part of the text: no stop string begins in them."""
+    """Tokens now known to be part of the text: no stop string begins in them."""
     rest: str
-    """Text held back so far that comes out at the end."""
+    """Text held back until the end."""
     completion: Completion | None
-    """Set on the answer's last step."""
+    """Set on the answer's last output."""
     prompt_tokens: tuple[TokenText, ...] = ()
-    """On the first step, where the prompt's log-probabilities were asked for."""
+    """On the first output, where the request wants the prompt's log-probabilities."""
 
     @property
     def shown(self) -> str:
-        """All text that can be shown from this step on."""
+        """All text that can be shown now."""
         return "".join([token.shown for token in self.tokens]) + self.rest
 
 
 class Continuation:
-    """What follows one prompt. Mutable; belongs to the `Generation` that feeds it."""
+    """The text that follows one prompt. Mutable; belongs to the `Generation` that feeds it."""
 
     def __init__(self, index: int, request: GenerationRequest, text: TextModel) -> None:
-        """`index`: which answer of the call it is."""
+        """`index`: the answer's number in the call."""
         self.request = request
         self.num_generated = 0
         self.num_cached_tokens = 0
-        """Of the prompt, as the engine tells with the first token."""
+        """Of the prompt; the engine reports it with the first token."""
         self._index = index
         self._text = text
         self._rules = request.rules
@@ -148,7 +148,7 @@ class Continuation:
         self._num_released_chars = 0
 
     def take(self, output: RequestOutput) -> TextOutput:
-        """Turn an output without an error into text; at a stop string the rest of it is dropped."""
+        """Turn an output without an error into text. What follows a stop string is dropped."""
         first = len(self._tokens)
         prompt_tokens = self._take_prompt(output) if first == 0 else ()
         stop_name: str | None = None
@@ -164,7 +164,7 @@ class Continuation:
         self.num_generated = len(self._tokens)
         finish_reason = self._finish_reason(output, stop_name)
         rest = self._end(stop_name) if finish_reason is not None else ""
-        if self._stops.matched is not None:  # perhaps in what was held back
+        if self._stops.matched is not None:  # perhaps in the text that was held back
             finish_reason = FinishReason.STOP_SEQUENCE
         released = self._release()
         completion = None
@@ -179,14 +179,14 @@ class Continuation:
         return TextOutput(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
 
     def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
-        """What comes with the first token."""
+        """Take what the engine reports with the first token."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.token_ids and self.request.sampling.prompt_logprobs is not None:
             self._prompt_tokens = _prompt_tokens(self.request, output.prompt_logprobs, self._text)
         return self._prompt_tokens
 
     def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
-        """`ends`: the engine ended with this token; it is no part of the text, unless that is asked for."""
+        """`ends`: the engine ended with this token, which is part of the text only with `include_stop`."""
         special = token_id in self._text.special_ids
         if ends and not self._rules.include_stop:
             shown = ""
@@ -214,7 +214,7 @@ class Continuation:
         return output.finish_reason
 
     def _end(self, stop_name: str | None) -> str:
-        """The text held back by the detokenizer, then by the stop strings."""
+        """Return the text held back by the detokenizer, then by the stop strings."""
         rest = self._show(self._detokenizer.flush())
         held = self._stops.flush()
         if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
@@ -224,7 +224,7 @@ class Continuation:
         return rest + held
 
     def _release(self) -> tuple[TokenText, ...]:
-        """Tokens all of whose text is shown."""
+        """Return the tokens whose whole text is now shown."""
         start = self._num_released
         while self._num_released < len(self._tokens):
             num_chars = self._num_released_chars + len(self._tokens[self._num_released].text)
@@ -236,7 +236,7 @@ class Continuation:
 
 
 def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
-    """A stop string may be the name of a special token, which no decoded text contains."""
+    """Find stop strings that name special tokens, which no decoded text contains."""
     if not rules.skip_special_tokens:
         return {}
     return {text.special_tokens[stop]: stop for stop in rules.stop_strings if stop in text.special_tokens}
@@ -245,7 +245,7 @@ def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
 def _prompt_tokens(
     request: GenerationRequest, logprobs: Sequence[PromptLogprob], text: TextModel
 ) -> tuple[TokenText, ...]:
-    """The prompt's tokens with what the engine said of them; of the first it says nothing."""
+    """Join the prompt's tokens with what the engine reports of each but the first."""
     detokenizer = IncrementalDetokenizer(text, (), request.rules.skip_special_tokens)
     pieces = [detokenizer.push(token_id) for token_id in request.prompt_token_ids]
     pieces[-1] += detokenizer.flush()

@@ -1,6 +1,6 @@
-"""Drives the prompts of one HTTP request through the engine, until all have ended or one has failed.
+"""Drives the prompts of one HTTP request through the engine until all have ended or one has failed.
 
-An output's text is made in `continuation.py`. A stop string that is found there aborts its request at the engine here.
+`continuation.py` makes text of each output. Where it finds a stop string, the engine's request is aborted here.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ POLL_SECONDS = 0.25
 
 
 class ClientGone(Exception):
-    """Nobody is there to answer."""
+    """The client left before its answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What came of all prompts of one HTTP request."""
+    """The answers to all prompts of one HTTP request."""
 
     completions: tuple[Completion, ...]
     """`n` for each prompt, one prompt after the other."""
     num_generated: int
-    """Tokens, those of answers that `best_of` dropped too."""
+    """Tokens, including those of answers that `best_of` dropped."""
     num_cached_tokens: int
-    """Of the prompts, each counted once: what the engine had computed before."""
+    """Prompt tokens that the engine had computed before; each prompt counts once."""
 
 
 class Generation:
-    """All prompts of one HTTP request. Iterate once; `close` when done, however it went."""
+    """All prompts of one HTTP request. Iterate once, and always `close` it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Generation:
         client: ClientWatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: the one that `http.arrival_time` is of."""
+        """`clock`: the clock of `http.arrival_time`."""
         self._http = http
         self._prompts = tuple(requests)
         self._candidates = candidates(http, requests)
@@ -62,14 +62,14 @@ class Generation:
             candidate.request.id: continuation
             for candidate, continuation in zip(self._candidates, self._continuations, strict=True)
         }
-        """Those that the engine still works for, by request id."""
+        """Continuations whose requests the engine still serves, by request id."""
         self._completions: list[Completion | None] = [None] * len(self._candidates)
         self._engine = engine
         self._client = client
         self._clock = clock
         self._stream: RequestStream | None = None
         self._abort_reason = AbortReason.CLIENT_LEFT
-        """Why what is open is aborted: without an error it is open because the client left."""
+        """Why open requests are aborted. Without an error, they are open because the client left."""
         self.first_token_time: float | None = None
 
     @property
@@ -87,16 +87,16 @@ class Generation:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step needs no waiting."""
+        """Whether the next output is already here."""
         return self._stream is not None and self._stream.ready
 
     @property
     def result(self) -> GenerationResult:
-        """Complete after the last step."""
+        """The answers; complete after the last output."""
         done = tuple(completion for completion in self._completions if completion is not None)
         cached: dict[int, int] = {}
         for candidate, continuation in zip(self._candidates, self._continuations, strict=True):
-            # The later answers to a prompt share the pages of the first; that saves nothing that was asked for.
+            # Later answers to a prompt share the pages of the first one; the client did not ask for those twice.
             cached.setdefault(candidate.prompt, continuation.num_cached_tokens)
         return GenerationResult(
             best_completions(self._prompts, done), self.num_generated, sum(cached.values())
@@ -104,24 +104,24 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step has been given out."""
+        """Whether the last output has been yielded."""
         return None not in self._completions
 
     def __iter__(self) -> Iterator[TextOutput]:
-        """One step for each output of the engine, of all answers in between each other.
+        """Yield the text of each output of the engine; outputs of several answers are interleaved.
 
         Raises:
-            EngineError: the engine refused or failed one of the requests, or the time is over.
+            EngineError: the engine refused or failed one of the requests, or the time ran out.
             ClientGone: the client left.
         """
-        # All before the first is waited for, so that they can share a batch.
+        # All at once, so that they can share a batch.
         stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
         self._client.start(self._abort)
         try:
             while not self.finished:
                 output = self._next(stream)
                 continuation = self._open.get(output.id)
-                if continuation is None:  # was on its way when a stop string ended the request
+                if continuation is None:  # sent before a stop string ended the request
                     continue
                 if output.finished:
                     del self._open[output.id]
@@ -133,12 +133,12 @@ class Generation:
         except DeadlineExceeded:
             self._abort_reason = AbortReason.TIMEOUT
             raise
-        except Exception:  # also what nobody expects: the answer cannot be made
+        except Exception:  # unexpected errors too: the answer cannot be completed
             self._abort_reason = AbortReason.FAILED
             raise
 
     def close(self) -> None:
-        """Free what the engine still holds for the request. Idempotent."""
+        """Free whatever the engine still holds for the request. Idempotent."""
         self._client.stop()
         self._abort()
 
@@ -170,7 +170,7 @@ class Generation:
         step = continuation.take(output)
         if step.completion is not None:
             self._completions[step.index] = step.completion
-            # Before the last text is written: what a stop string ended must not go on computing.
+            # Before the last text is written: the engine must not go on computing after a stop string.
             if self._open.pop(output.id, None) is not None:
                 self._engine.abort(output.id, AbortReason.STOP_SEQUENCE)
             if self.finished:
@@ -178,6 +178,6 @@ class Generation:
         return step
 
     def _failure(self, continuation: Continuation, output: RequestOutput) -> EngineError:
-        """One that fails is the failure of all: they came as one request. Of several, the text names it."""
+        """Return the error of the whole call: one failed request fails all. With several prompts the text names it."""
         where = f"{continuation.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)

@@ -1,4 +1,4 @@
-"""Reading the bodies of requests: one by one and all together they are bounded."""
+"""Reading the bodies of requests, each of bounded size, and all together too."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lmi_server.errors import BodyTooSlow, UnsupportedMediaType
 from lmi_server.http.json_object import parse_object
 
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
-"""Of all bodies that one web process reads and parses at a time; two of the largest fit in any case."""
+"""The smallest limit of all bodies that one web process reads and parses at a time; two of the largest always fit."""
 _PIECE_BYTES = 64 * 1024
 _ACCEPTED_TYPES = "application/json (UTF-8)"
 
 
 class Bodies:
-    """Reads bodies, and knows how many bytes of them this process holds."""
+    """Reads bodies, and counts their bytes in this process."""
 
     def __init__(self, max_request_size: int) -> None:
         """`max_request_size`: bytes of one body."""
@@ -35,11 +35,11 @@ class Bodies:
 
     @contextmanager
     def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
-        """The JSON object in a request's body, which counts as in flight until the block is left.
+        """Read the JSON object in a request's body, which counts as in flight until the block is left.
 
         Raises:
-            UnsupportedMediaType: by its headers the body is something else.
-            InvalidRequest: the body is not a JSON object, or not complete.
+            UnsupportedMediaType: the headers say that the body is something else.
+            InvalidRequest: the body is no JSON object, or incomplete.
             BodyTooSlow: the client takes too long to send it.
             Overloaded: too many bytes of other bodies are in flight.
             werkzeug.exceptions.RequestEntityTooLarge: it is larger than `max_request_size`.
@@ -49,7 +49,7 @@ class Bodies:
         try:
             data = bytearray()
             for piece in self._pieces(request):
-                # What has arrived counts, not what is announced: a client that sends nothing takes no room.
+                # Bytes count once they arrive: a client that announces many and sends none takes no room.
                 if self._in_flight + len(piece) > self._max_in_flight:
                     raise Overloaded("too many large request bodies are being read at once; try again later")
                 self._in_flight += len(piece)
@@ -71,7 +71,7 @@ class Bodies:
                 yield piece
         except TimeoutError as error:
             raise BodyTooSlow("body: the client took too long to send it") from error
-        except (OSError, ParseException) as error:  # a chunked body that breaks off, or is no chunks
+        except (OSError, ParseException) as error:  # a broken or malformed chunked body
             raise InvalidRequest(_BROKEN_OFF) from error
         if length is None and not left:
             raise RequestEntityTooLarge
@@ -83,7 +83,7 @@ _BROKEN_OFF = "body: its transfer broke off; accepted: a complete JSON object"
 
 
 def _check_media_type(request: Request) -> None:
-    """No type at all and `application/octet-stream` are what clients send that leave the type to a default."""
+    """Refuse types other than JSON. A client that does not set it sends none, or `application/octet-stream`."""
     if not request.content_type:
         return
     mimetype = request.mimetype

@@ -1,6 +1,6 @@
-"""A client's connection that does not wait for ever: for a request, for its body, for somebody who reads the answer.
+"""A client's connection with time limits: for a request, for its body, and for reading the answer.
 
-gunicorn's worker reads and writes through it and knows nothing of these limits.
+gunicorn's worker reads and writes through it and does not know of these limits.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _NO_WAIT_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a client may take."""
+    """Seconds and bytes that a client may take."""
 
     idle_seconds: float = 75.0
-    """Until the first byte of a request; longer than load balancers keep a connection without one."""
+    """Until the first byte of a request; longer than load balancers keep an idle connection."""
     head_seconds: float = 10.0
     """From there to the end of its headers."""
     head_bytes: int = 32 * 1024
     """Of request line and headers."""
     body_seconds: float = 240.0
-    """For the whole of a body, however fast it comes; as long as `option.predict_timeout` is by default."""
+    """For a whole body, at any speed; the default of `option.predict_timeout`."""
     stall_seconds: float = 30.0
-    """For which a client may send or read nothing at all in the midst of a body or an answer."""
+    """For which a client may send or read nothing within a body or an answer."""
     bytes_per_second: int = 1024
-    """What a client has to send or read on average over that time."""
+    """The least average rate over that time."""
 
 
 class _Phase(Enum):
-    IDLE = "no byte of the next request is here"
-    HEAD = "its headers are not complete"
-    REQUEST = "its body is read, or it is answered"
+    IDLE = "the next request has not begun"
+    HEAD = "its headers are incomplete"
+    REQUEST = "its body is being read, or it is being answered"
 
 
 class Pace:
-    """The seconds that a client may still let us wait: bytes that move give some back, up to all of them."""
+    """The seconds for which a client may still stall. Bytes that move add to them, up to the limit."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -58,22 +58,22 @@ class Pace:
 
 
 class Connection(gevent_socket.socket):
-    """Takes over an accepted socket. One greenlet reads and writes; another one may look (`MSG_PEEK`)."""
+    """Takes over an accepted socket. One greenlet reads and writes; another one may peek (`MSG_PEEK`)."""
 
     def __init__(self, accepted: gevent_socket.socket, limits: ConnectionLimits) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         self.limits = limits
         self.awaits_client = False
-        """Whether bytes of a request are waited for right now."""
+        """Whether it waits for bytes of a request right now."""
         self._evicted = False
         self.await_request()
 
     def await_request(self) -> None:
-        """The next bytes are those of a new request."""
+        """Expect a new request."""
         self._begin(_Phase.IDLE, self.limits.idle_seconds)
 
     def begin_request(self) -> None:
-        """The headers are complete; the next bytes are those of the body."""
+        """Expect the body: the headers are complete."""
         self._begin(_Phase.REQUEST, self.limits.body_seconds)
         self._reading = Pace(self.limits)
         self._writing = Pace(self.limits)
@@ -85,7 +85,7 @@ class Connection(gevent_socket.socket):
         self._num_head_bytes = 0
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """As a socket's. A connection on which no request comes in time ends as if the client had closed it.
+        """Receive as a socket does. Without a request in time, the connection ends as if the client had closed it.
 
         Raises `TimeoutError`: the client takes too long to send a body.
         """
@@ -94,9 +94,9 @@ class Connection(gevent_socket.socket):
         return self._recv_body(size) if self._phase is _Phase.REQUEST else self._recv_head(size)
 
     def sendall(self, data: bytes, flags: int = 0) -> None:
-        """As a socket's. Raises `ConnectionResetError`: the client reads too slowly, or not at all."""
+        """Send as a socket does. Raises `ConnectionResetError`: the client reads too slowly, or not at all."""
         pace = self._writing if self._phase is _Phase.REQUEST else Pace(self.limits)
-        # Nearly always there is room for all of it, and nothing to wait for.
+        # Nearly always the kernel takes all of it at once.
         sent = self._send_now(data, flags)
         pace.moved(sent, 0.0)
         rest = memoryview(data)[sent:]
@@ -112,13 +112,13 @@ class Connection(gevent_socket.socket):
             rest = rest[sent:]
 
     def evict(self) -> None:
-        """End the connection for the sake of others; whoever reads from it finds its end."""
+        """End the connection to make room; its reader sees the end."""
         self._evicted = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
     def _send_now(self, data: bytes, flags: int) -> int:
-        """What the kernel takes at once, in bytes."""
+        """Return the number of bytes that the kernel takes at once."""
         try:
             num_bytes: int = self.send(data, flags, timeout=0.0)
         except BlockingIOError:
@@ -146,7 +146,7 @@ class Connection(gevent_socket.socket):
             self.awaits_client = False
 
     def _recv_head(self, size: int) -> bytes:
-        """Whole lines, so that gunicorn does not look at each byte that trickles in."""
+        """Receive whole lines, so that gunicorn does not parse each byte that trickles in."""
         lines = b""
         try:
             while self._num_head_bytes <= self.limits.head_bytes:
@@ -174,7 +174,7 @@ class Connection(gevent_socket.socket):
         waited = time.monotonic() - began
         self._reading.moved(len(data), waited)
         if waited < _NO_WAIT_SECONDS:
-            # A client that sends faster than its bytes are taken in would never let others have their turn.
+            # A client that sends faster than we read would never let other greenlets run.
             gevent.sleep(0)
         return data
 
@@ -188,6 +188,6 @@ class Connection(gevent_socket.socket):
             self.sendall(head.encode() + body)
 
     def _drop_what_is_not_sent(self) -> None:
-        """Else the kernel would keep it for a client that does not take it."""
+        """Let the kernel drop what the client does not read."""
         with contextlib.suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""gunicorn's gevent worker with limits on what connections may take, and with room for a new one at any time."""
+"""gunicorn's gevent worker with limits for each connection, and always with room for a new one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lmi_server.http.connection import Connection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
 _NOTE_SECONDS = 60.0
-"""Between two log lines about connections that were closed to make room."""
+"""Between two log lines about connections closed to make room."""
 
 
 class Worker(GeventWorker):
     """`worker_class` of `container/run/gunicorn_conf.py`.
 
-    With `worker_connections` open, the one that has waited longest for its client is closed when a new one comes.
-    So idle and slow clients, however many, keep nobody out.
+    At `worker_connections`, a new connection closes the one that has waited longest for its client. So idle and slow
+    clients, however many, keep no other client out.
     """
 
     limits = ConnectionLimits()
@@ -35,7 +35,7 @@ class Worker(GeventWorker):
         self._noted = -_NOTE_SECONDS
 
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
-        """None round the wait for a request: the connection has its own."""
+        """No timeout round the wait for a request: the connection has its own."""
         return contextlib.nullcontext()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
@@ -52,7 +52,7 @@ class Worker(GeventWorker):
     def handle_request(self, listener_name: Any, req: Request, sock: Connection, addr: Any) -> None:
         sock.begin_request()
         _bound_trailers(req.body, sock.limits.head_bytes)
-        # Pipelined requests come without a wait between them.
+        # Pipelined requests arrive without a pause in which other greenlets run.
         gevent.sleep(0)
         try:
             super().handle_request(listener_name, req, sock, addr)
@@ -73,15 +73,15 @@ class Worker(GeventWorker):
 
 
 def _bound_trailers(body: Body, num_bytes: int) -> None:
-    """What follows a chunked body is bounded as headers are."""
+    """Bound what follows a chunked body as headers are bounded."""
     if isinstance(body.reader, ChunkedReader):
         body.reader.limit_trailer_section = num_bytes
 
 
 def _discard_rest(body: Body) -> None:
-    """Read what the application left of a body, so that the client can read its answer.
+    """Read the rest of a body that the application left, so that the client can read its answer.
 
-    Raises `StopIteration`, at which the connection is closed: where the next request begins is not known.
+    Raises `StopIteration`, which closes the connection: the start of the next request is unknown.
     """
     try:
         while not body.failed and body.read(_PIECE_BYTES):

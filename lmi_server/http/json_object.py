@@ -1,7 +1,7 @@
-"""From the bytes of a body to a JSON object that is safe to look at.
+"""From the bytes of a body to a JSON object that is safe to read.
 
-Time and memory grow linearly with the body, the number of values is bounded, and other requests get their turn while a
-large body is read: `json.loads` alone would hold up every stream of the process for seconds.
+Time and memory grow linearly with the body, the number of values is bounded, and other requests go on while a large
+body is parsed: `json.loads` alone would block every stream of the process for seconds.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import gevent
 from engines.errors import InvalidRequest
 
 MAX_DEPTH = 32
-"""Lists and objects inside each other."""
+"""Of nested lists and objects."""
 MAX_VALUES = 500_000
-"""Values in a body, names of objects not counted. 64 MiB of empty lists would take 1.5 GB."""
+"""Values in a body, without names of objects. 64 MiB of empty lists would take 1.5 GB."""
 _SHOWN_CHARS = 80
 _VALUES_PER_TURN = 20_000
-"""Values that are looked at before other greenlets get their turn: a few milliseconds."""
+"""Values that are read before other greenlets get their turn: a few milliseconds."""
 _COMMA_OR_STRING = re.compile(rb',|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object in the bytes of a body.
+    """Parse the JSON object in the bytes of a body.
 
-    Raises `InvalidRequest`: there is none, it is too deep or holds too many values, a name is given twice, a number is
-    not finite, or a text cannot be written as UTF-8.
+    Raises `InvalidRequest`: there is none, it is too deep or has too many values, a name is repeated, a number is not
+    finite, or a text is not valid Unicode.
     """
     if not data or data.isspace():
         raise InvalidRequest("body: empty; accepted: a JSON object")
@@ -57,7 +57,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
 
 
 class _Turns:
-    """Lets other greenlets run every now and then."""
+    """Lets other greenlets run after every few values."""
 
     def __init__(self) -> None:
         self._num_values = 0
@@ -70,7 +70,7 @@ class _Turns:
 
 
 def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
-    """Values are separated by commas, so commas outside of strings are counted. Few bodies need the exact count."""
+    """Count the commas outside of strings, which separate values. Few bodies need the exact count."""
     if data.count(b",") < MAX_VALUES:
         return
     num_commas = 0
@@ -82,7 +82,7 @@ def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
 
 
 class _UniqueNames:
-    """Makes an object of its pairs. Raises `InvalidRequest` when a name is given twice."""
+    """Makes an object of its pairs. Raises `InvalidRequest` when a name is repeated."""
 
     def __init__(self, turns: _Turns) -> None:
         self._turns = turns
@@ -97,7 +97,7 @@ class _UniqueNames:
 
 
 def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
-    """The name of the first pair whose name another one before it has; there is one."""
+    """Return the first name that an earlier pair has too; there is one."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -111,7 +111,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_tree(body: dict[str, Any], turns: _Turns) -> None:
-    """Depth, and that every text can be written as UTF-8: JSON escapes may spell half a surrogate pair."""
+    """Check the depth, and that every text is valid Unicode: JSON escapes may spell half a surrogate pair."""
     level: list[Any] = [body]
     depth = 0
     while level:

@@ -1,7 +1,7 @@
-"""The environment's forms of options, each with its place in LMI's order of precedence.
+"""Environment variables that set options, each with its place in LMI's order of precedence.
 
-`OPTION_*` and `SERVING_*` follow from the options table; the names below stand for options of other names.
-The environment is an argument everywhere; nothing here reads `os.environ`.
+`OPTION_*` and `SERVING_*` follow from the options table; `ENV_NAMES` lists variables of other names. The environment
+is an argument everywhere; nothing here reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Warn = Callable[[str, str], None]
 
 
 class Rank(IntEnum):
-    """Who wins where one option is given in several places: the lowest."""
+    """Precedence where one option is set in several places: the lowest wins."""
 
     SAGEMAKER = 0
     FILE = 1
     OPTION = 2
     OPTION_ALIAS = 3
-    """TGI's names and `HF_*`, which stand for an `OPTION_*` that is unset."""
+    """TGI's names and `HF_*`, in place of an `OPTION_*` that is unset."""
     PLAIN = 4
     PLAIN_ALIAS = 5
     SERVING = 6
@@ -34,7 +34,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RawSetting:
-    """One value given for one key, in a file or in the environment."""
+    """One value of one key, from a file or from the environment."""
 
     key: str
     text: str
@@ -44,13 +44,13 @@ class RawSetting:
 
 @dataclass(frozen=True, slots=True)
 class EnvName:
-    """An environment variable that stands for a key of another name."""
+    """An environment variable that sets a key of another name."""
 
     variable: str
     key: str
     rank: Rank
     convert: Callable[[str], str] = str
-    """Text of the variable to text of the key; empty: as if unset. What it cannot convert it leaves as is."""
+    """Converts the variable's text to the key's; empty means unset, and other text passes unchanged."""
 
 
 def _megabytes(text: str) -> str:
@@ -109,7 +109,7 @@ _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 
 @dataclass(slots=True)
 class Environment:
-    """What an environment says. Filled by `read` and nobody after it."""
+    """What an environment says, filled by `read`."""
 
     settings: list[RawSetting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -117,10 +117,10 @@ class Environment:
 
 
 def read(environ: Mapping[str, str], folder: Path) -> Environment:
-    """All settings in the environment; empty values count as unset.
+    """Read all settings; empty values count as unset.
 
-    `folder` is the one that is served; where it holds a model, that wins over one in `SERVING_LOAD_MODELS`.
-    Names under `OPTION_` and `SERVING_` that are no keys come out as settings, and are refused like keys.
+    `folder` is the served one; a model in it wins over `SERVING_LOAD_MODELS`. Unknown names with `OPTION_` and
+    `SERVING_` become settings too, so that they are refused like unknown keys.
     """
     found = Environment()
     named = {name.variable for name in ENV_NAMES}
@@ -148,12 +148,12 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
 
 
 def is_lenient(environ: Mapping[str, str]) -> bool:
-    """`LMI_LENIENT=true`: `--lenient` for platforms that pass no arguments but `serve`."""
+    """Whether LMI_LENIENT=true, the `--lenient` of platforms that pass no arguments but `serve`."""
     return environ.get("LMI_LENIENT", "").strip().lower() == "true"
 
 
 def variables_of(key: str) -> tuple[str, ...]:
-    """The environment variables that stand for a key, the strongest first."""
+    """Return the environment variables that set a key, the strongest first."""
     if key.startswith("option."):
         own = (f"OPTION_{key.removeprefix('option.').upper()}", Rank.OPTION)
     elif key == "engine":
@@ -174,7 +174,7 @@ def _option_key(variable: str) -> str:
 
 
 def _read_load_models(text: str, folder: Path, found: Environment) -> None:
-    """`test::MPI=/opt/ml/model`: name, version, engine, devices = folder; read as engine and model folder."""
+    """Read the engine and the model folder from `name:version:engine:devices=folder`."""
     source = Source(variable="SERVING_LOAD_MODELS")
     text = text.strip()
     if text == "ALL":

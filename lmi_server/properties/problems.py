@@ -1,4 +1,4 @@
-"""What can be wrong with a serving.properties file or an environment, said so that a person can act on it."""
+"""Problems of a serving.properties file or an environment, in words that a person can act on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi_server.values.show import one_line
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value was written: a line of a file, or an environment variable."""
+    """The place of a value: a line of a file, or an environment variable."""
 
     file: str = ""
     line: int | None = None
@@ -24,17 +24,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, or, as a warning, that surprises."""
+    """One thing that is wrong; as a warning, one that may surprise."""
 
     source: Source
     key: str
     """As the user wrote it; empty where a file as a whole is meant."""
     given: str
-    """The value as the user wrote it; `***` for what may be a secret."""
+    """The value as the user wrote it; `***` where it may be a secret."""
     reason: str
     accepted: str = ""
     nearest: str = ""
-    """The nearest name or value that is known."""
+    """The nearest known name or value."""
 
     @property
     def file(self) -> str:
@@ -57,7 +57,7 @@ class Problem:
 
 
 class PropertiesError(Exception):
-    """All problems of a file and its environment, not only the first. `str(error)` has one line for each."""
+    """All problems of a file and its environment. `str(error)` has one line for each."""
 
     def __init__(self, problems: tuple[Problem, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

@@ -1,4 +1,4 @@
-"""What keys mean to each other: rules over several options at once, after each value is known by itself."""
+"""Rules over several options at once, after each value is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_server.values.show import as_option
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rules say."""
+    """What the rules decide."""
 
     engine: str
     engine_source: str
@@ -28,7 +28,7 @@ _SAME_AS = {
 
 
 def apply(values: dict[str, OptionValue]) -> Verdict:
-    """Decide the engine and hold the values against it and against each other. Keys are option names."""
+    """Decide the engine, and check the values against it and against each other. Keys are option names."""
     decided = batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values)]
     notes = [decided.note] if decided.note else []
@@ -43,7 +43,7 @@ def apply(values: dict[str, OptionValue]) -> Verdict:
 
 
 def _impossible(item: OptionValue, engine: str) -> str:
-    """Why the value cannot stand under this engine; empty where it can."""
+    """Return why the value is impossible under this engine, or an empty string."""
     name, value = item.option.name, item.value
     if name == "option.load_format" and value == "dummy" and engine == "Python":
         return "engine=Python loads weights from files; random weights are made by engine=MPI"
@@ -53,7 +53,7 @@ def _impossible(item: OptionValue, engine: str) -> str:
 
 
 def _idle(item: OptionValue, engine: str) -> bool:
-    """Whether the option concerns the other engine only. `option.rolling_batch` had its say in the choice."""
+    """Whether the option has no effect under this engine. `option.rolling_batch` took part in the choice."""
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
@@ -90,7 +90,7 @@ def _needs_pauses(values: dict[str, OptionValue]) -> list[str]:
 
 
 def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
-    """The back end's name of a key is accepted only where it says the same as LMI's name."""
+    """Accept vLLM's name of a key only where it says the same as LMI's name."""
     problems = []
     for name, other in _SAME_AS.items():
         item = values.get(name)

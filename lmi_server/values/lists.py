@@ -47,7 +47,7 @@ class TokenId:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of values of one type, or a single one of them; a tuple comes out."""
+    """A list of values of one type, or a single one of them; read as a tuple."""
 
     item: JsonType
     max_items: int
@@ -91,7 +91,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenBiases:
-    """An object of token ids and numbers; pairs of the two come out."""
+    """An object of token ids and numbers, read as pairs."""
 
     bias: Float
     max_items: int

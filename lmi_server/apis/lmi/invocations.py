@@ -39,7 +39,7 @@ _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
     "application/jsonlines": "jsonlines",
     "application/x-ndjson": "jsonlines",
-    # Clients send it by habit, so it asks for nothing.
+    # Clients send it by habit, so it has no effect.
     "application/json": None,
     "*/*": None,
 }
@@ -86,7 +86,7 @@ def _parse(context: ApiContext, body: Body) -> Call:
             _ADAPTER_HEADER, f"given {adapter[:80]!r}, but LoRA adapters are not supported; accepted: none"
         )
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
-        # The platform says by which of its calls the request came; that counts where the body does not say.
+        # The platform names its call that the request came by, which decides where the body does not.
         body = {**body, "stream": True}
     return parse(context, body, _DIALECTS[_prompt_field(body)], LMI)
 
@@ -169,7 +169,7 @@ def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
     prompt: int | None = parameters["prompt_logprobs"]
     if prompt is None and parameters["decoder_input_details"]:
         prompt = 0
-    # Beams have none; where they are asked for by name, that is refused.
+    # Beam search reports none; a request that names them is refused.
     each = (shows_details(parameters, counts.best_of) or fields.streamed) and parameters["num_beams"] == 1
     return LogprobReport(each or counts.ranked, parameters["top_n_tokens"], prompt)
 
@@ -190,4 +190,4 @@ _INPUTS = Dialect(
     streams_choices=False,
 )
 _DIALECTS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
-"""Each dialect under the field that its prompt stands in."""
+"""Each dialect by the field of its prompt."""

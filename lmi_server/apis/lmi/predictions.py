@@ -1,7 +1,7 @@
-"""`POST /predictions/{model}` and `/predictions/{model}/{version}`, DJL Serving's own names for `/invocations`.
+"""`POST /predictions/{model}` and `/predictions/{model}/{version}`, DJL Serving's names for `/invocations`.
 
-One model is served, so model and version are labels: any of 1 to 128 letters, digits, `.`, `_` and `-` that begins with
-a letter or a digit is taken. Any other is a 404, in the form of all errors of these paths (`error`, `code`).
+One model is served, so model and version are only labels: 1 to 128 letters, digits, `.`, `_` and `-`, of which the
+first is a letter or a digit. Any other label is a 404.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from lmi_server.http.framing import JSON_LINES, Framing
 
 
 def shows_details(parameters: Parameters, best_of: int) -> bool:
-    """Whether an answer has `details`: asked for as such, by something that stands in them, or by a comparison."""
+    """Whether an answer has `details`: for their own sake, for one of their parts, or to compare several answers."""
     return bool(
         parameters["details"]
         or parameters["decoder_input_details"]
@@ -36,8 +36,7 @@ class LmiReply:
         *,
         as_list: bool,
     ) -> None:
-        """`requests`: in the order of the prompts; a stream has one. `framing`: None for a whole answer. `as_list`:
-        answer an array with one element for each prompt."""
+        """`requests`: one for each prompt. `framing`: None for a whole answer. `as_list`: answer with an array."""
         self.streamed = framing is not None
         self._framing = framing or JSON_LINES
         self.content_type = self._framing.content_type
@@ -64,7 +63,7 @@ class LmiReply:
         """Return a record for each token; the last of all also carries the whole text and the details."""
         records = [self._record(token) for token in output.tokens]
         if output.completion is not None:
-            if not records:  # the end came in a step without a token
+            if not records:  # the last output has no token
                 records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
             request = self._requests[0]
             last: dict[str, Any] = records[-1]

@@ -73,6 +73,6 @@ def _entry(token: TokenText) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    # A token that is part of a character has no text of its own, so its bytes are not known from it.
+    # The text of a token that is part of a character does not show its bytes.
     known = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": known}

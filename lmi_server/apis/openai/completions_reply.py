@@ -39,7 +39,7 @@ class CompletionsReply(OpenAiReply):
 
     def start(self) -> str:
         if self._num_top is not None:
-            return ""  # with its log-probabilities the prompt is told when these are known
+            return ""  # the prompt follows when its log-probabilities are known
         chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
         return "".join(map(self._chunk, chunks))
 
@@ -74,7 +74,7 @@ class CompletionsReply(OpenAiReply):
         }
 
     def _token_lists(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
-        """The tokens with their log-probabilities, and where in the choice's text each begins."""
+        """Return the tokens, their log-probabilities and their offsets in the choice's text."""
         offsets = []
         for token in tokens:
             offsets.append(self._offsets[index])
@@ -87,11 +87,11 @@ class CompletionsReply(OpenAiReply):
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:
-        """The likeliest, and the token itself; None for a prompt's first token, of which nothing is known."""
+        """Return the likeliest tokens and the token itself; None for a prompt's first token."""
         if token.logprob is None:
             return None
         found: dict[str, float] = {}
-        # Several may have the same text: parts of a character have none. The likeliest then stands for all.
+        # Several tokens may have the same text: parts of a character have none. The likeliest one counts.
         for one in token.top_as(token.text)[: self._num_top]:
             found.setdefault(one.text, one.logprob)
         found.setdefault(token.text, token.logprob)

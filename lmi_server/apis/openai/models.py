@@ -27,7 +27,7 @@ def api(context: ApiContext) -> Blueprint:
 
     @blueprint.get("/v1/models/<path:name>")
     def model(name: str) -> Response:
-        # Any name is accepted where text is generated, so any name names this model.
+        # Requests may use any name, so any name is this model.
         return Response(dump(entry(name)) + "\n", content_type="application/json")
 
     return blueprint

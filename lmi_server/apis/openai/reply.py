@@ -92,6 +92,6 @@ def _by_id(token: TokenText) -> dict[str, Any] | None:
         str(one.id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
         for rank, one in enumerate(token.top_as(token.text), 1)
     }
-    # Its own rank is only known where it is among the likeliest.
+    # Its rank is known only where it is among the likeliest.
     own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
     return {str(token.id): found.get(str(token.id), own), **found}

@@ -1,11 +1,11 @@
-"""Parameters that are fine each by itself and cannot go together, and what several of them decide."""
+"""Checks of parameters that are valid each by itself, but not together or under this engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engines.capabilities import engines_with
-from lmi_server.apis.base import ApiContext, Service
+from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, temperature
 from lmi_server.apis.parameters.table import GENERATE
@@ -13,7 +13,7 @@ from lmi_server.errors import InvalidField
 from lmi_server.values.show import as_json
 
 MAX_ANSWERS = 256
-"""Answers that one HTTP request may have generated, over all its prompts."""
+"""Answers that one HTTP request may generate, over all its prompts."""
 _PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
 """Parameters that ask for the log-probabilities of the prompt's tokens; `logprobs` with `echo` does too."""
 
@@ -108,8 +108,8 @@ def check_prompt_report(
         raise _refused(parameters, name, "but a stream does not carry it", "leave it out, or no stream")
 
 
-def service(context: ApiContext, parameters: Parameters) -> Service:
-    """Read how the body asks to be served. Raises `InvalidField`."""
+def check_timeout(context: ApiContext, parameters: Parameters) -> None:
+    """Raises `InvalidField`: the timeout is longer than the server's."""
     timeout: float | None = parameters["timeout"]
     limit = context.config.server.predict_timeout
     if timeout is not None and timeout > limit:
@@ -117,7 +117,6 @@ def service(context: ApiContext, parameters: Parameters) -> Service:
             parameters.fields["timeout"],
             f"given {as_json(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
         )
-    return Service(parameters["priority"], timeout)
 
 
 def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:

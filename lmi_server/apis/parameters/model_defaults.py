@@ -18,13 +18,13 @@ from lmi_server.text.tokenizer import read_json
 _logger = logging.getLogger(__name__)
 
 _OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The ones that vLLM takes, but for a length, which is never the model's to decide here."""
+"""Those that vLLM takes, except for lengths."""
 
 
 def openai_defaults(config: WebConfig) -> Mapping[str, Any]:
-    """Return the defaults, by key of the parameter table, and log those of the model.
+    """Return the defaults by key of the parameter table, and log those of the model.
 
-    A value that a request could not give either is left out, with a warning.
+    A value that a request could not have is ignored with a warning.
 
     Raises:
         ValueError: generation_config.json is not a JSON object.

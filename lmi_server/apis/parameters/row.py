@@ -1,4 +1,4 @@
-"""What one row of the table of request parameters says. The rows stand in `table.py` and `unused.py`."""
+"""A row of the table of request parameters. The rows are in `table.py` and `unused.py`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Parameters:
     fields: Mapping[str, str]
     """Of each parameter that the body gives: the field that gives it."""
     unknown: tuple[str, ...] = ()
-    """Names that stand in no row, where they are not refused."""
+    """Unknown names, where they are not refused."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

@@ -21,7 +21,7 @@ _UNCHANGED = (
     *("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("min_new_tokens", "num_beams", "length_penalty", "early_stopping"),
 )
-"""Parameters that are fields of `SamplingParams` as they stand."""
+"""Parameters that are fields of `SamplingParams`, unchanged."""
 _TOKEN_ID_LISTS = (
     *("stop_token_ids", "eos_token_id", "suppress_tokens"),
     *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
@@ -143,7 +143,7 @@ def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, 
         spaced = context.text.encode(" " + word.lstrip(), add_special_tokens=False)
         field = parameters.fields["bad_words"]
         if not plain or not spaced:
-            raise refuse(field, word, "words that come to at least one token")
+            raise refuse(field, word, "words of at least one token")
         for token_id in plain + spaced:
             if token_id >= context.text.vocabulary_size:
                 raise InvalidField(field, f"given {word!r}, whose token {token_id} the model lacks")

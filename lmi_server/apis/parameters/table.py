@@ -1,8 +1,8 @@
-"""The table of request parameters. Validation, defaults, error texts and suggestions all come from it.
+"""The table of request parameters, for validation, defaults, error texts and suggestions.
 
-A parameter stands under its LMI names (`parameters` of `/invocations`) and its OpenAI names (fields of `/v1/*`; some
-of chats only, or of completions only). Parameters that this server acts on stand here, the others that it knows in
-`unsupported.toml` and `unused.py`. Combinations that contradict each other are refused in `combinations.py`.
+A parameter has LMI names (`parameters` of `/invocations`) and OpenAI names (fields of `/v1/*`, some of chats or of
+completions only). This table has the parameters that the server acts on; `unused.py` and `unsupported.toml` have the
+others that it knows. Combinations are checked in `combinations.py`.
 """
 
 from __future__ import annotations
