@@ -8,6 +8,7 @@ from lmi_server.properties import batching
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
+from lmi_server.values.base import Scalar
 from lmi_server.values.show import as_option
 
 
@@ -32,24 +33,15 @@ def apply(values: dict[str, OptionValue]) -> Verdict:
     decided = batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values)]
     notes = [decided.note] if decided.note else []
-    notes += _needs_pauses(values) if decided.engine == "MPI" else []
+    notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
     for item in values.values():
-        if reason := _impossible(item, decided.engine):
+        value, reason = _MPI_ONLY.get(item.option.name, (None, ""))
+        if item.value == value and decided.engine != "MPI":
             problems.append(Problem(item.source, item.written, item.text, reason))
         elif _idle(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
-
-
-def _impossible(item: OptionValue, engine: str) -> str:
-    """Return why the value is impossible under this engine, or an empty string."""
-    name, value = item.option.name, item.value
-    if name == "option.load_format" and value == "dummy" and engine == "Python":
-        return "engine=Python loads weights from files; random weights are made by engine=MPI"
-    if name == "option.mpi_mode" and value is True and engine == "Python":
-        return "engine=Python runs no MPI ranks; write engine=MPI"
-    return ""
 
 
 def _idle(item: OptionValue, engine: str) -> bool:
@@ -57,6 +49,13 @@ def _idle(item: OptionValue, engine: str) -> bool:
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
+_MPI_ONLY: dict[str, tuple[Scalar, str]] = {
+    "option.load_format": (
+        "dummy",
+        "engine=Python loads weights from files; random weights are made by engine=MPI",
+    ),
+    "option.mpi_mode": (True, "engine=Python runs no MPI ranks; write engine=MPI"),
+}
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (
         "max_utilization",
@@ -78,14 +77,14 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
     ]
 
 
-def _needs_pauses(values: dict[str, OptionValue]) -> list[str]:
+def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:
     chunked = values.get("option.enable_chunked_prefill")
     if chunked is not None and chunked.value is False:
         return []
     return [
         f"{item.place}: {item}: no effect unless option.enable_chunked_prefill=false"
         for name in _PAUSE_ONLY
-        if (item := values.get(name)) is not None
+        if (item := values.get(name)) is not None and item.option.engine == engine
     ]
 
 
