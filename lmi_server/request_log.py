@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from flask import g
 from werkzeug.datastructures import Headers
 
-from lmi_server.generation.generation import Generation
+from lmi_server.generation.generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class RequestRecord:
     arrival_time: float
     """Seconds, `time.monotonic`."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    generation: Generation | None = None
+    generation: TextGeneration | None = None
     finish: str = ""
     """How it ended: finish reasons, the kind of an error, or `client_gone`."""
 

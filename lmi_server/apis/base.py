@@ -16,7 +16,7 @@ from engines.base import Engine
 from engines.capabilities import Capabilities
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.continuation import GenerationRequest, TextOutput
+from lmi_server.generation.answer_text import GenerationRequest, TextOutput
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics

@@ -1,4 +1,4 @@
-"""From a body to a `Call`: one pipeline for all bodies. A `Dialect` holds what differs between them."""
+"""From a body to a `Call`: one pipeline for all bodies. A `BodyFormat` holds what differs between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, check_vocabulary
 from lmi_server.apis.prompts import Prompt, generation_requests
 from lmi_server.errors import ErrorForm
-from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import Framing
 
 Body = Mapping[str, Any]
@@ -42,7 +42,7 @@ LMI = Conventions(ErrorForm.LMI, cut_to_context=True, completions_sample=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class BodyFields:
     """The checked fields of a body, its prompt apart."""
 
     parameters: Parameters
@@ -58,14 +58,14 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class BodyFormat:
     """How one kind of body is read and answered. The functions raise `engines.errors.InvalidRequest`."""
 
-    read_fields: Callable[[ApiContext, Body, Conventions], Fields]
-    read_prompts: Callable[[ApiContext, Body, Fields], tuple[Prompt, ...]]
-    report: Callable[[Fields, AnswerCounts], LogprobReport]
+    read_fields: Callable[[ApiContext, Body, Conventions], BodyFields]
+    read_prompts: Callable[[ApiContext, Body, BodyFields], tuple[Prompt, ...]]
+    report: Callable[[BodyFields, AnswerCounts], LogprobReport]
     """Decides which log-probabilities the engine reports."""
-    make_reply: Callable[[ApiContext, Fields, tuple[GenerationRequest, ...], Conventions], Reply]
+    make_reply: Callable[[ApiContext, BodyFields, tuple[GenerationRequest, ...], Conventions], Reply]
     default_max_new_tokens: int | None
     """None: the rest of the context."""
     continues_prompt: bool = True
@@ -76,7 +76,7 @@ class Dialect:
     """A stream may carry several answers."""
 
 
-def parse(context: ApiContext, body: Body, dialect: Dialect, conventions: Conventions) -> Call:
+def parse(context: ApiContext, body: Body, dialect: BodyFormat, conventions: Conventions) -> Call:
     """Check a body and make its requests. Raises `engines.errors.InvalidRequest`."""
     fields = dialect.read_fields(context, body, conventions)
     parameters, streamed = fields.parameters, fields.streamed

@@ -15,7 +15,7 @@ from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, make_seed, sampling_params, text_rules
 from lmi_server.errors import ContextTooLong, InvalidField
-from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.show import as_json
 
 MAX_PROMPTS = 128

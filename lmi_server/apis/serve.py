@@ -13,9 +13,9 @@ from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.tenant import tenant_of
 from lmi_server.errors import ErrorReply, dump
+from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
-from lmi_server.generation.continuation import TextOutput
-from lmi_server.generation.generation import ClientGone, Generation
+from lmi_server.generation.generation import ClientGone, TextGeneration
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.request_log import RequestRecord, current_record
 
@@ -37,7 +37,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     tenant = tenant_of(request.headers)
     with context.bodies.json_object(request) as body:
         call = parse(context, body)
-    generation = Generation(
+    generation = TextGeneration(
         _http_request(context, call, record, tenant),
         call.requests,
         engine=context.engine,
@@ -72,7 +72,7 @@ def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant
     )
 
 
-def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
+def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> Response:
     outputs = iter(generation)
     # The first output before the first byte, so that a request that is refused still gets its own status.
     first = next(outputs)
@@ -89,14 +89,14 @@ def _respond(call: Call, generation: Generation, record: RequestRecord) -> Respo
     return Response(dump(call.reply.whole(generation.result)) + "\n", content_type="application/json")
 
 
-def _finish(generation: Generation) -> str:
+def _finish(generation: TextGeneration) -> str:
     """Return the finish reasons for the log, each once."""
     return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
 
 def _stream(
     call: Call,
-    generation: Generation,
+    generation: TextGeneration,
     first: TextOutput,
     outputs: Iterator[TextOutput],
     record: RequestRecord,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engines.core import Request
-from lmi_server.generation.continuation import Completion, GenerationRequest
+from lmi_server.generation.answer_text import Completion, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Drives the prompts of one HTTP request through the engine until all have ended or one has failed.
 
-`continuation.py` makes text of each output. Where it finds a stop string, the engine's request is aborted here.
+`answer_text.py` makes text of each output. Where it finds a stop string, the engine's request is aborted here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
+from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, TextOutput
 from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
-from lmi_server.generation.continuation import Completion, Continuation, GenerationRequest, TextOutput
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
@@ -37,7 +37,7 @@ class GenerationResult:
     """Prompt tokens that the engine had computed before; each prompt counts once."""
 
 
-class Generation:
+class TextGeneration:
     """All prompts of one HTTP request. Iterate once, and always `close` it."""
 
     def __init__(
@@ -54,15 +54,15 @@ class Generation:
         self._http = http
         self._prompts = tuple(requests)
         self._candidates = candidates(http, requests)
-        self._continuations = [
-            Continuation(index, requests[candidate.prompt], text)
+        self._texts = [
+            AnswerText(index, requests[candidate.prompt], text)
             for index, candidate in enumerate(self._candidates)
         ]
         self._open = {
-            candidate.request.id: continuation
-            for candidate, continuation in zip(self._candidates, self._continuations, strict=True)
+            candidate.request.id: answer
+            for candidate, answer in zip(self._candidates, self._texts, strict=True)
         }
-        """Continuations whose requests the engine still serves, by request id."""
+        """Texts whose requests the engine still serves, by request id."""
         self._completions: list[Completion | None] = [None] * len(self._candidates)
         self._engine = engine
         self._client = client
@@ -83,7 +83,7 @@ class Generation:
     @property
     def num_generated(self) -> int:
         """Tokens, over all answers."""
-        return sum(continuation.num_generated for continuation in self._continuations)
+        return sum(answer.num_generated for answer in self._texts)
 
     @property
     def ready(self) -> bool:
@@ -95,9 +95,9 @@ class Generation:
         """The answers; complete after the last output."""
         done = tuple(completion for completion in self._completions if completion is not None)
         cached: dict[int, int] = {}
-        for candidate, continuation in zip(self._candidates, self._continuations, strict=True):
+        for candidate, answer in zip(self._candidates, self._texts, strict=True):
             # Later answers to a prompt share the pages of the first one; the client did not ask for those twice.
-            cached.setdefault(candidate.prompt, continuation.num_cached_tokens)
+            cached.setdefault(candidate.prompt, answer.num_cached_tokens)
         return GenerationResult(
             best_completions(self._prompts, done), self.num_generated, sum(cached.values())
         )
@@ -120,14 +120,14 @@ class Generation:
         try:
             while not self.finished:
                 output = self._next(stream)
-                continuation = self._open.get(output.id)
-                if continuation is None:  # sent before a stop string ended the request
+                answer = self._open.get(output.id)
+                if answer is None:  # sent before a stop string ended the request
                     continue
                 if output.finished:
                     del self._open[output.id]
                 if output.error_kind:
-                    raise self._failure(continuation, output)
-                yield self._take(continuation, output)
+                    raise self._failure(answer, output)
+                yield self._take(answer, output)
         except ClientGone:
             raise
         except DeadlineExceeded:
@@ -164,20 +164,20 @@ class Generation:
             if output is not None:
                 return output
 
-    def _take(self, continuation: Continuation, output: RequestOutput) -> TextOutput:
+    def _take(self, answer: AnswerText, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:
             self.first_token_time = self._clock()
-        step = continuation.take(output)
-        if step.completion is not None:
-            self._completions[step.index] = step.completion
+        text = answer.take(output)
+        if text.completion is not None:
+            self._completions[text.index] = text.completion
             # Before the last text is written: the engine must not go on computing after a stop string.
             if self._open.pop(output.id, None) is not None:
                 self._engine.abort(output.id, AbortReason.STOP_SEQUENCE)
             if self.finished:
                 self.close()
-        return step
+        return text
 
-    def _failure(self, continuation: Continuation, output: RequestOutput) -> EngineError:
+    def _failure(self, answer: AnswerText, output: RequestOutput) -> EngineError:
         """Return the error of the whole call: one failed request fails all. With several prompts the text names it."""
-        where = f"{continuation.request.field}: " if len(self._prompts) > 1 else ""
+        where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)

@@ -57,7 +57,7 @@ class Pace:
         self.seconds_left = min(left, self._limits.stall_seconds)
 
 
-class Connection(gevent_socket.socket):
+class ClientConnection(gevent_socket.socket):
     """Takes over an accepted socket. One greenlet reads and writes; another one may peek (`MSG_PEEK`)."""
 
     def __init__(self, accepted: gevent_socket.socket, limits: ConnectionLimits) -> None:

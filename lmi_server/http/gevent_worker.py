@@ -13,7 +13,7 @@ from gunicorn.http.errors import ParseException
 from gunicorn.http.message import Request
 from gunicorn.workers.ggevent import GeventWorker
 
-from lmi_server.http.connection import Connection, ConnectionLimits
+from lmi_server.http.connection import ClientConnection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
 _NOTE_SECONDS = 60.0
@@ -31,7 +31,7 @@ class Worker(GeventWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._noted = -_NOTE_SECONDS
 
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
@@ -40,7 +40,7 @@ class Worker(GeventWorker):
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         limits = dataclasses.replace(self.limits, idle_seconds=self.cfg.keepalive)
-        connection = Connection(client, limits)
+        connection = ClientConnection(client, limits)
         if len(self._connections) >= self.worker_connections - 1:
             self._make_room()
         self._connections.add(connection)
@@ -49,7 +49,7 @@ class Worker(GeventWorker):
         finally:
             self._connections.discard(connection)
 
-    def handle_request(self, listener_name: Any, req: Request, sock: Connection, addr: Any) -> None:
+    def handle_request(self, listener_name: Any, req: Request, sock: ClientConnection, addr: Any) -> None:
         sock.begin_request()
         _bound_trailers(req.body, sock.limits.head_bytes)
         # Pipelined requests arrive without a pause in which other greenlets run.

@@ -77,8 +77,9 @@ class Int:
     @property
     def accepted(self) -> str:
         what = "a power of two" if self.power_of_two else "an integer"
-        high = f"from {self.minimum} to {self.maximum}"
-        bounds = high if self.maximum is not None else f"at least {self.minimum}"
+        bounds = f"from {self.minimum} to {self.maximum}"
+        if self.maximum is None:
+            bounds = f"of at least {self.minimum}"
         return " or ".join([f"{what} {bounds}", *self.words])
 
     def from_text(self, text: str) -> Scalar:

@@ -23,11 +23,11 @@ from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupporte
 from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
-from lmi_server.apis.pipeline import LMI, Body, Conventions, Dialect, Fields, parse
+from lmi_server.apis.pipeline import LMI, Body, BodyFields, BodyFormat, Conventions, parse
 from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
 from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
-from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
 from lmi_server.values.show import names_in_log
 
@@ -101,7 +101,7 @@ def _prompt_field(body: Body) -> str:
     return next(iter(present or [name for name in _DIALECTS if name in body]), "inputs")
 
 
-def _read_fields(context: ApiContext, body: Body, _: Conventions) -> Fields:
+def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
     refuses_unknown = context.config.server.unknown_parameters != "warn"
     _check_names(body, refuses_unknown)
     given = body.get("parameters")
@@ -112,7 +112,7 @@ def _read_fields(context: ApiContext, body: Body, _: Conventions) -> Fields:
     )
     if parameters.unknown:
         _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
-    return Fields(parameters, _framing(context, parameters, body.get("stream")))
+    return BodyFields(parameters, _framing(context, parameters, body.get("stream")))
 
 
 def _check_names(body: Body, refuses_unknown: bool) -> None:
@@ -147,7 +147,7 @@ def _accepted_format() -> str | None:
     return _ACCEPTED_FORMATS.get(next(known, ""))
 
 
-def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     inputs = body.get("inputs")
     accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
     if context.capabilities.prompt_lists:
@@ -164,7 +164,7 @@ def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prom
     return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
 
 
-def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
     parameters = fields.parameters
     prompt: int | None = parameters["prompt_logprobs"]
     if prompt is None and parameters["decoder_input_details"]:
@@ -175,12 +175,12 @@ def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
 
 
 def _make_reply(
-    context: ApiContext, fields: Fields, requests: Sequence[GenerationRequest], _: Conventions
+    context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], _: Conventions
 ) -> LmiReply:
     return LmiReply(requests, fields.parameters, fields.framing, as_list=context.capabilities.prompt_lists)
 
 
-_INPUTS = Dialect(
+_INPUTS = BodyFormat(
     read_fields=_read_fields,
     read_prompts=_read_prompts,
     report=_report,

@@ -8,7 +8,7 @@ from typing import Any
 from lmi_server.apis.openai.reply import prompt_logprobs
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.errors import ErrorForm, ErrorReply
-from lmi_server.generation.continuation import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.framing import JSON_LINES, Framing
 

@@ -14,7 +14,7 @@ from lmi_server.apis.parameters.checks import refuse
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport
-from lmi_server.apis.pipeline import OPENAI, Body, Dialect, Fields, parse
+from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, parse
 from lmi_server.apis.prompts import Prompt, encode_prompts, max_prompt_chars, too_many_chars
 from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
@@ -31,7 +31,7 @@ def api(context: ApiContext) -> Blueprint:
     return blueprint
 
 
-def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     messages = parse_messages(body.get("messages"))
     if context.text.chat_template is None:
         raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
@@ -44,7 +44,7 @@ def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prom
     return encode_prompts(context, {"messages": text}, fields.parameters, add_special_tokens=False)
 
 
-def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
     parameters = fields.parameters
     top = parameters["top_logprobs"]
     if top and not parameters["logprobs"]:
@@ -52,7 +52,7 @@ def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
     return LogprobReport(parameters["logprobs"] or counts.ranked, top, parameters["prompt_logprobs"])
 
 
-CHAT = Dialect(
+CHAT = BodyFormat(
     read_fields=partial(read_fields, Names.CHAT, "messages"),
     read_prompts=_read_prompts,
     report=_report,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
-from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.generation.continuation import GenerationRequest, TextOutput, TokenText
+from lmi_server.apis.pipeline import BodyFields, Conventions
+from lmi_server.generation.answer_text import GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 
 
@@ -19,7 +19,7 @@ class ChatReply(OpenAiReply):
     chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, fields: Fields, requests: Sequence[GenerationRequest], conventions: Conventions
+        self, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
     ) -> None:
         super().__init__(fields, requests, conventions)
         self._num_choices = requests[0].n

@@ -16,7 +16,7 @@ from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport, check_token_id
 from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
-from lmi_server.apis.pipeline import OPENAI, Body, Conventions, Dialect, Fields, parse
+from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, Conventions, parse
 from lmi_server.apis.prompts import (
     Prompt,
     check_length,
@@ -26,7 +26,7 @@ from lmi_server.apis.prompts import (
     truncated,
 )
 from lmi_server.apis.serve import answer
-from lmi_server.generation.continuation import GenerationRequest
+from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.base import is_integer
 
 _ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"
@@ -42,7 +42,7 @@ def api(context: ApiContext) -> Blueprint:
     return blueprint
 
 
-def _read_prompts(context: ApiContext, body: Body, fields: Fields) -> tuple[Prompt, ...]:
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
     """Read one text, one list of token ids, or a list of either."""
     value, truncate = body.get("prompt"), fields.parameters["truncate"]
     if isinstance(value, list) and value and is_integer(value[0]):
@@ -64,7 +64,7 @@ def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | N
     return Prompt(field, "", truncated(tuple(value), truncate))
 
 
-def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
     parameters = fields.parameters
     logprobs: int | None = parameters["logprobs"]
     prompt: int | None = parameters["prompt_logprobs"]
@@ -74,13 +74,13 @@ def _report(fields: Fields, counts: AnswerCounts) -> LogprobReport:
 
 
 def _make_reply(
-    context: ApiContext, fields: Fields, requests: Sequence[GenerationRequest], conventions: Conventions
+    context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
 ) -> CompletionsReply:
     echoed = [_echoed(context, request, fields) for request in requests for _ in range(request.n)]
     return CompletionsReply(fields, requests, conventions, echoed)
 
 
-def _echoed(context: ApiContext, request: GenerationRequest, fields: Fields) -> str:
+def _echoed(context: ApiContext, request: GenerationRequest, fields: BodyFields) -> str:
     """Return what an answer begins with: nothing, the prompt as it came, or the text of its tokens if they were cut."""
     if not fields.parameters["echo"]:
         return ""
@@ -89,7 +89,7 @@ def _echoed(context: ApiContext, request: GenerationRequest, fields: Fields) -> 
     return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
 
 
-COMPLETIONS = Dialect(
+COMPLETIONS = BodyFormat(
     read_fields=partial(read_fields, Names.COMPLETIONS, "prompt"),
     read_prompts=_read_prompts,
     report=_report,

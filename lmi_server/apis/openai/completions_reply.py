@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
-from lmi_server.apis.pipeline import Conventions, Fields
-from lmi_server.generation.continuation import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.apis.pipeline import BodyFields, Conventions
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 
 
@@ -20,7 +20,7 @@ class CompletionsReply(OpenAiReply):
 
     def __init__(
         self,
-        fields: Fields,
+        fields: BodyFields,
         requests: Sequence[GenerationRequest],
         conventions: Conventions,
         echoed: Sequence[str],

@@ -9,7 +9,7 @@ from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import check_flag, refuse
 from lmi_server.apis.parameters.parse import parse_parameters
 from lmi_server.apis.parameters.row import Names
-from lmi_server.apis.pipeline import Body, Conventions, Fields
+from lmi_server.apis.pipeline import Body, BodyFields, Conventions
 from lmi_server.http.framing import SSE
 from lmi_server.values.show import names_in_log
 
@@ -23,7 +23,7 @@ _SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
 
 def read_fields(
     names: Names, prompt_field: str, context: ApiContext, body: Body, conventions: Conventions
-) -> Fields:
+) -> BodyFields:
     """Check all fields but `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect.
 
     Raises `InvalidField`.
@@ -38,7 +38,7 @@ def read_fields(
     )
     if parameters.unknown:
         _logger.info("unknown fields are ignored: %s", names_in_log(parameters.unknown))
-    return Fields(
+    return BodyFields(
         parameters,
         SSE if streamed else None,
         _model(body.get("model")),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from engines.core import FinishReason
-from lmi_server.apis.pipeline import Conventions, Fields
+from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.continuation import GenerationRequest, TokenText
+from lmi_server.generation.answer_text import GenerationRequest, TokenText
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.framing import SSE, SSE_DONE
 from lmi_server.request_log import current_record
@@ -33,7 +33,7 @@ class OpenAiReply:
     content_type = SSE.content_type
 
     def __init__(
-        self, fields: Fields, requests: Sequence[GenerationRequest], conventions: Conventions
+        self, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
     ) -> None:
         """Answer the current HTTP request."""
         self.streamed = fields.streamed

@@ -34,7 +34,7 @@ class AnswerCounts:
 def answer_counts(
     parameters: Parameters, *, num_prompts: int, streamed: bool, best_of_is_n: bool, streams_choices: bool
 ) -> AnswerCounts:
-    """Check `n` and `best_of`; `Dialect` explains the last two arguments. Raises `InvalidField`."""
+    """Check `n` and `best_of`; `BodyFormat` explains the last two arguments. Raises `InvalidField`."""
     best_of = parameters["best_of"]
     n: int = parameters["n"] or (best_of if best_of and best_of_is_n else 1)
     best_of = best_of or n

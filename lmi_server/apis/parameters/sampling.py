@@ -12,7 +12,7 @@ from lmi_server.apis.parameters.checks import refuse
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
-from lmi_server.generation.continuation import TextRules
+from lmi_server.generation.answer_text import TextRules
 from lmi_server.values.base import is_integer
 
 _MIN_TEMPERATURE = 0.01

@@ -121,8 +121,8 @@ class TextOutput(msgspec.Struct, frozen=True):
         return "".join([token.shown for token in self.tokens]) + self.rest
 
 
-class Continuation:
-    """The text that follows one prompt. Mutable; belongs to the `Generation` that feeds it."""
+class AnswerText:
+    """The text that follows one prompt. Mutable; belongs to the `TextGeneration` that feeds it."""
 
     def __init__(self, index: int, request: GenerationRequest, text: TextModel) -> None:
         """`index`: the answer's number in the call."""
