@@ -11,6 +11,7 @@ import re
 from werkzeug.datastructures import Headers
 
 from lmi_server.errors import InvalidField
+from lmi_server.values.show import as_json
 
 _HEADER = "X-Tenant-Id"
 _NAME = re.compile(r"[\x21-\x7e]{1,128}")
@@ -30,7 +31,7 @@ def tenant_of(headers: Headers) -> str:
         if not _NAME.fullmatch(name):
             raise InvalidField(
                 _HEADER,
-                f"given {ascii(name)[:80]} of {len(name)} characters; accepted: 1 to 128 visible ASCII characters",
+                f"given {as_json(name)} of {len(name)} characters; accepted: 1 to 128 visible ASCII characters",
             )
         return f"id:{name}"
     key = _api_key(headers)

@@ -13,6 +13,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from engines.errors import InvalidRequest, Overloaded
 from lmi_server.errors import BodyTooSlow, UnsupportedMediaType
 from lmi_server.http.json_object import parse_object
+from lmi_server.values.show import as_json
 
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
 """The smallest limit of all bodies that one web process reads and parses at a time; two of the largest always fit."""
@@ -92,10 +93,10 @@ def _check_media_type(request: Request) -> None:
     )
     if not json_like and mimetype != "application/octet-stream":
         raise UnsupportedMediaType(
-            f"Content-Type: given {request.content_type[:100]!r}; accepted: {_ACCEPTED_TYPES}"
+            f"Content-Type: given {as_json(request.content_type)}; accepted: {_ACCEPTED_TYPES}"
         )
     charset = request.mimetype_params.get("charset", "utf-8").lower()
     if charset not in ("utf-8", "utf8", "us-ascii"):
         raise UnsupportedMediaType(
-            f"Content-Type: given charset {charset[:40]!r}; accepted: {_ACCEPTED_TYPES}"
+            f"Content-Type: given charset {as_json(charset)}; accepted: {_ACCEPTED_TYPES}"
         )

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import gevent
 
 from engines.errors import InvalidRequest
+from lmi_server.values.show import as_json
 
 MAX_DEPTH = 32
 """Of nested lists and objects."""
 MAX_VALUES = 500_000
 """Values in a body, without names of objects. 64 MiB of empty lists would take 1.5 GB."""
-_SHOWN_CHARS = 80
 _VALUES_PER_TURN = 20_000
 """Values that are read before other greenlets get their turn: a few milliseconds."""
 _COMMA_OR_STRING = re.compile(rb',|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -91,7 +91,7 @@ class _UniqueNames:
         self._turns.count(len(pairs) + 1)
         made = dict(pairs)
         if len(made) != len(pairs):
-            name = json.dumps(_first_repeated(pairs)[:_SHOWN_CHARS])
+            name = as_json(_first_repeated(pairs))
             raise InvalidRequest(f"body: the name {name} is given more than once; accepted: once")
         return made
 

@@ -29,7 +29,7 @@ from lmi_server.apis.serve import answer
 from lmi_server.errors import InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
-from lmi_server.values.show import names_in_log
+from lmi_server.values.show import as_json, names_in_log
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _custom_attributes() -> str | None:
 def _parse(context: ApiContext, body: Body) -> Call:
     if adapter := request.headers.get(_ADAPTER_HEADER):
         raise InvalidField(
-            _ADAPTER_HEADER, f"given {adapter[:80]!r}, but LoRA adapters are not supported; accepted: none"
+            _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
         )
     if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
         # The platform names its call that the request came by, which decides where the body does not.

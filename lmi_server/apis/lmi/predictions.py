@@ -13,6 +13,7 @@ from flask import Blueprint, Response
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.lmi.invocations import invoke
 from lmi_server.errors import NotFound
+from lmi_server.values.show import as_json
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -26,7 +27,7 @@ def api(context: ApiContext) -> Blueprint:
         for what, label in (("model", model), ("version", version)):
             if label is not None and not _LABEL.fullmatch(label):
                 raise NotFound(
-                    f"{what} in the path: given {ascii(label)[:100]}; accepted: 1 to 128 letters, digits, '.', '_' "
+                    f"{what} in the path: given {as_json(label)}; accepted: 1 to 128 letters, digits, '.', '_' "
                     "and '-', the first a letter or a digit"
                 )
         return invoke(context)

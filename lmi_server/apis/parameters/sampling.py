@@ -14,6 +14,7 @@ from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
 from lmi_server.generation.answer_text import TextRules
 from lmi_server.values.base import is_integer
+from lmi_server.values.show import as_json
 
 _MIN_TEMPERATURE = 0.01
 """Below it all weight is on the likeliest token anyway, and the division would leave the range of 32-bit floats."""
@@ -146,7 +147,7 @@ def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, 
             raise refuse(field, word, "words of at least one token")
         for token_id in plain + spaced:
             if token_id >= context.text.vocabulary_size:
-                raise InvalidField(field, f"given {word!r}, whose token {token_id} the model lacks")
+                raise InvalidField(field, f"given {as_json(word)}, whose token {token_id} the model lacks")
         banned[plain] = None
         # Where the space is a token of its own before the same tokens, the word is banned already.
         if spaced[-len(plain) :] != plain:
