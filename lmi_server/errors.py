@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import msgspec
 from flask import Response
 from werkzeug.exceptions import HTTPException
 
 from engines.errors import EngineError, InvalidRequest
+from lmi_server.http.json_reply import json_response
 
 STREAM_ERROR_CODE = 424
 """`code` of the record that ends a failed stream on `/invocations`; its status has been sent already."""
@@ -133,7 +133,7 @@ class ErrorReply:
     def response(self, form: ErrorForm, throttle_status: int = 503) -> Response:
         """Make a whole answer of the error."""
         status = self.status(form, throttle_status)
-        response = Response(dump(self.body(form, status)) + "\n", status, content_type="application/json")
+        response = json_response(self.body(form, status), status)
         row = _TABLE[self.kind]
         if row.retry_after is not None:
             response.headers["Retry-After"] = str(row.retry_after)
@@ -170,17 +170,3 @@ def _of_http(error: HTTPException, max_request_size: int) -> ErrorReply:
     elif code == 404:
         message = "no such path"
     return ErrorReply(kind, message, headers=headers)
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def dump(value: Any) -> str:
-    """Write compact JSON on one line.
-
-    Of all characters only those are escaped that many clients take for the end of a line when they split a stream.
-    """
-    text = _encode(value).decode()
-    if text.isascii():
-        return text
-    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -18,7 +18,8 @@ from engines.health import EngineState
 from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import check, refuse_unknown
-from lmi_server.errors import NotFound, Unauthorized, dump
+from lmi_server.errors import NotFound, Unauthorized
+from lmi_server.http.json_reply import json_response
 from lmi_server.properties.options import by_name
 
 ANSWER_SECONDS = 2.0
@@ -82,7 +83,7 @@ def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Resp
         names = {field: _short(option) for option, field in FIELDS.items()}
         reasons = [f"{names.get(field, field)}: {reason}" for field, reason in state.refused.items()]
         raise InvalidRequest("; ".join(reasons) + "; nothing was changed")
-    return Response(dump(_shown(state.settings)) + "\n", content_type="application/json")
+    return json_response(_shown(state.settings))
 
 
 def _shown(settings: SchedulerSettings) -> dict[str, SettingValue]:

@@ -12,11 +12,12 @@ from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.tenant import tenant_of
-from lmi_server.errors import ErrorReply, dump
+from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.generation import ClientGone, TextGeneration
 from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> R
     for _ in outputs:
         pass
     record.finish = _finish(generation)
-    return Response(dump(call.reply.whole(generation.result)) + "\n", content_type="application/json")
+    return json_response(call.reply.whole(generation.result))
 
 
 def _finish(generation: TextGeneration) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_server.errors import dump
+from lmi_server.http.json_reply import dump
 
 
 @dataclass(frozen=True, slots=True)

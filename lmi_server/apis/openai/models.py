@@ -9,7 +9,7 @@ from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.openai.fields import DEFAULT_MODEL
-from lmi_server.errors import dump
+from lmi_server.http.json_reply import json_response
 
 
 def api(context: ApiContext) -> Blueprint:
@@ -23,11 +23,11 @@ def api(context: ApiContext) -> Blueprint:
     @blueprint.get("/v1/models")
     def models() -> Response:
         body = {"object": "list", "data": [entry(DEFAULT_MODEL)]}
-        return Response(dump(body) + "\n", content_type="application/json")
+        return json_response(body)
 
     @blueprint.get("/v1/models/<path:name>")
     def model(name: str) -> Response:
         # Requests may use any name, so any name is this model.
-        return Response(dump(entry(name)) + "\n", content_type="application/json")
+        return json_response(entry(name))
 
     return blueprint
