@@ -57,13 +57,22 @@ class OptionRow:
     engine: str
     help: str
     status: str
+    variables: tuple[str, ...]
 
 
 def rows() -> tuple[OptionRow, ...]:
     """Return every option in the table's order, those that work first."""
     return tuple(
-        OptionRow(one.name, one.type.accepted, _default(one), one.engine, one.help, one.status.value)
-        for one in OPTIONS
+        OptionRow(
+            option.name,
+            option.type.accepted,
+            _default(option),
+            option.engine,
+            option.help,
+            option.status.value,
+            _variables(option),
+        )
+        for option in OPTIONS
     )
 
 
@@ -79,15 +88,19 @@ def _default(option: Option) -> str:
     return as_option(option.default) or unset
 
 
-def _section(option: Option) -> str:
+def _variables(option: Option) -> tuple[str, ...]:
     names = (option.name, *option.aliases)
+    return tuple(dict.fromkeys(variable for name in names for variable in variables_of(name)))
+
+
+def _section(option: Option) -> str:
     engine = "" if option.engine == "any" else f" (engine={option.engine})"
     facts = {
         "accepted": option.type.accepted,
         "default": _default(option),
         "example": f"`{option.name}={option.example}`",
         "other names": _quoted(option.aliases),
-        "environment": _quoted(dict.fromkeys(variable for name in names for variable in variables_of(name))),
+        "environment": _quoted(_variables(option)),
     }
     lines = [f"### `{option.name}`\n", f"{option.help}{engine}\n"]
     lines += [f"- {label}: {text}" for label, text in facts.items() if text]
