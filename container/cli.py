@@ -35,7 +35,6 @@ _LATER = Registry(
         "compare": "container.measure.compare.compare_command:compare",
         "kv-waste": "container.measure.scheduler.kv_waste_command:kv_waste",
         "profile": "container.measure.profile_command:profile",
-        "scheduler-cost": "container.measure.scheduler.scheduler_cost_command:scheduler_cost",
     }
 )
 """Commands whose modules are loaded when they are called: the others start faster without them."""

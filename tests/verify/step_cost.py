@@ -1,16 +1,25 @@
-"""What a step costs outside of the model: the scheduler's share of it, in time."""
+"""`python -m tests.verify.step_cost`: microseconds that a step of the scheduler takes outside of the model.
+
+The engine's own scheduler on one core, pages of 16 with prefix caching, every running sequence generating. Other
+programs on the machine only make figures larger, so each case is the quietest of several rounds.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from engines.config import SchedulerConfig
 from engines.core import Request, SampledToken, SamplingParams, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.scheduler.policies import POLICIES
 from engines.mpi.scheduler.scheduler import Scheduler
 
 RUNNING = (32, 64, 128, 256)
@@ -22,6 +31,7 @@ _BLOCK_SIZE = 16
 _PROMPT_TOKENS = (192, 320)
 """Of those that run, at random, so that in every step some of them need a new page."""
 _WARM_UP_STEPS = 40
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,8 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """How it is measured."""
+class CostSettings:
+    """How the cost is measured."""
 
     num_steps: int
     scheduling_policy: str
@@ -65,13 +75,13 @@ class Bench:
 
 
 def measure(
-    bench: Bench, num_running: int, num_waiting: int, clock: Callable[[], float] = time.perf_counter
+    settings: CostSettings, num_running: int, num_waiting: int, clock: Callable[[], float] = time.perf_counter
 ) -> StepCost:
     """Raises ValueError: the scheduler did not do what was to be measured."""
-    scheduler = _loaded(bench, num_running, num_waiting)
+    scheduler = _loaded(settings, num_running, num_waiting)
     schedule, update, encode = [], [], []
     token = SampledToken(7)
-    for number in range(_WARM_UP_STEPS + bench.num_steps):
+    for number in range(_WARM_UP_STEPS + settings.num_steps):
         started = clock()
         scheduler.expire(float(number))
         step = scheduler.schedule(float(number))
@@ -97,26 +107,26 @@ def measure(
     )
 
 
-def _loaded(bench: Bench, num_running: int, num_waiting: int) -> Scheduler:
+def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Scheduler:
     """A scheduler whose sequences have all had their first token, and as many behind them as were asked for."""
     numbers = random.Random(1)
-    length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + bench.num_steps + 2
+    length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + settings.num_steps + 2
     num_blocks = num_running * -(-length // _BLOCK_SIZE)
-    by_blocks = bench.blocked_by == "blocks"
-    settings = SchedulerSettings(
+    by_blocks = settings.blocked_by == "blocks"
+    limits = SchedulerSettings(
         max_num_seqs=num_running + num_waiting if by_blocks else num_running,
         max_prefill_tokens=1 << 20,
         max_num_batched_tokens=1 << 20,
         max_waiting=num_waiting + 1,
-        scheduling_policy=bench.scheduling_policy,
+        scheduling_policy=settings.scheduling_policy,
     )
     scheduler = Scheduler(
-        SchedulerConfig(settings, "max_utilization"),
+        SchedulerConfig(limits, "max_utilization"),
         make_block_manager(num_blocks, _BLOCK_SIZE, paged=True, prefix_caching=True),
         max_model_len=1 << 20,
         vocab_size=1 << 30,
     )
-    sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + bench.num_steps + 2)
+    sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + settings.num_steps + 2)
     for number in range(num_running):
         scheduler.add(_request(f"running {number}", numbers, numbers.randint(*_PROMPT_TOKENS), sampling))
     step = scheduler.schedule(0.0)
@@ -159,3 +169,43 @@ def growth_with_waiting(costs: list[StepCost]) -> dict[int, float]:
         row = sorted((c for c in costs if c.num_running == running), key=lambda cost: cost.num_waiting)
         ratios[running] = row[-1].total.p10 / row[0].total.p10
     return dict(sorted(ratios.items()))
+
+
+def main() -> int:
+    """Print a line for each case. Returns 1 when 256 running and 1,000 waiting requests cost more than the limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=400, help="measured steps of each case")
+    parser.add_argument("--scheduling-policy", choices=list(POLICIES), default="fcfs")
+    parser.add_argument("--blocked-by", choices=["places", "blocks"], default="places")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    arguments = parser.parse_args()
+    settings = CostSettings(arguments.steps, arguments.scheduling_policy, arguments.blocked_by)
+    rounds = [
+        [measure(settings, running, waiting) for running in RUNNING for waiting in WAITING]
+        for _ in range(_ROUNDS)
+    ]
+    costs = [min(case, key=lambda cost: cost.total.median) for case in zip(*rounds, strict=True)]
+    print("running  waiting  schedule  update  both, median (p10 to p90)  encode    us a step")
+    for cost in costs:
+        print(
+            f"{cost.num_running:7}  {cost.num_waiting:7}  {cost.schedule.median:8.0f}  {cost.update.median:6.0f}"
+            f"  {cost.total.median:12.0f} ({cost.total.p10:.0f} to {cost.total.p90:.0f})  {cost.encode.median:12.0f}"
+        )
+    running, waiting, aim, limit = AIM
+    reached = next(c.total.median for c in costs if (c.num_running, c.num_waiting) == (running, waiting))
+    print(f"{running} running, {waiting} waiting: {reached:.0f} us a step; aim {aim:.0f}, limit {limit:.0f}")
+    values = {
+        "costs_us": [asdict(cost) for cost in costs],
+        "growth_with_running": growth_with_running(costs),
+        "growth_with_waiting": growth_with_waiting(costs),
+        "limit_us": limit,
+        "within_limit": reached <= limit,
+        **asdict(settings),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(values, indent=2), encoding="utf-8")
+    return 0 if reached <= limit else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
