@@ -13,7 +13,7 @@ import click
 
 from container.explain.resolve import CannotServe, resolve
 from container.machine import detect
-from container.measure.scheduler.output import json_option, show, write_json
+from container.measure.output import json_option, show, write_json
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.progress import view_for

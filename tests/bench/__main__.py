@@ -15,7 +15,7 @@ from container.machine import detect
 from container.measure.bench.errors import BenchError
 from container.measure.bench.workload import load_tokenizer
 from container.measure.compare import setting
-from container.measure.compare.arms import Arm, BadArm, Named, names_for, read_arms
+from container.measure.compare.configurations import Arm, BadArm, Named, names_for, read_arms
 from container.models import files as model_files
 from container.progress import view_for
 from container.run import launch

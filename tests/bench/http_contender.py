@@ -9,8 +9,8 @@ from pathlib import Path
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.load import LoadRun, run_load
 from container.measure.bench.workload import BenchRequest
-from container.measure.compare.arm_server import ArmFailed, ArmServer
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Arm
+from container.measure.compare.server_process import ArmFailed, ArmServer
 from tests.bench.contender import Broken, Facts, Running
 
 _REQUEST_SECONDS = 900.0

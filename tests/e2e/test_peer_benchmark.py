@@ -8,7 +8,7 @@ import pytest
 
 from container.machine import detect
 from container.measure.bench.workload import load_tokenizer
-from container.measure.compare.arms import Named, read_arms
+from container.measure.compare.configurations import Named, read_arms
 from tests.bench import report
 from tests.bench.http_contender import Ours
 from tests.bench.made_up import results_of

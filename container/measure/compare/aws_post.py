@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.measure.compare.arms import Named
+from container.measure.compare.configurations import Named
 from container.measure.compare.numbers import NOTHING, number, times
 from container.measure.compare.plan import Scenario
 from container.measure.compare.report import Section

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from container.measure.compare.arms import warnings
+from container.measure.compare.configurations import warnings
 from container.measure.compare.results import Comparison
 
 

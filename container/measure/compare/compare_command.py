@@ -19,14 +19,14 @@ from container.measure.bench.errors import BenchError
 from container.measure.bench.lengths import Lengths
 from container.measure.bench.options import load_options
 from container.measure.compare import aws_post, report
-from container.measure.compare.arm_server import ArmFailed, ArmServer, RunningArm, StartArm
-from container.measure.compare.arms import Arm, BadArm, Named, names_for, read_arms, warnings
 from container.measure.compare.caveats import caveats
+from container.measure.compare.configurations import Arm, BadArm, Named, names_for, read_arms, warnings
 from container.measure.compare.plan import Plan, Scenario
 from container.measure.compare.report import Section, Setting
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import Runner, Workloads
 from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.server_process import ArmFailed, ArmServer, RunningArm, StartArm
 from container.measure.compare.setting import setting
 from container.measure.compare.terminal import SaidOnce, view_for
 from container.measure.compare.verdict import headline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from container.measure.bench.figures import Figures
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Arm
 from container.measure.compare.plan import Plan
 from container.measure.compare.scrape import BatchSizes, KvUse
 

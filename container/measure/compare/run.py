@@ -15,11 +15,11 @@ from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import failure, figures
 from container.measure.bench.load import LoadRun, run_load
 from container.measure.bench.workload import BenchRequest, load_tokenizer, make_requests
-from container.measure.compare.arm_server import RunningArm, StartArm
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Arm
 from container.measure.compare.plan import Plan, Scenario, Stay, stays
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import Sampler, Snapshot, kv_use, scrape
+from container.measure.compare.server_process import RunningArm, StartArm
 
 _SIGNAL_SECONDS = 0.5
 _SETTLE_SECONDS = 5.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
-from container.measure.compare.arms import differences
+from container.measure.compare.configurations import differences
 from container.measure.compare.numbers import NOTHING, gibibytes, number, percent, spread, times
 from container.measure.compare.results import Comparison, RoundResult
 from container.measure.compare.summary import (

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Arm
 from container.measure.compare.numbers import number, seconds
 from container.measure.compare.results import RoundResult
 from container.measure.compare.run import Watcher

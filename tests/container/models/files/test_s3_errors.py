@@ -1,0 +1,261 @@
+"""What goes wrong with S3: one sentence each, in time, and nothing half-made in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.container.models.files.s3_lab import S3Lab, same
+from tests.support.faulty_proxy import (
+    Matches,
+    answer,
+    corrupt,
+    every_object,
+    everything,
+    listing,
+    object_named,
+    rewrite,
+    truncate,
+    without_headers,
+)
+from tests.support.model_folders import safetensors_bytes, write_model
+
+WEIGHTS = object_named("model.safetensors")
+
+
+def head_of(name: str) -> Matches:
+    return lambda asked: asked.method == "HEAD" and asked.key.endswith(name)
+
+
+def test_a_missing_bucket(s3: S3Lab) -> None:
+    sentence = dataclasses.replace(s3, bucket="nobodys-bucket").refused()
+    assert "s3://nobodys-bucket/" in sentence
+    assert "there is no such bucket" in sentence
+
+
+def test_an_empty_prefix(s3: S3Lab) -> None:
+    sentence = s3.refused()
+    assert s3.address() in sentence
+    assert "no object under it" in sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "somebody"}, "does not know the access key"),
+        ({"AWS_SECRET_ACCESS_KEY": "another-secret"}, "does not belong to the access key"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
+        ({"AWS_PROFILE": "nobody"}, "no AWS credentials"),
+        ({"AWS_ENDPOINT_URL": "not an address"}, "look at AWS_ENDPOINT_URL"),
+        ({"AWS_REGION": "no region!"}, "look at AWS_REGION"),
+    ],
+)
+def test_an_environment_that_leads_nowhere(
+    change: dict[str, str], words: str, s3: S3Lab, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.upload(tiny_model)
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    sentence = s3.refused()
+    assert words in sentence
+    assert "another-secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "AccessDenied", "no permission (403, AccessDenied)"),
+        (400, "ExpiredToken", "the credentials have expired"),
+        (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
+        (403, "InvalidObjectState", "archived"),
+        (404, "NoSuchKey", "is not there"),
+    ],
+)
+@pytest.mark.parametrize("where", [listing, every_object], ids=["listing", "object"])
+def test_a_definite_no_is_said_at_once(
+    where: Matches, status: int, code: str, words: str, s3: S3Lab, tiny_model: Path
+) -> None:
+    s3.upload(tiny_model)
+    s3.proxy.fault(where, answer(status, code))
+    sentence = s3.refused()
+    assert words in sentence
+    assert s3.address() in sentence
+    assert s3.left_over() == []
+
+
+@pytest.mark.parametrize(("status", "words"), [(403, "no permission"), (404, "is not there")])
+def test_an_object_that_may_not_be_looked_at(status: int, words: str, s3: S3Lab, tiny_model: Path) -> None:
+    """The answer to HEAD has no body to say more."""
+    s3.upload(tiny_model)
+    s3.proxy.fault(head_of("config.json"), answer(status))
+    sentence = s3.refused()
+    assert f"{s3.address()}/config.json: " in sentence
+    assert words in sentence
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("where", [listing, every_object, WEIGHTS], ids=["listing", "objects", "weights"])
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(500, "InternalError", "(500, InternalError)"), (503, "SlowDown", "asks for fewer requests (SlowDown)")],
+)
+def test_an_error_that_may_pass_is_given_up_after_a_while(
+    status: int, code: str, words: str, where: Matches, s3: S3Lab, small_model: Path
+) -> None:
+    s3.upload(small_model)
+    s3.proxy.fault(where, answer(status, code))
+    sentence = s3.refused()
+    assert words in sentence
+    assert len(s3.proxy.requests) > 2, "it was not tried again"
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_error_that_passes_does_no_harm(status: int, s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    s3.proxy.fault(everything, answer(status, "SlowDown"), times=3)
+    s3.proxy.fault(WEIGHTS, answer(status, "SlowDown"), times=6)
+    assert same(s3.obtain()[0], small_model)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nobody_listens(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "S3 at http://127.0.0.1:9 cannot be reached" in s3.refused()
+
+
+def test_nobody_answers(s3: S3Lab) -> None:
+    s3.proxy.fault(everything, delay=60)
+    assert "does not answer in time" in s3.refused()
+
+
+def test_a_corrupted_byte(s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
+    sentence = s3.refused()
+    assert f"{s3.address()}/model.safetensors: " in sentence
+    assert "CRC32 differs" in sentence
+    assert s3.left_over() == []
+    s3.proxy.heal()
+    assert same(s3.obtain()[0], small_model)
+
+
+def test_without_a_checksum_the_etag_tells(s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    s3.proxy.fault(everything, without_headers("x-amz-checksum"))
+    s3.proxy.fault(WEIGHTS, corrupt(9_999_999))
+    assert "MD5 differs" in s3.refused()
+
+
+@pytest.mark.parametrize("size", [0, 3_000_000, 20_000_000])
+def test_an_object_shorter_than_listed(size: int, s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    s3.proxy.fault(WEIGHTS, truncate(size))
+    assert "model.safetensors: the object is shorter than listed" in s3.refused()
+    assert s3.left_over() == []
+
+
+def test_weights_that_were_uploaded_cut(s3: S3Lab, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "cut", 1_000_000)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(["a"], 1_000_000)[:-5000])
+    s3.upload(folder)
+    sentence = s3.refused()
+    assert "model.safetensors is not a whole safetensors file" in sentence
+    assert s3.left_over() == []
+
+
+def test_an_object_that_changes_while_it_is_read(s3: S3Lab, small_model: Path, tmp_path: Path) -> None:
+    s3.upload(small_model)
+    other = (write_model(tmp_path / "other", 20 << 20, seed=5) / "model.safetensors").read_bytes()
+    s3.proxy.when_sent(4 << 20, lambda: s3.put("mine/model.safetensors", other))
+    # Reads that began before the change may end well; one that begins after it cannot.
+    s3.proxy.cut_at([5 << 20, 6 << 20, 7 << 20])
+    sentence = s3.refused()
+    assert f"{s3.address()}/model.safetensors: the object changed while it was read" in sentence
+    assert s3.left_over() == []
+
+
+def test_a_server_that_does_not_heed_if_match(s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+
+    def other_etag(asked: object, given: object) -> object:
+        given.headers["ETag"] = '"0123456789abcdef0123456789abcdef"'  # type: ignore[attr-defined]
+        return given
+
+    s3.proxy.fault(WEIGHTS, other_etag)  # type: ignore[arg-type]
+    assert "the object changed while it was read" in s3.refused()
+
+
+@pytest.mark.parametrize("name", ["../x.json", "/x.json", "..\\x.json", "x\x01.json", f"{'x' * 300}.json"])
+def test_keys_that_lead_elsewhere_are_refused_by_name(name: str, s3: S3Lab, tiny_model: Path) -> None:
+    """The real server takes no such keys; another one may have them."""
+    s3.upload(tiny_model)
+    s3.put("mine/replaced.json", b"{}")
+    s3.proxy.fault(listing, rewrite(b"replaced.json", quote(name).encode()))
+    sentence = s3.refused()
+    assert "refused" in sentence
+    assert not [asked for asked in s3.proxy.requests if asked.key]
+    assert not (s3.cache / "models" / "x.json").exists()
+
+
+def test_shards_that_are_not_there_are_named_before_they_are_fetched(s3: S3Lab, tiny_model: Path) -> None:
+    s3.upload(tiny_model)
+    s3.delete("mine/model-00002-of-00002.safetensors")
+    sentence = s3.refused()
+    assert "model-00002-of-00002.safetensors" in sentence
+    assert not [asked for asked in s3.proxy.requests if asked.key.endswith(".safetensors")]
+    assert s3.left_over() == []
+
+
+def test_a_model_in_another_format(s3: S3Lab, tiny_model: Path) -> None:
+    for key in ("config.json", "pytorch_model.bin", "notes.md"):
+        s3.put(f"mine/{key}", b"{}")
+    sentence = s3.refused()
+    assert "no .safetensors file but pytorch_model.bin" in sentence
+    s3.delete("mine/config.json")
+    assert "no config.json; there is notes.md, pytorch_model.bin" in s3.refused()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with 112 MiB of room, which a test may fill up."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=112m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.decode(errors='replace').strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_too_small(s3: S3Lab, small_model: Path, small_disk: Path) -> None:
+    s3.upload(small_model)
+    (small_disk / "other").write_bytes(bytes(40 << 20))
+    lab = dataclasses.replace(s3, cache=small_disk)
+    sentence = lab.refused()
+    assert "72 MiB free" in sentence
+    assert "LMI_CACHE_DIR" in sentence
+    assert s3.proxy.object_bytes == 0
+    assert lab.left_over() == []
+
+
+def test_a_disk_that_fills_up_meanwhile(s3: S3Lab, small_model: Path, small_disk: Path) -> None:
+    s3.upload(small_model)
+    lab = dataclasses.replace(s3, cache=small_disk)
+
+    def fill() -> None:
+        with (small_disk / "other").open("wb") as file:
+            file.write(bytes(96 << 20))
+
+    s3.proxy.when_sent(1 << 20, fill)
+    sentence = lab.refused()
+    assert "is full (No space left on device)" in sentence
+    assert lab.left_over() == []
+    (small_disk / "other").unlink()
+    assert same(lab.obtain()[0], small_model)
