@@ -1,19 +1,19 @@
-"""How well ways of allocating fill the KV cache: the real scheduler and allocators, tokens invented, no model.
+"""Waste of KV cache by contiguous and paged allocation: the real scheduler and allocators without a model.
 
-Everything waits from the beginning. A step computes one token for each running sequence, and parts of prompts beside.
+All requests arrive at the start. A step computes one token of each running sequence, and chunks of prompts.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engines.config import SchedulerConfig
 from engines.core import Request, SampledToken, SamplingParams, SchedulerSettings
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
-from engines.mpi.scheduler import sequence as sequences
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 
@@ -23,14 +23,14 @@ _END = SampledToken(0)
 
 @dataclass(frozen=True, slots=True)
 class WasteLoad:
-    """What is asked of each way of allocating."""
+    """The load that each kind of allocation gets."""
 
     num_requests: int
     prompt_tokens: int
     mean_output_tokens: float
-    """Of an exponential distribution; drawn again where it is more than `max_new_tokens`."""
+    """Mean of an exponential distribution; longer answers than `max_new_tokens` are drawn again."""
     max_new_tokens: int
-    """What every request asks for: nobody knows before how long an answer will be."""
+    """Limit of every request; the scheduler does not know the actual length of an answer."""
     pool_tokens: int
     block_size: int
     max_prefill_tokens: int
@@ -47,61 +47,95 @@ class WasteLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """A way of allocating."""
+class Allocation:
+    """A kind of allocation."""
 
     name: str
     admission: str
     paged: bool
 
 
-ARMS = (
-    Arm("contiguous, guaranteed_no_evict", "guaranteed_no_evict", paged=False),
-    Arm("paged, guaranteed_no_evict", "guaranteed_no_evict", paged=True),
-    Arm("paged, max_utilization", "max_utilization", paged=True),
+ALLOCATIONS = (
+    Allocation("contiguous, guaranteed_no_evict", "guaranteed_no_evict", paged=False),
+    Allocation("paged, guaranteed_no_evict", "guaranteed_no_evict", paged=True),
+    Allocation("paged, max_utilization", "max_utilization", paged=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Of one arm. Shares are means over steps."""
+    """Result of one kind of allocation. Shares are means over steps."""
 
-    arm: str
+    allocation: str
     waste: float
-    """1 - tokens stored / slots allocated, over the steps in which any are."""
+    """1 - stored tokens / allocated slots, over the steps with allocated slots."""
     allocated: float
-    """Slots allocated, of the pool's."""
+    """Share of the pool that is allocated."""
     promised: float
-    """Slots of blocks that are promised to running sequences and not allocated, of the pool's."""
+    """Share of the pool in blocks reserved for running sequences and not allocated yet."""
     mean_running: float
     mean_running_loaded: float
-    """Over the steps in which others waited."""
+    """Mean over the steps in which requests waited."""
     max_running: int
     preemptions: int
     recomputed_tokens: int
     steps: int
 
 
-def run(arm: Arm, load: WasteLoad, progress: Callable[[int, int], None] = lambda done, total: None) -> Waste:
-    """Raises ValueError: a request can never fit into the pool."""
-    blocks = make_block_manager(load.pool_tokens // load.block_size, load.block_size, arm.paged)
-    scheduler = _scheduler(arm, load, blocks)
+def run(
+    allocation: Allocation, load: WasteLoad, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Waste:
+    """Run all requests to their ends. Raises ValueError: a request can never fit into the pool."""
+    block_size = load.block_size
+    blocks = make_block_manager(load.pool_tokens // block_size, block_size, allocation.paged)
+    scheduler = _scheduler(allocation, load, blocks)
     lengths = load.output_lengths()
     sampling = SamplingParams(load.max_new_tokens, stop_token_ids=(_END.token_id,))
     for number in range(load.num_requests):
         scheduler.add(Request(str(number), (number,) * load.prompt_tokens, sampling, 0.0))
-    tally = _Tally(blocks)
+    uses: list[_StepUse] = []
     done = 0
-    while (step := scheduler.schedule(float(tally.num_steps))) is not None:
-        waiting = scheduler.num_waiting
-        outputs = scheduler.update(step, _sample(step, lengths), float(tally.num_steps))
+    while (step := scheduler.schedule(float(len(uses)))) is not None:
+        num_waiting = scheduler.num_waiting
+        outputs = scheduler.update(step, _sample(step, lengths), float(len(uses)))
         done += sum(output.finished for output in outputs)
-        tally.count(step.sequences, scheduler.num_running, waiting)
+        # Every running sequence is in each step, as only the cache limits the batch; finished ones reserve nothing.
+        promised = sum(sequence.num_promised_blocks for sequence in step.sequences)
+        unfilled = blocks.num_unfilled_slots / (blocks.num_used * block_size) if blocks.num_used else None
+        uses.append(_StepUse(blocks.num_used, unfilled, promised, scheduler.num_running, num_waiting))
         progress(done, load.num_requests)
-    return tally.result(arm, scheduler)
+    loaded = [use.num_running for use in uses if use.num_waiting]
+    return Waste(
+        allocation=allocation.name,
+        waste=_mean(use.unfilled for use in uses if use.unfilled is not None),
+        allocated=_mean(use.num_used for use in uses) / blocks.num_blocks,
+        promised=_mean(use.num_promised for use in uses) / blocks.num_blocks,
+        mean_running=_mean(use.num_running for use in uses),
+        mean_running_loaded=_mean(loaded or [use.num_running for use in uses]),
+        max_running=max((use.num_running for use in uses), default=0),
+        preemptions=scheduler.num_preemptions,
+        recomputed_tokens=scheduler.num_recomputed_tokens,
+        steps=len(uses),
+    )
 
 
-def _scheduler(arm: Arm, load: WasteLoad, blocks: BlockManager) -> Scheduler:
+@dataclass(frozen=True, slots=True)
+class _StepUse:
+    """Use of the cache after one step, when its finished sequences have left."""
+
+    num_used: int
+    unfilled: float | None
+    """Share of the allocated slots without a token; None without allocated slots."""
+    num_promised: int
+    num_running: int
+    num_waiting: int
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(found) if (found := list(values)) else 0.0
+
+
+def _scheduler(allocation: Allocation, load: WasteLoad, blocks: BlockManager) -> Scheduler:
     longest = load.prompt_tokens + load.max_new_tokens
     if blocks.blocks_needed(longest) > blocks.num_blocks:
         raise ValueError(f"{longest} tokens of one request do not fit into {load.pool_tokens}")
@@ -111,7 +145,7 @@ def _scheduler(arm: Arm, load: WasteLoad, blocks: BlockManager) -> Scheduler:
         max_num_batched_tokens=load.max_prefill_tokens + load.num_requests,
         max_waiting=load.num_requests,
     )
-    return Scheduler(SchedulerConfig(settings, arm.admission), blocks, longest, load.num_requests)
+    return Scheduler(SchedulerConfig(settings, allocation.admission), blocks, longest, load.num_requests)
 
 
 def _sample(step: Step, lengths: list[int]) -> list[SampledToken]:
@@ -119,49 +153,3 @@ def _sample(step: Step, lengths: list[int]) -> list[SampledToken]:
         _END if sequence.num_output_tokens + 1 == lengths[sequence.number] else _GO_ON
         for sequence in step.sampled
     ]
-
-
-class _Tally:
-    """Sums over steps; taken after each, when those that ended in it have left."""
-
-    def __init__(self, blocks: BlockManager) -> None:
-        self.num_steps = 0
-        self._blocks = blocks
-        self._waste = 0.0
-        self._num_allocated_steps = 0
-        self._allocated = 0
-        self._promised = 0
-        self._running = 0
-        self._running_loaded = 0
-        self._num_loaded = 0
-        self._max_running = 0
-
-    def count(self, planned: Sequence[sequences.Sequence], num_running: int, num_waiting: int) -> None:
-        blocks = self._blocks
-        self.num_steps += 1
-        if blocks.num_used:
-            self._waste += blocks.num_unfilled_slots / (blocks.num_used * blocks.block_size)
-            self._num_allocated_steps += 1
-        self._allocated += blocks.num_used
-        # All that run are planned, as the limits do not bind; who has ended is promised nothing.
-        self._promised += sum(sequence.num_promised_blocks for sequence in planned)
-        self._running += num_running
-        self._max_running = max(self._max_running, num_running)
-        if num_waiting:
-            self._running_loaded += num_running
-            self._num_loaded += 1
-
-    def result(self, arm: Arm, scheduler: Scheduler) -> Waste:
-        steps, pool = max(1, self.num_steps), self._blocks.num_blocks
-        return Waste(
-            arm.name,
-            self._waste / max(1, self._num_allocated_steps),
-            self._allocated / pool / steps,
-            self._promised / pool / steps,
-            self._running / steps,
-            self._running_loaded / self._num_loaded if self._num_loaded else self._running / steps,
-            self._max_running,
-            scheduler.num_preemptions,
-            scheduler.num_recomputed_tokens,
-            self.num_steps,
-        )

@@ -1,4 +1,4 @@
-"""The supervisor's line to the engine: ask for its figures, tell it to drain."""
+"""The supervisor's connection to the engine: request its statistics, tell it to drain."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class EngineControl:
         self._token = 0
 
     def drain(self, seconds: float) -> None:
-        """Tell the engine to end within `seconds`. Does not wait."""
+        """Tell the engine to stop within `seconds`. Does not wait."""
         self._send(Drain(seconds))
 
     def stats(self, timeout: float, worth_waiting: Callable[[], bool]) -> EngineStats | None:
-        """The engine's figures; None when it does not answer within `timeout` seconds, or the wait has become
-        pointless: an engine that dies in this moment must not hold up whoever has to see it.
+        """The engine's statistics; None without an answer within `timeout` seconds, or when `worth_waiting` returns
+        False: a dead engine must not delay the supervisor.
         """
         self._token += 1
         self._send(GetStats(self._token))

@@ -1,7 +1,8 @@
-"""The arms of a comparison: configurations with their effective values on this machine, and the differences."""
+"""The configurations of a comparison, with their effective values on this machine."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,80 +19,60 @@ from lmi_server.properties.problems import PropertiesError
 _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
-class BadArm(Exception):
-    """A configuration cannot be served here. The text is for a person."""
+class BadConfiguration(Exception):
+    """A configuration cannot be served on this machine. The text is for users."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A configuration that is to become an arm."""
+class NamedPath:
+    """A configuration before its file is read."""
 
     name: str
     path: Path
     """A folder with a serving.properties, or such a file."""
     origin: str = ""
-    """Where it comes from, where it was made for this comparison only; else empty."""
+    """How a configuration made for this comparison was derived; empty for the user's own files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One configuration that can be served here."""
+class Configuration:
+    """A configuration that can be served on this machine."""
 
     name: str
     """Unique within a comparison."""
     path: Path
-    """What `lmi serve` is given."""
+    """Argument for `lmi serve`."""
     engine: str
     """`MPI` or `Python`."""
     model: str
-    """As the file calls it."""
+    """The model as the file names it."""
     model_folder: Path
-    """Where its files are on this disk."""
+    """The model's files on this disk."""
     values: dict[str, str]
     """Effective values by key, as `lmi check` prints them."""
     loading_timeout: float
-    """Seconds until its engine must be ready."""
+    """Seconds until the engine must be ready."""
     origin: str = ""
-    """As `Named` has it."""
-
-    @property
-    def configuration(self) -> str:
-        """What a reader can find it by."""
-        return self.origin or str(self.path)
+    """As in `NamedPath`."""
 
     @property
     def batch_unit(self) -> str:
         """What a batch size of this engine counts."""
-        return _BATCH_UNITS.get(self.engine, "a batch")
+        return _BATCH_UNITS[self.engine]
 
     @property
     def dtype(self) -> str:
         return self.values.get("option.dtype", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One key whose effective value is not the same in all configurations."""
-
-    key: str
-    values: tuple[str, ...]
-    """One for each configuration; empty where its engine has no such key."""
-
-
 def names_for(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The folder's name for each; those that come twice get numbers."""
+    """The folder name of each path; a name that occurs twice gets a number."""
     plain = [_plain_name(path) for path in paths]
-    taken = set(plain)
     names: list[str] = []
     for name in plain:
-        if plain.count(name) == 1:
-            names.append(name)
-            continue
-        number = 1
-        while (candidate := f"{name}-{number}") in taken:
-            number += 1
-        taken.add(candidate)
-        names.append(candidate)
+        numbered = (f"{name}-{number}" for number in itertools.count(1))
+        free = (candidate for candidate in numbered if candidate not in (*plain, *names))
+        names.append(name if plain.count(name) == 1 else next(free))
     return tuple(names)
 
 
@@ -102,35 +83,32 @@ def _plain_name(path: Path) -> str:
     return resolved.parent.name if resolved.name == loader.FILE_NAME else resolved.stem
 
 
-def read_arms(
-    named: Sequence[Named],
+def read_configurations(
+    paths: Sequence[NamedPath],
     environ: Mapping[str, str],
     machine: Machine,
     obtain: Callable[[ModelSource], Path],
-) -> tuple[Arm, ...]:
-    """Read each file, get its model and decide what is open for this machine; starts no server.
+) -> tuple[Configuration, ...]:
+    """Read each file, fetch its model and decide all open values for this machine. Starts no server.
 
-    obtain: makes a model's files ready and gives their folder; may raise `ModelNotAvailable`.
-    Raises: BadArm, naming every arm that cannot be served here and why.
+    obtain: prepares a model and returns its folder; may raise ModelNotAvailable.
+    Raises: BadConfiguration, naming every configuration that cannot be served and why.
     """
-    arms: list[Arm] = []
+    configs: list[Configuration] = []
     problems: list[str] = []
-    for one in named:
+    for named in paths:
         try:
-            arms.append(_read(one, environ, machine, obtain))
+            configs.append(_read(named, environ, machine, obtain))
         except (PropertiesError, ModelNotAvailable, CannotServe) as error:
-            problems.append(f"{one.name}: {error}")
+            problems.append(f"{named.name}: {error}")
     if problems:
-        raise BadArm("\n".join(problems))
-    return tuple(arms)
+        raise BadConfiguration("\n".join(problems))
+    return tuple(configs)
 
 
 def _read(
-    named: Named,
-    environ: Mapping[str, str],
-    machine: Machine,
-    obtain: Callable[[ModelSource], Path],
-) -> Arm:
+    named: NamedPath, environ: Mapping[str, str], machine: Machine, obtain: Callable[[ModelSource], Path]
+) -> Configuration:
     config = loader.load(named.path, environ).config
     if reasons := obstacles(config, machine):
         raise CannotServe("; ".join(reasons))
@@ -139,7 +117,7 @@ def _read(
     report = checking.check(named.path, environ, machine, lambda source: folder, allow_remote_code=allowed)
     if not report.can_serve:
         raise CannotServe("; ".join(report.reasons))
-    return Arm(
+    return Configuration(
         name=named.name,
         path=named.path,
         engine=config.engine,
@@ -151,24 +129,24 @@ def _read(
     )
 
 
-def differences(arms: Sequence[Arm]) -> tuple[Difference, ...]:
-    """Keys whose effective values differ, in the table's order."""
-    keys = dict.fromkeys(key for arm in arms for key in arm.values)
-    rows = [Difference(key, tuple(arm.values.get(key, "") for arm in arms)) for key in keys]
-    return tuple(row for row in rows if len(set(row.values)) > 1)
+def differing_values(configs: Sequence[Configuration]) -> dict[str, tuple[str, ...]]:
+    """Values of each key that is not the same in all configurations; empty where an engine has no such key."""
+    keys = dict.fromkeys(key for config in configs for key in config.values)
+    rows = {key: tuple(config.values.get(key, "") for config in configs) for key in keys}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
 
-def warnings(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """Sentences on models and precisions that differ, which make speeds hard to compare."""
+def warnings(configs: Sequence[Configuration]) -> tuple[str, ...]:
+    """Sentences on differing models and precisions, which make speeds hard to compare."""
     found = []
-    if len({arm.model_folder for arm in arms}) > 1:
-        seen = ", ".join(f"{arm.name}: {arm.model}" for arm in arms)
+    if len({config.model_folder for config in configs}) > 1:
+        models = ", ".join(f"{config.name}: {config.model}" for config in configs)
         found.append(
-            f"the configurations serve different models ({seen}): their tokens/s may not be comparable"
+            f"the configurations serve different models ({models}): their tokens/s may not be comparable"
         )
-    if len({arm.dtype for arm in arms}) > 1:
-        seen = ", ".join(f"{arm.name}: {arm.dtype}" for arm in arms)
+    if len({config.dtype for config in configs}) > 1:
+        dtypes = ", ".join(f"{config.name}: {config.dtype}" for config in configs)
         found.append(
-            f"the configurations compute in different precisions ({seen}): tokens may differ, and so may speed"
+            f"the configurations compute in different precisions ({dtypes}): tokens and speed may differ"
         )
     return tuple(found)

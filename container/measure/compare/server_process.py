@@ -1,4 +1,4 @@
-"""The server of one configuration: `lmi serve` as a child process, from its start to a proper end."""
+"""A server as a child process, from its start to an orderly stop."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
-from container.measure.compare.configurations import Arm
+from container.measure.compare.configurations import Configuration
 from container.run.processes import Child, process_tree
 
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
-"""Added to the configuration's own limit for loading, which its server watches itself."""
+"""Added to the configuration's own time limit for loading, which its server watches itself."""
 _TAIL_LINES = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that a server's end may take."""
+class StopTimeouts:
+    """Seconds allowed for each step of stopping a server."""
 
     stop: float = 35.0
-    """After SIGTERM, on which it lets its requests end."""
+    """After SIGTERM, while it finishes its requests."""
     second_signal: float = 1.5
-    """Before another one, on which it ends at once; it takes signals within a second for one."""
+    """Until the second SIGTERM, on which it stops at once; it counts signals within one second as one."""
     at_once: float = 5.0
-    """After that one; then it is killed."""
+    """After the second SIGTERM; then it is killed."""
 
 
-class ArmFailed(Exception):
-    """A server did not start, or did not end as it should. The text ends with the last lines of its log."""
+class ServerFailed(Exception):
+    """A server did not start or stop as it should. The text ends with the last lines of its log."""
 
 
-class RunningArm(Protocol):
-    """A server that is ready."""
+class ReadyServer(Protocol):
+    """A server that answers requests."""
 
     url: str
     """`http://host:port`."""
@@ -51,35 +51,24 @@ class RunningArm(Protocol):
     """From the start of the process to the first 200 of `/ping`."""
 
     def peak_memory(self) -> int | None:
-        """Bytes: the sum of each process's peak resident set so far; None where it is not known."""
+        """Sum of the peak resident sets of its processes, bytes; None where they are unknown."""
 
     def stop(self) -> None:
-        """End it and wait until it has ended. Raises `ArmFailed` when it did not end well."""
+        """Stop it and wait. Raises ServerFailed when it does not stop well."""
 
     def kill(self) -> None:
-        """End it at once, in whatever state it is; harmless after its end."""
+        """Stop it at once, whatever its state; harmless after its end."""
 
 
-class StartArm(Protocol):
-    """Starts the server of a configuration; a test starts something else."""
-
-    def __call__(self, arm: Arm, log: Path) -> RunningArm:
-        """Returns when it is ready. Raises `ArmFailed`."""
+StartServer = Callable[[Configuration, Path], ReadyServer]
+"""Starts a configuration with its log in the given file and returns when it is ready. Raises ServerFailed."""
 
 
-def _free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-class ArmServer:
-    """`python -m container serve`, bound to our life: the kernel ends it when we end, however that happens."""
+class ServerProcess:
+    """`python -m container serve`; the kernel kills it when this process ends."""
 
     def __init__(
-        self, name: str, child: Child, port: int, log: BinaryIO, patience: Patience = Patience()
+        self, name: str, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
     ) -> None:
         self.url = f"http://{_HOST}:{port}"
         self.pid = child.pid
@@ -87,15 +76,14 @@ class ArmServer:
         self._name = name
         self._child = child
         self._log = log
-        self._log_path = Path(log.name)
-        self._patience = patience
+        self._timeouts = timeouts
 
     @classmethod
-    def start(cls, arm: Arm, log_path: Path, environ: Mapping[str, str]) -> Self:
-        """Start and wait until `/ping` answers 200. Raises `ArmFailed`."""
-        command = [sys.executable, "-m", "container", "serve", str(arm.path.resolve())]
+    def start(cls, config: Configuration, log_path: Path, environ: Mapping[str, str]) -> Self:
+        """Start and wait until `/ping` answers 200. Raises ServerFailed."""
+        command = [sys.executable, "-m", "container", "serve", str(config.path.resolve())]
         command += ["--host", _HOST, "--port"]
-        return cls.launch(arm.name, command, arm.loading_timeout + _SPARE_SECONDS, log_path, environ)
+        return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)
 
     @classmethod
     def launch(
@@ -107,11 +95,13 @@ class ArmServer:
         environ: Mapping[str, str],
         health: str = "/ping",
     ) -> Self:
-        """Start any server by `command` with a port added, and wait until `health` answers 200.
+        """Start any server by `command` with a port appended, and wait until `health` answers 200.
 
-        limit: seconds until then. Raises `ArmFailed`.
+        limit: seconds until then. Raises ServerFailed.
         """
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind((_HOST, 0))
+            port: int = probe.getsockname()[1]
         started = time.monotonic()
         log = log_path.open("ab", buffering=0)
         child = Child.start(name, [*command, str(port)], environ, log=log)
@@ -124,27 +114,26 @@ class ArmServer:
         return server
 
     def peak_memory(self) -> int | None:
-        peaks = [_peak_bytes(pid) for pid in process_tree(self._child.pid)]
-        return sum(peaks) or None
+        return sum(_peak_bytes(pid) for pid in process_tree(self.pid)) or None
 
     def stop(self) -> None:
         self._child.terminate()
-        code = self._child.wait(self._patience.stop)
+        code = self._child.wait(self._timeouts.stop)
         self.kill()
         if code is None:
-            raise self._failed(f"its server did not end within {self._patience.stop:g} s of SIGTERM")
+            raise self._failed(f"its server did not end within {self._timeouts.stop:g} s of SIGTERM")
         if code != 0:
             raise self._failed(f"its server ended with exit code {code}")
 
     def kill(self) -> None:
         if self._child.poll() is None:
-            # Twice SIGTERM: it ends at once, and cleans up behind itself.
+            # On a second SIGTERM it ends at once, and still cleans up.
             self._child.terminate()
-            if self._child.wait(self._patience.second_signal) is None:
+            if self._child.wait(self._timeouts.second_signal) is None:
                 self._child.terminate()
-                self._child.wait(self._patience.at_once)
+                self._child.wait(self._timeouts.at_once)
         self._child.kill_all()
-        self._child.last_lines()  # the rest of what it said is in the log
+        self._child.last_lines()  # waits until all its output is in the log
         self._log.close()
 
     def _wait_ready(self, started: float, limit: float, health: str) -> None:
@@ -152,20 +141,21 @@ class ArmServer:
             code = self._child.poll()
             if code is not None:
                 raise self._failed(f"its server ended with exit code {code} before it was ready")
-            if _answers(self.url + health):
+            if _is_healthy(self.url + health):
                 self.start_up_seconds = time.monotonic() - started
                 return
             time.sleep(_POLL_SECONDS)
         raise self._failed(f"its server was not ready within {limit:g} s")
 
-    def _failed(self, what: str) -> ArmFailed:
+    def _failed(self, what: str) -> ServerFailed:
         self._child.last_lines()
-        tail = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+        path = Path(self._log.name)
+        tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
-        return ArmFailed(f"{self._name}: {what}. Its log, {self._log_path}, ends with\n{lines}")
+        return ServerFailed(f"{self._name}: {what}. Its log, {path}, ends with\n{lines}")
 
 
-def _answers(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=_PING_SECONDS) as answer:  # noqa: S310
             return bool(answer.status == 200)

@@ -12,7 +12,7 @@ import pytest
 
 from container.explain.check import CheckReport, check
 from container.machine import Machine
-from container.models.prepare import BUNDLED_MODEL
+from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import ModelSource
 from tests.support.model_files import EMPTY_SAFETENSORS
 
@@ -76,7 +76,7 @@ def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
     assert (report.valid, report.exit_code, report.can_serve) == (True, 0, False)
     assert len(report.lines) == len((EXAMPLES / name / "serving.properties").read_text().splitlines())
     assert all(line.explanation for line in report.lines)
-    assert report.model == f"{model}: not at hand; `lmi serve` or `lmi prepare` fetches it, once"
+    assert report.model == f"{model}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once"
     last = report.render().splitlines()[-1]
     assert last.startswith("can serve here: no: option.tensor_parallel_degree=8 ")
     assert reason in last
@@ -155,7 +155,7 @@ def test_an_invalid_file_exits_with_1_and_shows_every_problem(model: Path) -> No
 
 def test_a_key_given_twice_is_explained_as_not_used(model: Path) -> None:
     first, second = check_text(model, "option.block_size=16\noption.block_size=32\n").lines
-    assert first.explanation == "not used: line 2 gives the key again"
+    assert first.explanation == "not used: line 2 sets the key again"
     assert second.explanation.startswith("Tokens in a KV block")
 
 

@@ -40,7 +40,7 @@ def test_the_note_says_what_random_weights_take() -> None:
     numbers = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
     (note,) = (note for note in decide(GPUS, tensor_parallel_degree=1).notes if "load_format" in note)
     assert note == (
-        "option.load_format=dummy: the weights are random, so answers mean nothing; they take"
+        "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
         f" {numbers * 2 / GIB:.3g} GiB in memory"
     )
     (shared,) = (note for note in decide(GPUS).notes if "load_format" in note)
@@ -52,14 +52,14 @@ def test_the_note_says_what_random_weights_take() -> None:
 
 def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
     small = Machine(cpu_count=2, memory_available_bytes=20 << 20)
-    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, and 0\.0 GiB are free"):
+    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, and only 0\.0 GiB are free"):
         decide(small, kv_cache_gb=0.01)
 
 
 def test_check_says_yes_and_what_stands_in_for_what() -> None:
     text = check(EXAMPLE, {}, CPU).render()
     assert text.splitlines()[-1] == "can serve here: yes"
-    assert "the weights are random, so answers mean nothing" in text
+    assert "the weights are random, so answers are meaningless" in text
     assert "has no tokenizer, so texts are read as bytes" in text
 
 

@@ -85,7 +85,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> 
 
 def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> None:
     folder = model(tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.Own"})
-    with pytest.raises(CannotServe, match=r"unless option\.trust_remote_code=true asks"):
+    with pytest.raises(CannotServe, match=r"only with option\.trust_remote_code=true"):
         resolve(config(), folder, CPU, allow_remote_code=True)
     with pytest.raises(CannotServe, match="--allow-remote-code"):
         resolve(config(trust_remote_code=True), folder, CPU)

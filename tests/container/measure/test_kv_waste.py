@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.measure.kv_waste import ARMS, Arm, Waste, WasteLoad, run
+from container.measure.kv_waste import ALLOCATIONS, Allocation, Waste, WasteLoad, run
 from container.measure.kv_waste_command import kv_waste
 
-CONTIGUOUS, PAGED, OPTIMISTIC = ARMS
+CONTIGUOUS, PAGED, OPTIMISTIC = ALLOCATIONS
 LOAD = WasteLoad(
     num_requests=60,
     prompt_tokens=64,
@@ -37,32 +37,32 @@ def test_lengths_are_exponential_cut_off_and_the_seeds_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "blocks"),
+    ("allocation", "blocks"),
     [(CONTIGUOUS, [6] * 30), (PAGED, [4] * 15 + [5] * 15), (OPTIMISTIC, [4] * 15 + [5] * 15)],
     ids=["contiguous", "paged", "optimistic"],
 )
 def test_one_request_wastes_what_is_counted_by_hand(
-    arm: Arm, blocks: list[int], monkeypatch: pytest.MonkeyPatch
+    allocation: Allocation, blocks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """50 tokens in, 31 out, of which the last is never computed and its step leaves nothing behind."""
     monkeypatch.setattr(WasteLoad, "output_lengths", lambda self: [31])
     load = dataclasses.replace(LOAD, num_requests=1, prompt_tokens=50, max_new_tokens=40, pool_tokens=192)
     wasted = [1 - (50 + i) / (16 * count) for i, count in enumerate(blocks)]
-    result = run(arm, load)
+    result = run(allocation, load)
     assert result.waste == pytest.approx(statistics.fmean(wasted))
     assert result.allocated == pytest.approx(sum(blocks) / 12 / 31)
     assert (result.max_running, result.steps, result.preemptions) == (1, 31, 0)
-    promised = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in blocks), OPTIMISTIC: 0}[arm]
+    promised = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in blocks), OPTIMISTIC: 0}[allocation]
     assert result.promised == pytest.approx(promised / 12 / 31)
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Waste]:
-    return {arm.name: run(arm, LOAD) for arm in ARMS}
+    return {allocation.name: run(allocation, LOAD) for allocation in ALLOCATIONS}
 
 
 def test_paging_wastes_less_in_the_same_bytes(results: dict[str, Waste]) -> None:
-    contiguous, paged, optimistic = (results[arm.name] for arm in ARMS)
+    contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.waste > 0.3
     assert paged.waste < 0.12
     assert optimistic.waste < 0.12
@@ -72,7 +72,7 @@ def test_paging_wastes_less_in_the_same_bytes(results: dict[str, Waste]) -> None
 
 
 def test_only_optimistic_admission_preempts(results: dict[str, Waste]) -> None:
-    contiguous, paged, optimistic = (results[arm.name] for arm in ARMS)
+    contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.preemptions == paged.preemptions == 0
     assert contiguous.recomputed_tokens == paged.recomputed_tokens == 0
     assert optimistic.preemptions > 0
@@ -93,10 +93,16 @@ def test_the_command_shows_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "waste.json"
     done = CliRunner().invoke(kv_waste, [*SMALL, "--pool-tokens", "1024", "--json", str(path)])
     assert (done.exit_code, done.exception) == (0, None)
-    for text in (*(arm.name for arm in ARMS), "KV waste", "1 - tokens stored / slots allocated"):
+    for text in (
+        *(allocation.name for allocation in ALLOCATIONS),
+        "KV waste",
+        "1 - stored tokens / allocated slots",
+    ):
         assert text in done.stdout
     values = json.loads(path.read_text())
-    assert [result["arm"] for result in values["results"]] == [arm.name for arm in ARMS]
+    assert [result["allocation"] for result in values["results"]] == [
+        allocation.name for allocation in ALLOCATIONS
+    ]
     assert values["load"]["prompt_tokens"] == 64
 
 

@@ -92,9 +92,9 @@ def test_the_vocabulary_of_a_model_of_several_parts_is_that_of_its_text(tmp_path
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ('{"vocab_size": 258, "bos_token_id": 1, "eos_token_id": [2, 3]}', "for 259 to 2097152 entries"),
+        ('{"vocab_size": 258, "bos_token_id": 1, "eos_token_id": [2, 3]}', "needs 259 to 2097152 entries"),
         ('{"vocab_size": 99999999}', "vocab_size is 99999999;"),
-        ('{"vocab_size": "many"}', "names no vocab_size"),
+        ('{"vocab_size": "many"}', "has no vocab_size"),
         ("{", "cannot be read"),
         ("[]", "holds no JSON object"),
     ],

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from container.models import files as model_files
-from container.models import prepare
-from container.models.files import ModelNotAvailable
+from container.models.files import ModelNotAvailable, bundled
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 
@@ -68,8 +67,8 @@ def test_a_file_is_not_a_model_folder(model: Path, view: LogLines) -> None:
 
 
 def test_the_bundled_model_is_located_only_when_it_is_complete(tmp_path: Path) -> None:
-    source = ModelSource(model_id=prepare.BUNDLED_MODEL)
-    target = prepare.bundled_folder(tmp_path)
+    source = ModelSource(model_id=bundled.BUNDLED_MODEL)
+    target = bundled.bundled_folder(tmp_path)
     assert model_files.locate(source, tmp_path) is None
     (target.parent / f".{target.name}.part-x").mkdir(parents=True)
     assert model_files.locate(source, tmp_path) is None

@@ -152,7 +152,8 @@ def test_two_at_once_convert_once_and_it_is_done_anew_when_a_file_changes(tmp_pa
 def _obtain_twice_at_once(model: Path, cache: Path) -> Path:
     """By two processes, of which one converts."""
     call = (
-        "import sys; from pathlib import Path; from container import launch, tokenizer_files;"
+        "import sys; from pathlib import Path; from container.run import launch;"
+        "from container.models import tokenizer_files;"
         "from container.progress import LogLines;"
         "model, cache = map(Path, sys.argv[1:]);"
         "print(tokenizer_files.obtain(model, cache, launch.environment(), LogLines(sys.stderr)))"
@@ -221,5 +222,5 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ModelNotAvailable, match="LMI_CACHE_DIR names another"):
+    with pytest.raises(ModelNotAvailable, match="set LMI_CACHE_DIR to another folder"):
         tokenizer_files.obtain(model, tmp_path / "cache", environment(), LogLines(io.StringIO()))

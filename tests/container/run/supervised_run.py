@@ -18,11 +18,11 @@ import zmq
 from container.run.control import EngineControl
 from container.run.processes import Child
 from container.run.stop_signals import StopSignals
-from container.run.supervise import Patience, Supervisor
+from container.run.supervise import ShutdownTimes, Supervisor
 from engines.health import EngineState, StatusBoard
 from engines.wire import Drain, decode_to_engine
 
-PATIENCE = Patience(drain=1.0, engine_end=2.0, tell_clients=0.3, web_end=0.5)
+PATIENCE = ShutdownTimes(drain=1.0, engine_end=2.0, report_errors=0.3, web_end=0.5)
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 

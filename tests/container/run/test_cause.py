@@ -9,7 +9,7 @@ RULE = "-" * 74
 
 def test_a_signal_is_named() -> None:
     assert cause_of_death("engine", -15, []) == "engine ended by SIGTERM"
-    assert "want of memory" in cause_of_death("engine", -9, [])
+    assert "out of memory" in cause_of_death("engine", -9, [])
 
 
 def test_the_last_line_of_an_error_is_quoted() -> None:

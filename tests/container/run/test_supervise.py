@@ -91,7 +91,7 @@ def test_an_engine_that_does_not_drain_is_killed_and_the_end_is_still_clean(
     run.process.terminate()
     code, out, seconds = run.end()
     assert (code, run.left()) == (0, set())
-    assert "did not end within 2 s" in out
+    assert "did not stop within 2 s" in out
     assert 2 <= seconds < 12
 
 
@@ -140,7 +140,7 @@ def test_a_killed_engine_ends_the_server_with_the_cause(start: Callable[..., Run
     os.kill(run.engine, signal.SIGKILL)
     code, out, seconds = run.end()
     assert (code, run.left()) == (1, set())
-    assert out.splitlines()[-1].startswith("error: the server ends: engine ended by SIGKILL")
+    assert out.splitlines()[-1].startswith("error: the server stops: engine ended by SIGKILL")
     assert 0.3 <= seconds < 10
 
 

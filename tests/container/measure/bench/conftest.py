@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from container.measure.bench.workload import BenchRequest, load_tokenizer
-from tests.container.measure.bench.scripted_server import Plan, ScriptedServer
+from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.lmi_server.fakes import build_model_folder
 
 StartScripted = Callable[..., ScriptedServer]
@@ -20,7 +20,7 @@ StartScripted = Callable[..., ScriptedServer]
 def scripted() -> Iterator[StartScripted]:
     """Start servers: `scripted(planner)`; without a planner all goes well at once."""
     with ExitStack() as stack:
-        yield lambda plan=lambda number, body: Plan(), **more: stack.enter_context(
+        yield lambda plan=lambda number, body: Script(), **more: stack.enter_context(
             ScriptedServer(plan, **more)
         )
 

@@ -18,7 +18,7 @@ FIRST_ID = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Script:
     """What one request gets."""
 
     status: int = 200
@@ -48,12 +48,12 @@ class Plan:
     """False: the end of the connection is the end of the answer, as HTTP/1.0 has it."""
 
 
-Planner = Callable[[int, dict[str, Any]], Plan]
+Planner = Callable[[int, dict[str, Any]], Script]
 """From the request's number, in the order of arrival, and its body."""
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRequest:
     """One request as the server saw it. Filled by the thread that answers it."""
 
     path: str
@@ -71,7 +71,7 @@ class ScriptedServer:
     """Listens on a free port until left."""
 
     def __init__(self, plan: Planner, ping: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[SeenRequest] = []
         self.lock = threading.Lock()
         self.max_in_flight = 0
         self._in_flight = 0
@@ -84,7 +84,7 @@ class ScriptedServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def begin(self, seen: Seen) -> Plan:
+    def begin(self, seen: SeenRequest) -> Script:
         with self.lock:
             self.seen.append(seen)
             self._in_flight += 1
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        seen = Seen(self.path, body, self.client_address, time.perf_counter())
+        seen = SeenRequest(self.path, body, self.client_address, time.perf_counter())
         plan = self.server.owner.begin(seen)
         try:
             if plan.status != 200:
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, plan: Plan, seen: Seen) -> None:
+    def _stream(self, plan: Script, seen: SeenRequest) -> None:
         self.send_response(200)
         if plan.chunked:
             self.send_header("Transfer-Encoding", "chunked")
@@ -170,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         if plan.chunked:
             self.wfile.write(b"0\r\n\r\n")
 
-    def _speak(self, speaker: _Lmi | _OpenAi, plan: Plan, seen: Seen, write: Callable[[bytes], Any]) -> bool:
+    def _speak(
+        self, speaker: _Lmi | _OpenAi, plan: Script, seen: SeenRequest, write: Callable[[bytes], Any]
+    ) -> bool:
         """All records of an answer; False when the connection was cut instead."""
         count = speaker.wanted + plan.extra_tokens
         for place in range(count):
@@ -209,7 +211,7 @@ class _Lmi:
     def __init__(self, body: dict[str, Any]) -> None:
         self.wanted: int = body["parameters"]["max_new_tokens"]
 
-    def token(self, place: int, count: int, plan: Plan) -> bytes:
+    def token(self, place: int, count: int, plan: Script) -> bytes:
         record: dict[str, Any] = {"token": {"id": FIRST_ID + place, "text": f" t{place}", "log_prob": -0.5}}
         if place == count - 1:
             record["generated_text"] = "all of it"
@@ -220,7 +222,7 @@ class _Lmi:
                 record["details"]["input_length"] = plan.prompt_tokens
         return _line(record)
 
-    def end(self, count: int, plan: Plan) -> bytes:
+    def end(self, count: int, plan: Script) -> bytes:
         return b""
 
     def error(self, text: str) -> bytes:
@@ -234,12 +236,12 @@ class _OpenAi:
         self.wanted: int = body["max_tokens"]
         self._prompt_tokens = len(body["prompt"].split())
 
-    def token(self, place: int, count: int, plan: Plan) -> bytes:
+    def token(self, place: int, count: int, plan: Script) -> bytes:
         return self._event(
             {"choices": [{"index": 0, "text": f" t{place}", "finish_reason": None}], "usage": None}
         )
 
-    def end(self, count: int, plan: Plan) -> bytes:
+    def end(self, count: int, plan: Script) -> bytes:
         last = self._event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": None})
         usage = {
             "prompt_tokens": self._prompt_tokens if plan.prompt_tokens is None else plan.prompt_tokens,

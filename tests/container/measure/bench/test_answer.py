@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.measure.bench.answer import Answer, BadAnswer
+from container.measure.bench.answer import AnswerReader, BadAnswer
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.workload import BenchRequest
 
@@ -28,8 +28,8 @@ OPENAI = (
 )
 
 
-def feed(dialect: str, data: bytes, cuts: list[int]) -> Answer:
-    answer = Answer(DIALECTS[dialect])
+def feed(dialect: str, data: bytes, cuts: list[int]) -> AnswerReader:
+    answer = AnswerReader(DIALECTS[dialect])
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for number, (start, stop) in enumerate(pairwise(edges)):
         answer.feed(data[start:stop], float(number))
@@ -49,7 +49,7 @@ def test_it_does_not_matter_where_the_bytes_are_cut(cuts: list[int]) -> None:
 
 def test_a_token_has_the_time_at_which_its_line_was_complete() -> None:
     first, rest = LMI.split(b"\n", 1)
-    answer = Answer(DIALECTS["lmi"])
+    answer = AnswerReader(DIALECTS["lmi"])
     answer.feed(first[:10], 1.0)
     answer.feed(first[10:] + b"\n" + rest[:5], 2.0)
     answer.feed(rest[5:], 3.0)
@@ -103,7 +103,7 @@ def test_a_bad_answer_says_why(dialect: str, data: bytes, text: str) -> None:
 
 
 def test_an_endless_line_is_not_kept() -> None:
-    answer = Answer(DIALECTS["lmi"])
+    answer = AnswerReader(DIALECTS["lmi"])
     answer.feed(b"x" * 15 * 1024 * 1024, 0.0)
     with pytest.raises(BadAnswer, match="longer than"):
         answer.feed(b"x" * 2 * 1024 * 1024, 0.0)

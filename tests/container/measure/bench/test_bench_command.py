@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from container.measure.bench.bench_command import bench
-from container.models.prepare import bundled_folder
+from container.models.files.bundled import bundled_folder
 from tests.container.measure.bench.conftest import StartScripted
-from tests.container.measure.bench.scripted_server import Plan, ScriptedServer
+from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.lmi_server.fakes import build_model_folder
 from tests.support.paths import REPO_ROOT, child_environment
 
@@ -57,7 +57,7 @@ def test_a_table_and_exit_code_0(scripted: StartScripted, invoke: Invoke, tiny_m
 def test_json_to_stdout_is_nothing_but_json(
     scripted: StartScripted, invoke: Invoke, tiny_model: Path
 ) -> None:
-    server = scripted(lambda number, body: Plan(prompt_tokens=16))
+    server = scripted(lambda number, body: Script(prompt_tokens=16))
     done = invoke(server, "--dialect", "openai", "--json", "-", "--seed", "5", "--warm-up", "0")
     found = json.loads(done.stdout)
     assert (found["url"], found["dialect"], found["num_warm_up"]) == (server.url, "openai", 0)
@@ -95,7 +95,7 @@ def test_lengths_can_be_spread(scripted: StartScripted, invoke: Invoke) -> None:
 
 def test_a_failed_request_is_exit_code_1_and_told(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted(
-        lambda number, body: Plan(status=503, body=b'{"error":"queue full"}') if number == 3 else Plan()
+        lambda number, body: Script(status=503, body=b'{"error":"queue full"}') if number == 3 else Script()
     )
     done = invoke(server)
     assert done.exit_code == 1
@@ -104,13 +104,13 @@ def test_a_failed_request_is_exit_code_1_and_told(scripted: StartScripted, invok
 
 
 def test_figures_that_are_not_there_are_null(scripted: StartScripted, invoke: Invoke) -> None:
-    done = invoke(scripted(lambda number, body: Plan(error_after=0)), "--warm-up", "0", "--json", "-")
+    done = invoke(scripted(lambda number, body: Script(error_after=0)), "--warm-up", "0", "--json", "-")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["figures"]["ttft"] == {"p50": None, "p90": None, "p99": None}
 
 
 def test_a_failing_warm_up_ends_it(scripted: StartScripted, invoke: Invoke) -> None:
-    server = scripted(lambda number, body: Plan(status=404, body=b'{"error":"no such path","code":404}'))
+    server = scripted(lambda number, body: Script(status=404, body=b'{"error":"no such path","code":404}'))
     done = invoke(server, "--dialect", "openai")
     assert done.exit_code == 1
     assert "the warm-up failed: HTTP 404: POST /v1/completions: no such path" in done.stderr
@@ -118,7 +118,7 @@ def test_a_failing_warm_up_ends_it(scripted: StartScripted, invoke: Invoke) -> N
     assert len(server.seen) == 2
 
 
-def test_what_warms_up_is_not_asked_again(scripted: StartScripted, invoke: Invoke) -> None:
+def test_what_wconfigurations_up_is_not_asked_again(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted()
     invoke(server, "--warm-up", "6")  # as many as are counted: with the same seed they would be the same
     assert len({seen.body["inputs"] for seen in server.seen}) == 12
@@ -162,7 +162,7 @@ def test_a_server_without_ping_is_taken_as_it_is(scripted: StartScripted, invoke
         (("http://host:1", "--users", "0"), "--users"),
         (("http://host:1", "--dialect", "opanai"), "openai"),
         (("http://host:1", "--tokenizer", "/nowhere"), "/nowhere: no such file"),
-        (("http://host:1", "--json", "/nowhere/out.json"), "/nowhere is no folder"),
+        (("http://host:1", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
         (("http://host:1", "--input-tokens", "1", "--requests", "9999"), "cannot all differ"),
     ],
 )

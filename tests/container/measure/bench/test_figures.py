@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from container.measure.bench.figures import ErrorCount, Figures, Spread, failure, figures
-from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.workload import BenchRequest
 
 REQUESTS = tuple(BenchRequest(index, "p", 5, 3) for index in range(4))
 GOOD = (
-    Outcome(0, 0, 0.0, 0.001, (0.5, 0.6, 0.8), 0.9, 3, (1, 2, 3), None, ""),
-    Outcome(1, 1, 0.0, 0.002, (0.3, 0.4, 0.5), 0.5, 3, (1, 2, 3), 5, ""),
-    Outcome(2, 0, 0.9, 0.9, (1.0, 1.4, 2.0), 2.0, 3, (1, 2, 3), None, ""),
-    Outcome(3, 1, 0.5, 0.5, (0.9, 1.1, 1.2), 1.5, 3, (1, 2, 3), None, ""),
+    RequestOutcome(0, 0, 0.0, 0.001, (0.5, 0.6, 0.8), 0.9, 3, (1, 2, 3), None, ""),
+    RequestOutcome(1, 1, 0.0, 0.002, (0.3, 0.4, 0.5), 0.5, 3, (1, 2, 3), 5, ""),
+    RequestOutcome(2, 0, 0.9, 0.9, (1.0, 1.4, 2.0), 2.0, 3, (1, 2, 3), None, ""),
+    RequestOutcome(3, 1, 0.5, 0.5, (0.9, 1.1, 1.2), 1.5, 3, (1, 2, 3), None, ""),
 )
 RUN = LoadRun(GOOD, wall_seconds=2.0, client_cpu_seconds=0.5, worst_lag_seconds=0.002)
 
@@ -52,8 +52,8 @@ def test_a_late_send_is_part_of_the_times() -> None:
     ("change", "text"),
     [
         ({"error": "it broke"}, "it broke"),
-        ({"output_tokens": 2}, "2 output tokens came, 3 were asked for"),
-        ({"output_tokens": 4}, "4 output tokens came, 3 were asked for"),
+        ({"output_tokens": 2}, "2 output tokens came, 3 were requested"),
+        ({"output_tokens": 4}, "4 output tokens came, 3 were requested"),
         ({"prompt_tokens": 6}, "the server counts 6 prompt tokens, the client 5"),
         ({"token_times": ()}, "no text came"),
     ],
@@ -109,7 +109,7 @@ def limited(**change: float) -> str:
 
 def test_a_client_that_computes_nearly_all_the_time_says_so() -> None:
     assert limited(client_cpu_seconds=1.59) == ""
-    assert "computed for 80 % of the time" in limited(client_cpu_seconds=1.6)
+    assert "busy for 80 % of the time" in limited(client_cpu_seconds=1.6)
 
 
 def test_a_client_that_is_late_says_so() -> None:

@@ -16,7 +16,7 @@ from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun, run_load
 from container.measure.bench.workload import BenchRequest
 from tests.container.measure.bench.conftest import StartScripted, make_bench_requests
-from tests.container.measure.bench.scripted_server import FIRST_ID, Plan, ScriptedServer
+from tests.container.measure.bench.scripted_server import FIRST_ID, Script, ScriptedServer
 
 BOTH = pytest.mark.parametrize("dialect", ["lmi", "openai"])
 
@@ -51,7 +51,7 @@ def test_every_request_gets_its_whole_answer(scripted: StartScripted, dialect: s
 
 @BOTH
 def test_times_are_those_at_which_the_server_wrote(scripted: StartScripted, dialect: str) -> None:
-    server = scripted(lambda number, body: Plan(first_seconds=0.06, gap_seconds=0.02))
+    server = scripted(lambda number, body: Script(first_seconds=0.06, gap_seconds=0.02))
     requests = make_bench_requests(3)
     before = time.perf_counter()
     run = load(server, requests, dialect=dialect)
@@ -67,7 +67,7 @@ def test_times_are_those_at_which_the_server_wrote(scripted: StartScripted, dial
 
 
 def test_a_user_sends_its_next_request_when_it_has_the_answer(scripted: StartScripted) -> None:
-    server = scripted(lambda number, body: Plan(gap_seconds=0.002))
+    server = scripted(lambda number, body: Script(gap_seconds=0.002))
     run = load(server, make_bench_requests(12), num_users=3)
     for user in range(3):
         own = [outcome for outcome in run.outcomes if outcome.user == user]
@@ -86,10 +86,10 @@ def test_a_user_sends_its_next_request_when_it_has_the_answer(scripted: StartScr
 def test_all_users_ask_at_the_same_time_and_never_more_than_they_are(scripted: StartScripted) -> None:
     together = threading.Event()
 
-    def plan(number: int, body: object) -> Plan:
+    def plan(number: int, body: object) -> Script:
         if number == 39:
             together.set()
-        return Plan(wait_for=together)  # nobody gets a token before the fortieth has asked
+        return Script(wait_for=together)  # nobody gets a token before the fortieth has asked
 
     server = scripted(plan)
     run = load(server, make_bench_requests(100, output_tokens=2), num_users=40)
@@ -111,7 +111,7 @@ def test_more_users_than_requests_are_no_trouble(scripted: StartScripted) -> Non
 
 def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScripted) -> None:
     threads = []
-    server = scripted(lambda number, body: Plan(status=500) if number % 2 else Plan())
+    server = scripted(lambda number, body: Script(status=500) if number % 2 else Script())
     run_load(
         server.url,
         DIALECTS["lmi"],
@@ -124,26 +124,32 @@ def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScript
 
 
 BROKEN = {
-    "error record": (Plan(error_after=2), "planned trouble"),
-    "error at once": (Plan(error_after=0), "planned trouble"),
-    "cut": (Plan(break_after=2), "the connection broke off before the answer was complete"),
-    "cut at once": (Plan(break_after=0), "the connection broke off before the answer was complete"),
-    "ended early": (Plan(end_after=2), "the stream ended without its last record"),
-    "queue full": (Plan(status=503, body=b'{"error":"queue full","code":503}'), "HTTP 503: queue full"),
-    "openai's error": (Plan(status=429, body=b'{"error":{"message":"slow down"}}'), "HTTP 429: slow down"),
-    "page": (Plan(status=502, body=b"<h1>bad gateway</h1>"), "HTTP 502: <h1>bad gateway</h1>"),
-    "redirect": (Plan(status=302), "HTTP 302: "),
-    "no body": (Plan(status=500), "HTTP 500: "),
-    "nonsense": (Plan(raw=b"data: nonsense\n\n"), "not a record of the "),
+    "error record": (Script(error_after=2), "planned trouble"),
+    "error at once": (Script(error_after=0), "planned trouble"),
+    "cut": (Script(break_after=2), "the connection broke off before the answer was complete"),
+    "cut at once": (Script(break_after=0), "the connection broke off before the answer was complete"),
+    "ended early": (Script(end_after=2), "the stream ended without its last record"),
+    "queue full": (
+        Script(status=503, body=b'{"error":"queue full","code":503}'),
+        "HTTP 503: queue full",
+    ),
+    "openai's error": (
+        Script(status=429, body=b'{"error":{"message":"slow down"}}'),
+        "HTTP 429: slow down",
+    ),
+    "page": (Script(status=502, body=b"<h1>bad gateway</h1>"), "HTTP 502: <h1>bad gateway</h1>"),
+    "redirect": (Script(status=302), "HTTP 302: "),
+    "no body": (Script(status=500), "HTTP 500: "),
+    "nonsense": (Script(raw=b"data: nonsense\n\n"), "not a record of the "),
 }
 
 
 @BOTH
 @pytest.mark.parametrize(("plan", "text"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_failed_request_says_why_and_the_others_go_on(
-    scripted: StartScripted, dialect: str, plan: Plan, text: str
+    scripted: StartScripted, dialect: str, plan: Script, text: str
 ) -> None:
-    server = scripted(lambda number, body: plan if number == 1 else Plan())
+    server = scripted(lambda number, body: plan if number == 1 else Script())
     requests = make_bench_requests(4)
     run = load(server, requests, dialect=dialect)
     assert run.outcomes[1].error.startswith(text)
@@ -154,19 +160,24 @@ def test_a_failed_request_says_why_and_the_others_go_on(
 
 @BOTH
 def test_wrong_counts_are_failures(scripted: StartScripted, dialect: str) -> None:
-    plans = [Plan(), Plan(extra_tokens=1), Plan(extra_tokens=-1), Plan(prompt_tokens=9)]
+    plans = [
+        Script(),
+        Script(extra_tokens=1),
+        Script(extra_tokens=-1),
+        Script(prompt_tokens=9),
+    ]
     requests = make_bench_requests(4)
     found = figures(load(scripted(lambda number, body: plans[number]), requests, dialect=dialect), requests)
     assert found.num_errors == 3
     texts = sorted(one.text for one in found.errors)
-    assert texts[0] == "3 output tokens came, 4 were asked for"
-    assert texts[1] == "5 output tokens came, 4 were asked for"
+    assert texts[0] == "3 output tokens came, 4 were requested"
+    assert texts[1] == "5 output tokens came, 4 were requested"
     assert texts[2].startswith("the server counts 9 prompt tokens, the client 3")
 
 
 def test_an_openai_server_that_does_not_count_cannot_be_trusted(scripted: StartScripted) -> None:
     requests = make_bench_requests(1)
-    run = load(scripted(lambda number, body: Plan(usage=False)), requests, dialect="openai")
+    run = load(scripted(lambda number, body: Script(usage=False)), requests, dialect="openai")
     assert "does not say how many tokens" in run.outcomes[0].error
 
 
@@ -174,7 +185,7 @@ def test_an_openai_server_that_does_not_count_cannot_be_trusted(scripted: StartS
 def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
     scripted: StartScripted, dialect: str
 ) -> None:
-    server = scripted(lambda number, body: Plan(chunked=False, gap_seconds=0.02))
+    server = scripted(lambda number, body: Script(chunked=False, gap_seconds=0.02))
     run = load(server, make_bench_requests(2), dialect=dialect)
     assert [outcome.error for outcome in run.outcomes] == ["", ""]
     assert run.outcomes[0].token_times[-1] - run.outcomes[0].token_times[0] >= 0.05
@@ -183,13 +194,13 @@ def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(first_seconds=9.0),
-        Plan(first_seconds=0.2, gap_seconds=0.2),
-        Plan(first_seconds=0.9, gap_seconds=9.0),
+        Script(first_seconds=9.0),
+        Script(first_seconds=0.2, gap_seconds=0.2),
+        Script(first_seconds=0.9, gap_seconds=9.0),
     ],
     ids=["silent", "a little now and then", "silent after a while"],
 )
-def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Plan) -> None:
+def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Script) -> None:
     run = load(scripted(lambda number, body: plan), make_bench_requests(1, output_tokens=50), timeout=1.0)
     (outcome,) = run.outcomes
     assert outcome.error == "no complete answer within 1 s"
@@ -245,7 +256,7 @@ def test_what_the_client_computes_is_measured(scripted: StartScripted) -> None:
     assert run.client_cpu_seconds >= 4 * 16 * 0.004
     # Had it had a processor for itself, that would have been all of the time.
     alone = figures(replace(run, wall_seconds=run.client_cpu_seconds), requests)
-    assert "the client itself computed for 100 % of the time" in alone.client_limited
+    assert "the client itself was busy for 100 % of the time" in alone.client_limited
 
 
 def test_a_client_that_waits_for_the_interpreter_is_seen_to_be_late(scripted: StartScripted) -> None:
@@ -254,10 +265,10 @@ def test_a_client_that_waits_for_the_interpreter_is_seen_to_be_late(scripted: St
     hog = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)])
     interval = sys.getswitchinterval()
 
-    def plan(number: int, body: object) -> Plan:
+    def plan(number: int, body: object) -> Script:
         sys.setswitchinterval(0.2)
         hog.start()
-        return Plan(first_seconds=0.3)
+        return Script(first_seconds=0.3)
 
     server = scripted(plan)
     try:

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from container.measure.bench.errors import BenchError
 from container.measure.bench.lengths import Lengths
-from container.measure.bench.workload import Workload, load_tokenizer, make_requests
+from container.measure.bench.workload import BenchError, Workload, load_tokenizer, make_requests
 from lmi_server.text.tokenizer import TextModel
 from tests.support.examples import examples
 from tests.support.paths import child_environment

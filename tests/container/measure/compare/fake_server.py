@@ -1,4 +1,4 @@
-"""An arm that is no engine: a server in this process that answers `/invocations` and keeps `/metrics`."""
+"""A configuration that is no engine: a server in this process that answers `/invocations` and keeps `/metrics`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from container.measure.compare.configurations import Arm
-from container.measure.compare.server_process import ArmFailed, RunningArm
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import ReadyServer, ServerFailed
 
 Token = Callable[[str, int], int]
 """(prompt, position) -> token id."""
@@ -24,12 +24,12 @@ def plain_token(prompt: str, position: int) -> int:
 
 @dataclass(slots=True)
 class Behaviour:
-    """How an arm behaves."""
+    """How a configuration behaves."""
 
     token: Token = plain_token
     refuses: Callable[[dict[str, Any]], bool] = lambda body: False
     """Requests that get an error."""
-    before_answer: Callable[[FakeArm, int], None] = lambda arm, number: None
+    before_answer: Callable[[FakeServer, int], None] = lambda config, number: None
     """Is called before each answer; requests count from 0 in the order of their arrival."""
     kv: bool = True
     metrics_text: str | None = None
@@ -39,10 +39,10 @@ class Behaviour:
     exit_code: int = 0
 
 
-class FakeArm:
-    """One life of one arm."""
+class FakeServer:
+    """One life of one config."""
 
-    def __init__(self, arm: Arm, behaviour: Behaviour, journal: list[str]) -> None:
+    def __init__(self, config: Configuration, behaviour: Behaviour, journal: list[str]) -> None:
         self.start_up_seconds = 1.5
         self.behaviour = behaviour
         self.prompts: list[str] = []
@@ -52,13 +52,13 @@ class FakeArm:
         self.looked = threading.Event()
         """Set by each look at `/metrics`."""
         self.over = threading.Event()
-        self._arm = arm
+        self._config = config
         self._journal = journal
         self._server = _Listener(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        journal.append(f"start {arm.name}")
+        journal.append(f"start {config.name}")
 
     def peak_memory(self) -> int | None:
         return 1 << 20
@@ -66,7 +66,9 @@ class FakeArm:
     def stop(self) -> None:
         self._end("stop")
         if self.behaviour.exit_code:
-            raise ArmFailed(f"{self._arm.name}: its server ended with exit code {self.behaviour.exit_code}")
+            raise ServerFailed(
+                f"{self._config.name}: its server ended with exit code {self.behaviour.exit_code}"
+            )
 
     def kill(self) -> None:
         self._end("kill")
@@ -75,7 +77,7 @@ class FakeArm:
         if self.over.is_set():
             return
         self.over.set()
-        self._journal.append(f"{how} {self._arm.name}")
+        self._journal.append(f"{how} {self._config.name}")
         self._server.shutdown()
         self._server.server_close()
 
@@ -106,8 +108,8 @@ class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, arm: FakeArm) -> None:
-        self.arm = arm
+    def __init__(self, config: FakeServer) -> None:
+        self.config = config
         super().__init__(("127.0.0.1", 0), _Handler)
 
 
@@ -116,31 +118,31 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Listener
 
     def do_GET(self) -> None:
-        self._answer(200, self.server.arm.metrics().encode())
-        self.server.arm.looked.set()
+        self._answer(200, self.server.config.metrics().encode())
+        self.server.config.looked.set()
 
     def do_POST(self) -> None:
-        arm = self.server.arm
+        config = self.server.config
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with arm.lock:
-            number = len(arm.prompts)
-            arm.prompts.append(body["inputs"])
-            arm.num_steps += 4
-            arm.num_sequences += 12
-        arm.behaviour.before_answer(arm, number)
-        if arm.behaviour.refuses(body):
+        with config.lock:
+            number = len(config.prompts)
+            config.prompts.append(body["inputs"])
+            config.num_steps += 4
+            config.num_sequences += 12
+        config.behaviour.before_answer(config, number)
+        if config.behaviour.refuses(body):
             self._answer(424, json.dumps({"error": "no such thing", "code": 424}).encode())
             return
         count = body["parameters"]["max_new_tokens"]
         records: list[dict[str, Any]] = [
-            {"token": {"id": arm.behaviour.token(body["inputs"], k), "text": "x"}} for k in range(count)
+            {"token": {"id": config.behaviour.token(body["inputs"], k), "text": "x"}} for k in range(count)
         ]
         records[-1] |= {
             "generated_text": "x" * count,
             "details": {
                 "finish_reason": "length",
                 "generated_tokens": count,
-                "input_length": arm.behaviour.input_length,
+                "input_length": config.behaviour.input_length,
             },
         }
         self._answer(200, b"".join(json.dumps(record).encode() + b"\n" for record in records))
@@ -156,14 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @dataclass(slots=True)
-class FakeArms:
+class FakeServers:
     """Starts them, remembers all, and keeps a journal of starts and ends."""
 
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
-    lives: dict[str, list[FakeArm]] = field(default_factory=dict)
+    lives: dict[str, list[FakeServer]] = field(default_factory=dict)
 
-    def __call__(self, arm: Arm, log: Path) -> RunningArm:
-        life = FakeArm(arm, self.behaviours.get(arm.name, Behaviour()), self.journal)
-        self.lives.setdefault(arm.name, []).append(life)
+    def __call__(self, config: Configuration, log: Path) -> ReadyServer:
+        life = FakeServer(config, self.behaviours.get(config.name, Behaviour()), self.journal)
+        self.lives.setdefault(config.name, []).append(life)
         return life

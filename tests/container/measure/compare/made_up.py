@@ -1,4 +1,4 @@
-"""Made-up arms, rounds and comparisons, with figures that can be computed by hand."""
+"""Made-up configurations, rounds and comparisons, with figures that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from container.measure.bench.figures import ErrorCount, Figures, Spread
-from container.measure.compare.configurations import Arm
+from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan, Scenario, stays
-from container.measure.compare.report import Setting
+from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse
 
 SCENARIO = Scenario("8 tokens in, 4 out", 8, 4, 2, 2)
 TOKENS = ((1, 2, 3, 4), (5, 6, 7, 8))
-SETTING = Setting(
+PROVENANCE = Provenance(
     "lmi compare a b",
     "2030-01-02 03:04 UTC",
     "2 cores (Abacus 9), 8.0 GiB of memory free, no GPU",
@@ -22,11 +22,13 @@ SETTING = Setting(
 )
 
 
-def make_arm(name: str, *, engine: str = "MPI", model: str = "model", **values: str) -> Arm:
+def make_configuration(
+    name: str, *, engine: str = "MPI", model: str = "model", **values: str
+) -> Configuration:
     """`values`: effective values by key, `option.` left out."""
-    return Arm(
+    return Configuration(
         name=name,
-        path=Path("/arms") / name,
+        path=Path("/configs") / name,
         engine=engine,
         model=model,
         model_folder=Path("/models") / model,
@@ -57,7 +59,7 @@ def make_figures(
 
 
 def make_round(
-    arm: str,
+    config: str,
     number: int,
     figures: Figures | None = None,
     *,
@@ -66,25 +68,27 @@ def make_round(
     batches: BatchSizes | None = None,
     kv: KvUse | None = None,
 ) -> RoundResult:
-    return RoundResult(arm, scenario, number, figures or make_figures(), token_ids, batches, kv)
+    return RoundResult(config, scenario, number, figures or make_figures(), token_ids, batches, kv)
 
 
 def make_comparison(
-    arms: Sequence[Arm], rounds: Sequence[RoundResult], scenarios: Sequence[Scenario] = (SCENARIO,)
+    configs: Sequence[Configuration],
+    rounds: Sequence[RoundResult],
+    scenarios: Sequence[Scenario] = (SCENARIO,),
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
     lives = tuple(
         StayResult(stay.configuration, stay.rounds, 3.0, 1 << 30)
-        for stay in stays([arm.name for arm in arms], num_rounds)
+        for stay in stays([config.name for config in configs], num_rounds)
     )
-    return Comparison(tuple(arms), Plan(tuple(scenarios), num_rounds, seed=0), tuple(rounds), lives)
+    return Comparison(tuple(configs), Plan(tuple(scenarios), num_rounds, seed=0), tuple(rounds), lives)
 
 
 def compare_speeds(speeds: Mapping[str, Sequence[float]], scenario: Scenario = SCENARIO) -> Comparison:
-    """Arms by name with their output tokens/s round by round; latencies are 100 over them."""
+    """Configurations by name with their output tokens/s round by round; latencies are 100 over them."""
     rounds = [
         make_round(name, number, make_figures(speed, 100 / speed), scenario=scenario.name)
         for name, values in speeds.items()
         for number, speed in enumerate(values, start=1)
     ]
-    return make_comparison([make_arm(name) for name in speeds], rounds, (scenario,))
+    return make_comparison([make_configuration(name) for name in speeds], rounds, (scenario,))

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from container.measure.bench.lengths import Lengths
-from container.measure.compare.configurations import Arm
+from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan, Scenario
-from container.measure.compare.run import Runner, Workloads
-from container.measure.compare.server_process import ArmServer, RunningArm
+from container.measure.compare.run import ComparisonRunner
+from container.measure.compare.server_process import ReadyServer, ServerProcess
 from container.measure.compare.summary import MEASURES
-from container.measure.compare.terminal import LogLines
-from tests.container.measure.compare.made_up import make_arm
+from container.progress import LogLines
+from tests.container.measure.compare.made_up import make_configuration
 from tests.container.measure.compare.simulated import NAMES, ROUNDS_FILE, Pair
 from tests.lmi_server.fakes import MAX_MODEL_LEN, build_model_folder
 from tests.support.paths import child_environment
@@ -53,12 +53,12 @@ _LOADS = {
 class _KeptServers:
     """Starts one server for each configuration and gives out the same again."""
 
-    running: dict[str, ArmServer] = field(default_factory=dict)
+    running: dict[str, ServerProcess] = field(default_factory=dict)
 
-    def __call__(self, arm: Arm, log: Path) -> RunningArm:
-        if arm.name not in self.running:
-            self.running[arm.name] = ArmServer.start(arm, log, child_environment())
-        return _Kept(self.running[arm.name])
+    def __call__(self, config: Configuration, log: Path) -> ReadyServer:
+        if config.name not in self.running:
+            self.running[config.name] = ServerProcess.start(config, log, child_environment())
+        return _Kept(self.running[config.name])
 
     def kill(self) -> None:
         for server in self.running.values():
@@ -68,7 +68,7 @@ class _KeptServers:
 class _Kept:
     """A server that outlives its rounds."""
 
-    def __init__(self, server: ArmServer) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self.url = server.url
         self.start_up_seconds = server.start_up_seconds
 
@@ -102,13 +102,16 @@ def _save_model(folder: Path) -> Path:
     return folder
 
 
-def _record(arms: tuple[Arm, ...], model: Path, scenario: Scenario, seed: int, folder: Path) -> list[Pair]:
+def _record(
+    configs: tuple[Configuration, ...], model: Path, scenario: Scenario, seed: int, folder: Path
+) -> list[Pair]:
     """Figures by round, configuration and measure."""
     servers = _KeptServers()
     plan = Plan((scenario,), _ROUNDS, seed)
-    workloads = Workloads(dict.fromkeys(NAMES, model))
     try:
-        made = Runner(arms, plan, workloads, servers, folder, LogLines(sys.stderr)).run()
+        made = ComparisonRunner(
+            configs, plan, dict.fromkeys(NAMES, model), servers, folder, LogLines(sys.stderr)
+        ).run()
     finally:
         servers.kill()
     assert not made.num_failed
@@ -135,15 +138,17 @@ def main() -> None:
     others = json.loads(ROUNDS_FILE.read_text()) if ROUNDS_FILE.exists() else {}
     with tempfile.TemporaryDirectory() as made:
         model = _save_model(Path(made) / "model")
-        arms = []
+        configs = []
         for name in NAMES:
             folder = Path(made) / name
             folder.mkdir()
             (folder / "serving.properties").write_text(f"{load.options}option.model_id={model}\n")
-            arms.append(replace(make_arm(name), path=folder, model_folder=model, loading_timeout=120.0))
+            configs.append(
+                replace(make_configuration(name), path=folder, model_folder=model, loading_timeout=120.0)
+            )
         rounds: list[Pair] = []
         for number in range(num_comparisons):
-            rounds += _record(tuple(arms), model, load.scenario, number * _ROUNDS, Path(made))
+            rounds += _record(tuple(configs), model, load.scenario, number * _ROUNDS, Path(made))
             _write({**others, kind: rounds})
             print(f"{len(rounds)} rounds, load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
 

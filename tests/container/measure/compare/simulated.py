@@ -16,8 +16,8 @@ from container.measure.compare.results import Comparison
 from container.measure.compare.summary import MEASURES, Measure, ratio
 from tests.container.measure.compare.made_up import (
     SCENARIO,
-    make_arm,
     make_comparison,
+    make_configuration,
     make_figures,
     make_round,
 )
@@ -44,7 +44,7 @@ def simulate(rounds: list[Pair], speed: float = 1.0) -> Comparison:
     for number, (first, second) in enumerate(rounds, start=1):
         made.append(make_round("a", number, _figures(first, 1.0)))
         made.append(make_round("b", number, _figures(second, speed)))
-    return make_comparison([make_arm(name) for name in NAMES], made)
+    return make_comparison([make_configuration(name) for name in NAMES], made)
 
 
 def _figures(values: dict[str, float], speed: float) -> Figures:

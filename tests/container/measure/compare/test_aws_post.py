@@ -1,4 +1,4 @@
-"""`--aws-post`: its arms, the post's own figures, and the parts of the gain."""
+"""`--aws-post`: its configs, the post's own figures, and the parts of the gain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from container.measure.compare import aws_post
 from container.measure.compare.aws_post import DYNAMIC, DYNAMIC_32, PAGED, ROLLING, STATIC
 from container.measure.compare.results import Comparison
 from lmi_server.properties import loader
-from tests.container.measure.compare.made_up import make_arm, make_comparison, make_figures, make_round
+from tests.container.measure.compare.made_up import (
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
 from tests.support.paths import REPO_ROOT
 
 ONE, TWO = aws_post.scenarios(32, 32)
@@ -31,7 +36,7 @@ def made_up(*names: str) -> Comparison:
         for number in (1, 2, 3)
         for scenario, speed in zip((ONE, TWO), SPEEDS[name], strict=True)
     ]
-    return make_comparison([make_arm(name) for name in names], rounds, (ONE, TWO))
+    return make_comparison([make_configuration(name) for name in names], rounds, (ONE, TWO))
 
 
 def test_the_scenarios_are_the_posts() -> None:
@@ -39,8 +44,8 @@ def test_the_scenarios_are_the_posts() -> None:
     assert shapes == [(32, 128, 32, 32), (256, 32, 32, 32)]
 
 
-def test_the_arms_are_the_twins_and_what_is_made_of_them(tmp_path: Path) -> None:
-    named = aws_post.named_arms(aws_post.examples_folder(None), tmp_path, {})
+def test_the_configurations_are_the_twins_and_what_is_made_of_them(tmp_path: Path) -> None:
+    named = aws_post.named_paths(aws_post.examples_folder(None), tmp_path)
     assert [one.name for one in named] == [DYNAMIC, ROLLING, PAGED, DYNAMIC_32, STATIC]
     assert [one.origin.rpartition("/")[2] for one in named[3:]] == [
         "smollm2-dynamic with batch_size=32",
@@ -107,9 +112,3 @@ def test_the_gain_comes_apart_into_factors() -> None:
     assert second[f"{STATIC} over {DYNAMIC}"] == "1.50x"
     assert second[f"{PAGED} over {STATIC}"] == "1.67x"
     assert latency.rows[0][2].startswith("0.125x")
-
-
-def test_without_a_static_arm_the_report_says_what_cannot_be_told_apart() -> None:
-    _, parts = aws_post.sections(made_up(DYNAMIC, ROLLING, PAGED, DYNAMIC_32))
-    assert "cannot be told apart" in parts.text
-    assert not any(STATIC in cells[1] for cells in parts.tables[0].rows)

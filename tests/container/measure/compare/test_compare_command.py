@@ -10,16 +10,17 @@ from click.testing import CliRunner
 from container.measure.bench.lengths import Lengths
 from container.measure.bench.workload import load_tokenizer, make_requests
 from container.measure.compare import compare_command
-from container.measure.compare.compare_command import ArmServers, Asked, compare
-from container.measure.compare.configurations import Arm
-from tests.container.measure.compare.made_up import make_arm
+from container.measure.compare.compare_command import CompareOptions, compare
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import StartServer
+from tests.container.measure.compare.made_up import make_configuration
 from tests.lmi_server.fakes import build_model_folder
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "PATH: two configurations or more are compared (got 0)"),
+        ([], "PATH: give at least two configurations (got 0)"),
         (["one"], "(got 1)"),
         (["one", "two", "--examples", "x"], "--examples: only with --aws-post"),
         (["--aws-post", "one"], "PATH: not with --aws-post, which has its own configurations (got one)"),
@@ -37,7 +38,7 @@ def test_words_that_do_not_go_together(arguments: list[str], said: str) -> None:
     assert said in done.output
 
 
-def test_arms_that_cannot_be_served_are_all_named_and_nothing_is_started(tmp_path: Path) -> None:
+def test_configurations_that_cannot_be_served_are_all_named_and_nothing_is_started(tmp_path: Path) -> None:
     folder = tmp_path / "typo"
     folder.mkdir()
     (folder / "serving.properties").write_text("engine=MPI\nbatch_sise=2\n")
@@ -58,11 +59,11 @@ def test_the_posts_examples_may_be_elsewhere_and_a_sentence_says_when_they_are_n
     assert "--examples names that folder" in done.output
 
 
-def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Asked:
+def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> CompareOptions:
     """The command line as the command reads it; nothing is run."""
-    seen: list[Asked] = []
+    seen: list[CompareOptions] = []
 
-    def note(asked: Asked, *others: object) -> int:
+    def note(asked: CompareOptions, *others: object) -> int:
         seen.append(asked)
         return 0
 
@@ -101,11 +102,17 @@ def test_the_posts_scenarios_keep_their_own_load(monkeypatch: pytest.MonkeyPatch
 def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[dict[str, str]] = []
+    environs: list[dict[str, str]] = []
 
-    def note(arm: Arm, log: Path, environ: dict[str, str]) -> None:
-        seen.append(environ)
+    def start(config: Configuration, log: Path, environ: dict[str, str]) -> None:
+        environs.append(environ)
 
-    monkeypatch.setattr(compare_command.ArmServer, "start", note)
-    ArmServers({"LMI_ADMIN_TOKEN": "of another server", "PATH": "/bin"})(make_arm("a"), tmp_path / "log")
-    assert seen == [{"PATH": "/bin"}]
+    def run(options: CompareOptions, environ: object, machine: object, start: StartServer) -> int:
+        start(make_configuration("a"), tmp_path / "log")
+        return 0
+
+    monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
+    monkeypatch.setattr(compare_command.ServerProcess, "start", start)
+    monkeypatch.setattr(compare_command, "run", run)
+    CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    assert [("LMI_ADMIN_TOKEN" in environ, "PATH" in environ) for environ in environs] == [(False, True)]

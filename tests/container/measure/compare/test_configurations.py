@@ -1,4 +1,4 @@
-"""Arms: their names, what they come to on a machine, and in what they differ."""
+"""Configurations: their names, what they come to on a machine, and in what they differ."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import pytest
 
 from container.machine import Machine
 from container.measure.compare.configurations import (
-    BadArm,
-    Difference,
-    Named,
-    differences,
+    BadConfiguration,
+    NamedPath,
+    differing_values,
     names_for,
-    read_arms,
+    read_configurations,
     warnings,
 )
 from container.models.files import ModelNotAvailable
 from lmi_server.config import ModelSource
-from tests.container.measure.compare.made_up import make_arm
+from tests.container.measure.compare.made_up import make_configuration
 
 MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
 CONFIG = {
@@ -47,14 +46,16 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def write_arm(folder: Path, *lines: str) -> Path:
+def write_configuration(folder: Path, *lines: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "serving.properties").write_text("\n".join(lines) + "\n")
     return folder
 
 
-def test_arms_are_named_after_their_folders_and_numbered_when_that_is_ambiguous(tmp_path: Path) -> None:
-    one, two, three = (write_arm(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
+def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_ambiguous(
+    tmp_path: Path,
+) -> None:
+    one, two, three = (write_configuration(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
     file = tmp_path / "fast.properties"
     file.write_text("engine=MPI\n")
     assert names_for([one, two / "serving.properties", three, file]) == (
@@ -66,7 +67,7 @@ def test_arms_are_named_after_their_folders_and_numbered_when_that_is_ambiguous(
 
 
 def test_a_number_that_a_folder_has_already_is_left_to_it(tmp_path: Path) -> None:
-    paths = [write_arm(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
+    paths = [write_configuration(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
     assert names_for(paths) == ("a-2", "a-3", "a-1")
 
 
@@ -74,33 +75,39 @@ def test_differences_are_those_of_effective_values_defaults_and_decisions_includ
     tmp_path: Path, model: Path
 ) -> None:
     common = ("engine=MPI", f"option.model_id={model}", "option.kv_cache_gb=1")
-    one = write_arm(tmp_path / "one", *common)
-    two = write_arm(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
-    arms = read_arms([Named("one", one), Named("two", two)], {}, MACHINE, lambda source: model)
-    # fp32 is what the first arm's dtype comes to on a CPU: no difference.
-    assert differences(arms) == (
-        Difference("option.batch_scheduler_policy", ("max_utilization", "guaranteed_no_evict")),
-        Difference("option.paged_attention", ("true", "false")),
-        Difference("option.enable_prefix_caching", ("true", "false")),
+    one = write_configuration(tmp_path / "one", *common)
+    two = write_configuration(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
+    configs = read_configurations(
+        [NamedPath("one", one), NamedPath("two", two)], {}, MACHINE, lambda source: model
     )
-    assert [arm.dtype for arm in arms] == ["fp32", "fp32"]
-    assert not warnings(arms)
+    # fp32 is what the first config's dtype comes to on a CPU: no difference.
+    assert differing_values(configs) == {
+        "option.batch_scheduler_policy": ("max_utilization", "guaranteed_no_evict"),
+        "option.paged_attention": ("true", "false"),
+        "option.enable_prefix_caching": ("true", "false"),
+    }
+    assert [config.dtype for config in configs] == ["fp32", "fp32"]
+    assert not warnings(configs)
 
 
-def test_every_arm_that_cannot_be_served_is_named_with_its_reason(tmp_path: Path, model: Path) -> None:
-    good = write_arm(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
-    typo = write_arm(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
-    wide = write_arm(tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5")
-    gone = write_arm(tmp_path / "gone", "option.model_id=nobody/nothing")
+def test_every_configuration_that_cannot_be_served_is_named_with_its_reason(
+    tmp_path: Path, model: Path
+) -> None:
+    good = write_configuration(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
+    typo = write_configuration(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
+    wide = write_configuration(
+        tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5"
+    )
+    gone = write_configuration(tmp_path / "gone", "option.model_id=nobody/nothing")
 
     def obtain(source: ModelSource) -> Path:
         if source.model_id == "nobody/nothing":
             raise ModelNotAvailable("there is no such model")
         return model
 
-    named = [Named(path.name, path) for path in (good, typo, wide, gone)]
-    with pytest.raises(BadArm) as caught:
-        read_arms(named, {}, MACHINE, obtain)
+    named = [NamedPath(path.name, path) for path in (good, typo, wide, gone)]
+    with pytest.raises(BadConfiguration) as caught:
+        read_configurations(named, {}, MACHINE, obtain)
     text = str(caught.value)
     assert "typo: " in text
     assert "tensor_parallel_degree" in text
@@ -110,17 +117,20 @@ def test_every_arm_that_cannot_be_served_is_named_with_its_reason(tmp_path: Path
 
 
 def test_other_models_and_other_precisions_are_warned_of() -> None:
-    arms = [make_arm("a", dtype="fp32"), make_arm("b", model="other", dtype="bf16")]
-    models, dtypes = warnings(arms)
+    configs = [make_configuration("a", dtype="fp32"), make_configuration("b", model="other", dtype="bf16")]
+    models, dtypes = warnings(configs)
     assert "different models" in models
     assert "a: model, b: other" in models
     assert "a: fp32, b: bf16" in dtypes
 
 
-def test_a_key_of_one_engine_only_is_empty_in_the_other_arm() -> None:
-    arms = [make_arm("a", paged_attention="true"), make_arm("b", engine="Python", batch_size="4")]
-    assert differences(arms) == (
-        Difference("engine", ("MPI", "Python")),
-        Difference("option.paged_attention", ("true", "")),
-        Difference("option.batch_size", ("", "4")),
-    )
+def test_a_key_of_one_engine_only_is_empty_in_the_other_configuration() -> None:
+    configs = [
+        make_configuration("a", paged_attention="true"),
+        make_configuration("b", engine="Python", batch_size="4"),
+    ]
+    assert differing_values(configs) == {
+        "engine": ("MPI", "Python"),
+        "option.paged_attention": ("true", ""),
+        "option.batch_size": ("", "4"),
+    }

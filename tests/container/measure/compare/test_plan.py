@@ -24,16 +24,18 @@ def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:
     )
 
 
-def test_two_arms_run_a_b_b_a_a_b() -> None:
+def test_two_configurations_run_a_b_b_a_a_b() -> None:
     order = "".join(stay.configuration * len(stay.rounds) for stay in stays(["A", "B"], 3))
     assert order == "ABBAAB"
 
 
 @given(st.lists(st.text(), min_size=2, max_size=6, unique=True), st.integers(1, 9))
-def test_each_arm_runs_each_round_once_and_rounds_come_in_order(arms: list[str], num_rounds: int) -> None:
-    found = stays(arms, num_rounds)
+def test_each_configuration_runs_each_round_once_and_rounds_come_in_order(
+    configs: list[str], num_rounds: int
+) -> None:
+    found = stays(configs, num_rounds)
     runs = Counter((stay.configuration, number) for stay in found for number in stay.rounds)
-    assert runs == Counter({(arm, number): 1 for arm in arms for number in range(1, num_rounds + 1)})
+    assert runs == Counter({(config, number): 1 for config in configs for number in range(1, num_rounds + 1)})
     numbers = [number for stay in found for number in stay.rounds]
     assert numbers == sorted(numbers)
     assert all(before.configuration != after.configuration for before, after in pairwise(found))

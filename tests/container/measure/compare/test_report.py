@@ -11,17 +11,18 @@ import pytest
 from container.measure.compare import report, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.interval import Ratio
-from container.measure.compare.numbers import NOTHING, gibibytes, number, percent, seconds, spread, times
 from container.measure.compare.report import Section
 from container.measure.compare.scrape import BatchSizes, KvUse
-from container.measure.compare.tables import Table
+from container.measure.compare.summary import spread, times
+from container.measure.numbers import NOTHING, gibibytes, number, percent, seconds
+from container.measure.output import Table, as_json
 from tests.container.measure.compare.made_up import (
+    PROVENANCE,
     SCENARIO,
-    SETTING,
     TOKENS,
     compare_speeds,
-    make_arm,
     make_comparison,
+    make_configuration,
     make_figures,
     make_round,
 )
@@ -75,14 +76,14 @@ def test_figures_and_ratios_by_hand() -> None:
 
 
 def test_batches_kv_and_tokens_of_the_servers() -> None:
-    arms = [make_arm("a"), make_arm("b", engine="Python")]
+    configs = [make_configuration("a"), make_configuration("b", engine="Python")]
     rounds = [
         make_round("a", 1, batches=BatchSizes(10, 2.0), kv=KvUse(4, 1000.0, 100.0, 200.0, 0.1)),
         make_round("a", 2, batches=BatchSizes(30, 4.0), kv=KvUse(4, 1000.0, 300.0, 400.0, 0.3)),
         make_round("b", 1, batches=BatchSizes(8, 4.0), token_ids=(TOKENS[0], (5, 6, 0, 8))),
         make_round("b", 2, batches=BatchSizes(8, 4.0)),
     ]
-    table = tables.servers_table(make_comparison(arms, rounds), SCENARIO.name)
+    table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
     assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
     assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
@@ -91,10 +92,10 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     assert row(table, "first difference at output token") == (NOTHING, "3 (round 1, request 2)")
 
 
-def test_the_markdown_says_what_was_run_and_in_what_the_arms_differ() -> None:
+def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() -> None:
     made = compare_speeds({"a": [100.0, 101.0], "b": [400.0, 410.0]})
     text = report.markdown(
-        made, SETTING, [Section("Extra", "Words.", (Table("t", ("x", "y"), (("1", "2"),)),))]
+        made, PROVENANCE, [Section("Extra", "Words.", (Table("t", ("x", "y"), (("1", "2"),)),))]
     )
     assert text.startswith("# Comparison of a and b\n")
     for needed in (
@@ -114,8 +115,11 @@ def test_the_markdown_says_what_was_run_and_in_what_the_arms_differ() -> None:
 
 
 def test_differences_stand_in_a_table() -> None:
-    arms = [make_arm("a", paged_attention="true"), make_arm("b", paged_attention="false")]
-    text = report.markdown(make_comparison(arms, [make_round("a", 1), make_round("b", 1)]), SETTING)
+    configs = [
+        make_configuration("a", paged_attention="true"),
+        make_configuration("b", paged_attention="false"),
+    ]
+    text = report.markdown(make_comparison(configs, [make_round("a", 1), make_round("b", 1)]), PROVENANCE)
     assert "| option.paged_attention | true | false |" in text
 
 
@@ -124,14 +128,14 @@ def test_a_bar_in_a_cell_does_not_end_it() -> None:
 
 
 def test_caveats_name_failures_and_the_limits_of_the_client() -> None:
-    arms = [make_arm("a"), make_arm("b", engine="Python")]
+    configs = [make_configuration("a"), make_configuration("b", engine="Python")]
     rounds = [
         make_round("a", 1, make_figures(100.0)),
         make_round("a", 2, make_figures(100.0, limited="the client itself computed all the time")),
         make_round("b", 1, make_figures(90.0, errors=["gone away"])),
         make_round("b", 2, make_figures(120.0)),
     ]
-    text = "\n".join(caveats(make_comparison(arms, rounds)))
+    text = "\n".join(caveats(make_comparison(configs, rounds)))
     assert "1 of 2 requests failed: b, 8 tokens in, 4 out, round 1: gone away" in text
     assert "a, 8 tokens in, 4 out, round 2: the client itself computed all the time." in text
     assert "The two mean batch sizes cannot be compared" in text
@@ -143,7 +147,7 @@ def test_the_json_is_strict_and_has_every_round() -> None:
     def refuse(constant: str) -> Any:
         raise AssertionError(constant)
 
-    data = json.loads(report.as_json(made, SETTING), parse_constant=refuse)
+    data = json.loads(json.dumps(as_json(report.json_values(made, PROVENANCE))), parse_constant=refuse)
     assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
         ("a", 1),
         ("a", 2),
@@ -157,4 +161,4 @@ def test_the_json_is_strict_and_has_every_round() -> None:
     assert summary["ratios_to_first"]["output_tokens_per_second"]["high"] is None
     assert summary["verdicts"]["output_tokens_per_second"].startswith("too few rounds: one")
     assert summary["tokens_of_first"]["num_identical"] == 4
-    assert data["setting"]["machine"] == SETTING.machine
+    assert data["setting"]["machine"] == PROVENANCE.machine

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from container.measure.compare.scrape import NoMetrics, Sampler, Snapshot, kv_use, parse, scrape
+from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, parse, sampling, scrape
 
 _TEXT = """\
 # HELP lmi_kv_blocks_total kv blocks total
@@ -34,7 +34,7 @@ lmi_batch_size_sum 18.0
 """
 
 
-def kv_snapshot(allocated_blocks: float, unfilled: float) -> Snapshot:
+def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
     """Of 10 blocks of 16 slots."""
     values = {
         "blocks_total": 10,
@@ -42,20 +42,20 @@ def kv_snapshot(allocated_blocks: float, unfilled: float) -> Snapshot:
         "blocks_cached": 0,
         "slots_total": 160,
     }
-    return Snapshot(
+    return MetricsSnapshot(
         {f"lmi_kv_{name}": float(v) for name, v in {**values, "slots_unfilled": unfilled}.items()}
     )
 
 
 def test_batches_of_a_round_are_the_difference_of_the_histogram() -> None:
-    before = Snapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
+    before = MetricsSnapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
     batches = parse(_TEXT).batches_since(before)
     assert batches is not None
     assert (batches.count, batches.mean) == (4, 4.0)
 
 
 @pytest.mark.parametrize("before", [parse(_TEXT), parse("")], ids=["no batch ran", "histogram is new"])
-def test_a_histogram_that_did_not_move_or_is_new(before: Snapshot) -> None:
+def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> None:
     batches = parse(_TEXT).batches_since(before)
     if before.samples:
         assert batches is None
@@ -112,17 +112,17 @@ def test_the_sampler_looks_until_its_end_and_goes_on_after_a_look_that_fails() -
     looks: list[int] = []
     enough = threading.Event()
 
-    def look() -> Snapshot:
+    def look() -> MetricsSnapshot:
         looks.append(len(looks))
         if len(looks) == 2:
             raise NoMetrics("busy")
         if len(looks) == 4:
             enough.set()
-        return Snapshot({"look": float(len(looks))})
+        return MetricsSnapshot({"look": float(len(looks))})
 
-    with Sampler(look, seconds=0.001) as sampler:
+    with sampling(look, seconds=0.001) as snapshots:
         assert enough.wait(10.0)
-    seen = [int(snapshot.samples["look"]) for snapshot in sampler.snapshots]
+    seen = [int(snapshot.samples["look"]) for snapshot in snapshots]
     assert seen[:3] == [1, 3, 4]
     count = len(looks)
     assert len(seen) == count - 1

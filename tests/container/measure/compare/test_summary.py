@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from container.measure.compare.summary import (
     LATENCY_P90,
     TOKENS_PER_SECOND,
-    Difference,
     Median,
+    TokenDifference,
     equality,
     first_difference,
     median,
@@ -23,8 +23,8 @@ from tests.container.measure.compare.made_up import (
     SCENARIO,
     TOKENS,
     compare_speeds,
-    make_arm,
     make_comparison,
+    make_configuration,
     make_figures,
     make_round,
 )
@@ -69,17 +69,17 @@ def test_intervals_widen_with_the_number_of_configurations_and_scenarios() -> No
 
 
 def test_equal_tokens_are_counted_and_the_earliest_difference_named() -> None:
-    arms = [make_arm("a"), make_arm("b")]
+    configs = [make_configuration("a"), make_configuration("b")]
     rounds = [
         make_round("a", 1),
         make_round("a", 2),
         make_round("b", 1, token_ids=(TOKENS[0], (5, 6, 7, 9))),
         make_round("b", 2, token_ids=((1, 9, 3, 4), TOKENS[1])),
     ]
-    same = equality(make_comparison(arms, rounds), "b", "a", NAME)
+    same = equality(make_comparison(configs, rounds), "b", "a", NAME)
     assert same is not None
     assert (same.num_requests, same.num_identical) == (4, 2)
-    assert same.earliest == Difference(round=2, request=0, position=1)
+    assert same.earliest == TokenDifference(round=2, request=0, position=1)
 
 
 def test_answers_that_failed_are_not_compared() -> None:
@@ -87,17 +87,22 @@ def test_answers_that_failed_are_not_compared() -> None:
         make_round("a", 1),
         make_round("b", 1, make_figures(errors=["gone"]), token_ids=((), TOKENS[1])),
     ]
-    same = equality(make_comparison([make_arm("a"), make_arm("b")], rounds), "b", "a", NAME)
+    same = equality(
+        make_comparison([make_configuration("a"), make_configuration("b")], rounds), "b", "a", NAME
+    )
     assert same is not None
     assert (same.num_requests, same.num_identical, same.earliest) == (1, 1, None)
 
 
 def test_tokens_of_different_models_or_without_ids_are_not_compared() -> None:
     rounds = [make_round("a", 1), make_round("b", 1)]
-    other = [make_arm("a"), make_arm("b", model="another")]
+    other = [make_configuration("a"), make_configuration("b", model="another")]
     assert equality(make_comparison(other, rounds), "b", "a", NAME) is None
     silent = [make_round(name, 1, token_ids=((), ())) for name in ("a", "b")]
-    assert equality(make_comparison([make_arm("a"), make_arm("b")], silent), "b", "a", NAME) is None
+    assert (
+        equality(make_comparison([make_configuration("a"), make_configuration("b")], silent), "b", "a", NAME)
+        is None
+    )
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))

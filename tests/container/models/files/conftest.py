@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from container.models.files import patience
+from container.models.files import retry
 from tests.container.models.files.s3_lab import BUCKET, S3Lab
 from tests.support.faulty_proxy import faulty_proxy
 from tests.support.model_folders import write_model
@@ -51,4 +51,4 @@ def s3(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives up after a second, where it does not matter how long it takes."""
-    monkeypatch.setattr(patience, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", 1.0)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from container.models.errors import ModelNotAvailable
 from container.models.files import choice
-from container.models.files.base import ModelNotAvailable
-from container.models.files.remote import RemoteFile, Snapshot
+from container.models.files.remote import RemoteFile, Selection, Snapshot
 
 _PIECES = ["a", ".", "..", "/", "\\", "\0", "\n", "é", " ", "~", "x" * 200]
 _NAMES = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)
@@ -19,7 +19,7 @@ _NAMES = st.lists(st.sampled_from(_PIECES), max_size=12).map("".join)
 
 def snapshot(*paths: str, with_code: bool = False, size: int = 10) -> Snapshot:
     files = tuple(RemoteFile(path, size, "1") for path in paths)
-    return Snapshot("test://model", files, with_code)
+    return Snapshot("test://model", files, Selection(with_code))
 
 
 def chosen(*paths: str, with_code: bool = False) -> set[str]:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, fetch
-from container.models.files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
-from container.models.files.remote import RemoteFile, Report, Snapshot, Verification
+from container.models.files.copies import last_published
+from container.models.files.remote import RemoteFile, Report, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
 
@@ -31,17 +32,17 @@ class ScriptedRemote:
 
     files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
     name: str = "test://model"
-    with_code: bool = False
     listing_error: Exception | None = None
     break_at: dict[str, Exception] = field(default_factory=dict)
     verification: Verification = _BY_SHA256
     fetched: list[str] = field(default_factory=list)
 
-    def snapshot(self) -> Snapshot:
+    def list_files(self) -> tuple[RemoteFile, ...]:
         if self.listing_error is not None:
             raise self.listing_error
-        files = [RemoteFile(path, len(content), str(hash(content))) for path, content in self.files.items()]
-        return Snapshot(self.name, tuple(files), self.with_code)
+        return tuple(
+            RemoteFile(path, len(content), str(hash(content))) for path, content in self.files.items()
+        )
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         self.fetched.append(file.path)
@@ -96,12 +97,12 @@ def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path)
     assert folder.parent == cache / "models"
     assert folder.name.startswith("s3-my-bucket-falcon-40b-")
     assert contents(folder) == _MODEL
-    assert fetch.locate(remote.name, cache) == folder
-    assert fetch.locate("s3://my-bucket/falcon-40b/", cache) is None
+    assert last_published(remote.name, cache) == folder
+    assert last_published("s3://my-bucket/falcon-40b/", cache) is None
 
 
 def test_nothing_is_located_where_nothing_was_published(cache: Path) -> None:
-    assert fetch.locate("test://model", cache) is None
+    assert last_published("test://model", cache) is None
 
 
 @pytest.mark.parametrize(
@@ -111,11 +112,11 @@ def test_a_damaged_index_locates_nothing_and_is_mended(index: str, obtain: Obtai
     folder = obtain(ScriptedRemote()).folder
     (file,) = (cache / "models" / ".remote").glob("test-model-????????.json")
     file.write_text(index)
-    assert fetch.locate("test://model", cache) is None
+    assert last_published("test://model", cache) is None
     remote = ScriptedRemote()
     assert obtain(remote).folder == folder
     assert remote.fetched == []
-    assert fetch.locate("test://model", cache) == folder
+    assert last_published("test://model", cache) == folder
 
 
 def test_an_unreachable_remote_without_a_copy_is_an_error(obtain: Obtain, cache: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_fetch_that_broke_off_is_gone_on_with(obtain: Obtain, cache: Path) -> 
     folder, said = obtain(remote)
     assert contents(folder) == _MODEL
     assert remote.fetched == ["model.safetensors"], "whole files were fetched again"
-    assert "going on with an earlier fetch" in said
+    assert "resuming an interrupted fetch" in said
     assert parts(cache) == []
 
 
@@ -185,7 +186,7 @@ def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obt
     said = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).said
     warning = (
         "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; only sizes and the "
-        "headers of weights were looked at"
+        "headers of weights were checked"
     )
     assert warning in said.splitlines()
 
@@ -245,7 +246,7 @@ def test_a_cache_that_cannot_be_written(obtain: Obtain, cache: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [_WEIGHTS[:-100], _WEIGHTS + b"more", b"no safetensors at all", b""])
 def test_weights_that_are_not_whole_are_not_published(wrong: bytes, obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(ModelNotAvailable, match="is not a whole safetensors file"):
+    with pytest.raises(ModelNotAvailable, match="is not a complete safetensors file"):
         obtain(ScriptedRemote(files={**_MODEL, "model.safetensors": wrong}))
     assert [path.name for path in (cache / "models").iterdir()] == [".remote"]
     assert parts(cache) == []

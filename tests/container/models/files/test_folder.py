@@ -53,8 +53,8 @@ def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> 
     [
         ({INDEX: TWO, FIRST: BYTES}, f"names 2 files of weights, and 1 of them are not there: {SECOND}"),
         ({INDEX: b"{", FIRST: BYTES, SECOND: BYTES}, "is not JSON"),
-        ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a whole safetensors file"),
-        ({"model.safetensors": b""}, "model.safetensors is not a whole safetensors file"),
+        ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
+        ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
         ({"pytorch_model.bin": b"pickle"}, "pytorch_model.bin"),
         ({}, "no *.safetensors file"),
     ],

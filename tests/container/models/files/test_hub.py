@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable, patience
+from container.models.files import ModelNotAvailable, retry
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer
@@ -55,7 +55,7 @@ def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that brings nothing is given up soon."""
-    monkeypatch.setattr(patience, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", 0.5)
 
 
 def complete_models(cache: Path) -> list[Path]:
@@ -167,7 +167,7 @@ def test_damage_that_an_earlier_attempt_left_is_healed(
         obtain()
     hub.faults.clear()
     assert content(obtain()) == model()
-    assert "going on with an earlier fetch" in log.getvalue()
+    assert "resuming an interrupted fetch" in log.getvalue()
 
 
 def test_the_token_goes_to_the_hub_and_not_to_its_storage(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
-from container.models.files.hub.source import HubModel
+from container.models.files.hub.source import HubModels
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.paths import child_environment
@@ -32,7 +32,7 @@ def is_valid(repo_id: str) -> bool:
     st.text(st.sampled_from("aZ0-_./ é\n"), min_size=1, max_size=9) | st.text("ab/", min_size=90, max_size=99)
 )
 def test_ids_are_those_that_the_library_accepts(text: str) -> None:
-    assert (HubModel().refusal(ModelSource(text)) is None) == is_valid(text)
+    assert (HubModels().refusal(ModelSource(text)) is None) == is_valid(text)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_ids_are_those_that_the_library_accepts(text: str) -> None:
         ("owner/name.git", "did you mean owner/name?"),
         ("owner/name@v1.0", "write option.model_id=owner/name and option.revision=v1.0"),
         ("owner/name:main", "write option.model_id=owner/name and option.revision=main"),
-        ("owner name", "not a hub id either"),
+        ("owner name", "not a hub id"),
         ("https://huggingface.co/owner/name", "write owner/name"),
         ("https://huggingface.co/owner/name/tree/main", "write owner/name"),
         ("hf://owner/name@v1", "write owner/name"),

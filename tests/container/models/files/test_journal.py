@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,14 @@ def test_what_was_written_is_gone_on_from(tmp_path: Path) -> None:
         assert file.open_parts() == [0, 1]
 
 
-def test_after_a_power_cut_only_what_was_flushed_counts(
+def test_after_a_crash_of_the_machine_a_file_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note that is not flushed belongs to one start of the machine; the other one to any."""
-    target, kept = tmp_path / "x", tmp_path / "kept"
-    write(target)
-    shutil.copy(journal.durable_note(target), kept)
-    with PartsFile(target, _SIZE, "v1") as file:
-        file.append(1, b"d" * 700)
-    shutil.copy(kept, journal.durable_note(target))
+    write(tmp_path / "x")
     boot = tmp_path / "boot_id"
-    boot.write_text("another start of the machine")
+    boot.write_text("another boot of the machine")
     monkeypatch.setattr(journal, "_BOOT_ID", boot)
-    assert done(target) == [8000, 0, 1000]
+    assert done(tmp_path / "x") == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("size", "version"), [(_SIZE, "v2"), (_SIZE + 1, "v1")])
@@ -60,14 +53,6 @@ def test_another_content_is_begun_anew(size: int, version: str, tmp_path: Path) 
     write(target)
     assert done(target, size, version) == [0, 0, 0]
     assert not any(target.read_bytes())
-
-
-def test_without_its_notes_a_file_is_begun_anew(tmp_path: Path) -> None:
-    target = tmp_path / "x"
-    write(target)
-    journal.written_note(target).unlink()
-    journal.durable_note(target).write_text('{"version": "v1"}')
-    assert done(target) == [0, 0, 0]
 
 
 def test_a_file_that_was_cut_is_begun_anew(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from container.cli import main
 from container.models import files as model_files
+from container.models.errors import RemoteUnreachable
 from container.models.files import ModelNotAvailable, fetch, pruning
-from container.models.files.base import RemoteUnreachable
-from container.models.files.copies import key
+from container.models.files.copies import key, last_published
 from container.models.publish import locked
 from container.progress import LogLines
 from tests.container.models.files.test_fetch import ScriptedRemote
@@ -64,7 +64,7 @@ def test_earlier_versions_and_unfinished_fetches_go_and_are_counted(cache: Path)
     size += usage(part)
     freed, said = pruned(cache)
     assert there(cache) == {new}
-    assert fetch.locate(NAME, cache) == new
+    assert last_published(NAME, cache) == new
     assert freed == size
     assert f"removed {old}: an earlier version, " in said
     assert f"removed {part}: an unfinished fetch, " in said

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
-from container.models.files.s3.content import ContentCheck, Part, Stated, stated
+from container.models.files.s3.content import ContentCheck, ObjectChecksum, ObjectPart, object_checksum
 
 BY_NAME = {algorithm.name: algorithm for algorithm in (*ALGORITHMS, MD5)}
 SIZES = [5 << 20, 7 << 20, 12345]
@@ -62,19 +62,19 @@ def test_a_checksum_of_the_whole_object_tells_right_from_wrong(name: str, conten
     head = {f"Checksum{name}": base64_of(digest), "ChecksumType": "FULL_OBJECT", "ETag": '"abc-2"'}
     if algorithm is MD5:
         head = {"ETag": f'"{digest.hex()}"'}
-    statement = stated("bucket", head)
-    assert statement == Stated(algorithm, digest)
+    statement = object_checksum("bucket", head)
+    assert statement == ObjectChecksum(algorithm, digest)
     assert ContentCheck(file, len(content), statement).difference() is None
     damage(file, len(content) - 5)
     assert ContentCheck(file, len(content), statement).difference() == f"{name} differs"
 
 
-def in_parts(algorithm: Algorithm, content: bytes, *, each: bool) -> tuple[bytes, tuple[Part, ...]]:
+def in_parts(algorithm: Algorithm, content: bytes, *, each: bool) -> tuple[bytes, tuple[ObjectPart, ...]]:
     """(digest of the parts' digests, the parts with their own digests if `each`)."""
     digests, parts, start = [], [], 0
     for size in SIZES:
         digests.append(algorithm.of(content[start : start + size]))
-        parts.append(Part(size, {algorithm.name: digests[-1]} if each else {}))
+        parts.append(ObjectPart(size, {algorithm.name: digests[-1]} if each else {}))
         start += size
     return algorithm.of(b"".join(digests)), tuple(parts)
 
@@ -86,8 +86,8 @@ def test_a_checksum_of_parts_tells_right_from_wrong(name: str, content: bytes, f
     head = {f"Checksum{name}": f"{base64_of(digest)}-3", "ChecksumType": "COMPOSITE", "ETag": '"abc-3"'}
     if algorithm is MD5:
         head = {"ETag": f'"{digest.hex()}-3"'}
-    statement = stated("bucket", head)
-    assert statement == Stated(algorithm, digest, 3)
+    statement = object_checksum("bucket", head)
+    assert statement == ObjectChecksum(algorithm, digest, 3)
     assert ContentCheck(file, len(content), statement, parts).difference() is None
     damage(file, SIZES[0] + 5)
     assert ContentCheck(file, len(content), statement, parts).difference() == f"{name} of its 3 parts differs"
@@ -96,14 +96,14 @@ def test_a_checksum_of_parts_tells_right_from_wrong(name: str, content: bytes, f
 def test_a_part_with_a_checksum_of_its_own_is_named(content: bytes, file: Path) -> None:
     digest, parts = in_parts(BY_NAME["CRC32C"], content, each=True)
     damage(file, SIZES[0] + 5)
-    check = ContentCheck(file, len(content), Stated(BY_NAME["CRC32C"], digest, 3), parts)
+    check = ContentCheck(file, len(content), ObjectChecksum(BY_NAME["CRC32C"], digest, 3), parts)
     assert check.difference() == "CRC32C of part 2 of 3 differs"
 
 
 def test_parts_of_other_sizes_do_not_have_the_checksum(content: bytes, file: Path) -> None:
     digest, parts = in_parts(MD5, content, each=False)
     other = (parts[1], parts[0], parts[2])
-    assert ContentCheck(file, len(content), Stated(MD5, digest, 3), other).difference() is not None
+    assert ContentCheck(file, len(content), ObjectChecksum(MD5, digest, 3), other).difference() is not None
 
 
 @pytest.mark.parametrize("name", ["CRC32", "SHA256"])
@@ -111,7 +111,7 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
     """In any order and in any cut; what is damaged afterwards is not looked at again."""
     algorithm = BY_NAME[name]
     digest, parts = in_parts(algorithm, content, each=False)
-    check = ContentCheck(file, len(content), Stated(algorithm, digest, 3), parts)
+    check = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
     cuts = [0, 3 << 20, 6 << 20, 11 << 20, len(content)]
     spans = list(pairwise(cuts))
     for start, stop in [spans[2], spans[0], spans[1]]:
@@ -119,7 +119,7 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
     damage(file, 1000)
     assert check.difference() is None, "the first part was read once more"
     damage(file, len(content) - 1)
-    late = ContentCheck(file, len(content), Stated(algorithm, digest, 3), parts)
+    late = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
     late.arrived(*spans[0])
     assert late.difference() is not None
 
@@ -127,11 +127,14 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
 def test_an_empty_object(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     for digest, algorithm in ((hashlib.sha256().digest(), "SHA256"), (bytes(4), "CRC32")):
-        assert ContentCheck(tmp_path / "empty", 0, Stated(BY_NAME[algorithm], digest)).difference() is None
+        assert (
+            ContentCheck(tmp_path / "empty", 0, ObjectChecksum(BY_NAME[algorithm], digest)).difference()
+            is None
+        )
 
 
 def test_a_file_that_became_shorter_differs(content: bytes, file: Path) -> None:
-    statement = Stated(BY_NAME["CRC32"], zlib.crc32(content).to_bytes(4, "big"))
+    statement = ObjectChecksum(BY_NAME["CRC32"], zlib.crc32(content).to_bytes(4, "big"))
     with file.open("r+b") as opened:
         opened.truncate(len(content) - 100)
     assert ContentCheck(file, len(content), statement).difference() == "CRC32 differs"
@@ -156,14 +159,16 @@ HEX = "0123456789abcdef0123456789abcdef"
     ],
 )
 def test_what_is_no_checksum_is_not_taken_for_one(bucket: str, head: dict[str, str]) -> None:
-    assert stated(bucket, head) is None
+    assert object_checksum(bucket, head) is None
 
 
 def test_a_damaged_checksum_leaves_the_etag() -> None:
-    statement = stated("b", {"ETag": f'"{HEX}-3"', "ChecksumCRC32": "3KGR9w==", "ChecksumType": "COMPOSITE"})
-    assert statement == Stated(MD5, bytes.fromhex(HEX), 3)
+    statement = object_checksum(
+        "b", {"ETag": f'"{HEX}-3"', "ChecksumCRC32": "3KGR9w==", "ChecksumType": "COMPOSITE"}
+    )
+    assert statement == ObjectChecksum(MD5, bytes.fromhex(HEX), 3)
 
 
 @pytest.mark.parametrize("encryption", [{}, {"ServerSideEncryption": "AES256"}])
 def test_an_etag_that_is_an_md5_is_one(encryption: dict[str, str]) -> None:
-    assert stated("b", {"ETag": f'"{HEX}"', **encryption}) == Stated(MD5, bytes.fromhex(HEX))
+    assert object_checksum("b", {"ETag": f'"{HEX}"', **encryption}) == ObjectChecksum(MD5, bytes.fromhex(HEX))

@@ -49,10 +49,10 @@ def test_an_empty_prefix(s3: S3Lab) -> None:
     [
         ({"AWS_ACCESS_KEY_ID": "somebody"}, "does not know the access key"),
         ({"AWS_SECRET_ACCESS_KEY": "another-secret"}, "does not belong to the access key"),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
-        ({"AWS_PROFILE": "nobody"}, "no AWS credentials"),
-        ({"AWS_ENDPOINT_URL": "not an address"}, "look at AWS_ENDPOINT_URL"),
-        ({"AWS_REGION": "no region!"}, "look at AWS_REGION"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no usable AWS credentials"),
+        ({"AWS_PROFILE": "nobody"}, "no usable AWS credentials"),
+        ({"AWS_ENDPOINT_URL": "not an address"}, "check AWS_ENDPOINT_URL"),
+        ({"AWS_REGION": "no region!"}, "check AWS_REGION"),
     ],
 )
 def test_an_environment_that_leads_nowhere(
@@ -73,7 +73,7 @@ def test_an_environment_that_leads_nowhere(
         (400, "ExpiredToken", "the credentials have expired"),
         (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
         (403, "InvalidObjectState", "archived"),
-        (404, "NoSuchKey", "is not there"),
+        (404, "NoSuchKey", "does not exist"),
     ],
 )
 @pytest.mark.parametrize("where", [listing, every_object], ids=["listing", "object"])
@@ -88,7 +88,7 @@ def test_a_definite_no_is_said_at_once(
     assert s3.left_over() == []
 
 
-@pytest.mark.parametrize(("status", "words"), [(403, "no permission"), (404, "is not there")])
+@pytest.mark.parametrize(("status", "words"), [(403, "no permission"), (404, "does not exist")])
 def test_an_object_that_may_not_be_looked_at(status: int, words: str, s3: S3Lab, tiny_model: Path) -> None:
     """The answer to HEAD has no body to say more."""
     s3.upload(tiny_model)
@@ -102,7 +102,7 @@ def test_an_object_that_may_not_be_looked_at(status: int, words: str, s3: S3Lab,
 @pytest.mark.parametrize("where", [listing, every_object, WEIGHTS], ids=["listing", "objects", "weights"])
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [(500, "InternalError", "(500, InternalError)"), (503, "SlowDown", "asks for fewer requests (SlowDown)")],
+    [(500, "InternalError", "(500, InternalError)"), (503, "SlowDown", "throttling requests (SlowDown)")],
 )
 def test_an_error_that_may_pass_is_given_up_after_a_while(
     status: int, code: str, words: str, where: Matches, s3: S3Lab, small_model: Path
@@ -164,7 +164,7 @@ def test_weights_that_were_uploaded_cut(s3: S3Lab, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors_bytes(["a"], 1_000_000)[:-5000])
     s3.upload(folder)
     sentence = s3.refused()
-    assert "model.safetensors is not a whole safetensors file" in sentence
+    assert "model.safetensors is not a complete safetensors file" in sentence
     assert s3.left_over() == []
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from container.models import files as model_files
+from container.models.errors import RemoteUnreachable
 from container.models.files import fetch
-from container.models.files.base import RemoteUnreachable
 from container.models.files.remote import Verification
 from container.progress import LogLines
 from lmi_server.config import ModelSource
@@ -92,7 +92,7 @@ def test_a_copy_from_s3_that_was_damaged_on_the_disk(s3: S3Lab, small_model: Pat
     assert process.returncode == 0, said
     assert out == f"{folder}\n"
     assert same(folder, small_model)
-    assert "model.safetensors: the file is not what S3 has (CRC32 differs)" in said
+    assert "model.safetensors: the file differs from the object in S3 (CRC32 differs)" in said
     assert "config.json" in said
     assert "verified by CRC32" in said
     assert s3.proxy.object_bytes == (small_model / "model.safetensors").stat().st_size

@@ -15,18 +15,19 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from container.models import prepare
+from container.models.errors import ModelNotAvailable
+from container.models.files import bundled
 from container.progress import LogLines
 from container.run.launch import cache_dir, environment
 from tests.support.randomness import FULL
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def start(cache: Path) -> subprocess.Popen[str]:
     env = {**os.environ, "LMI_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
     return subprocess.Popen(
-        [sys.executable, "-m", "container", "prepare", prepare.BUNDLED_MODEL],
+        [sys.executable, "-m", "container", "prepare", bundled.BUNDLED_MODEL],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,7 +38,7 @@ def start(cache: Path) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def prepared() -> Path:
     """The folder in the usual cache, so that the conversion runs once for all tests."""
-    return prepare.prepare_bundled(cache_dir(environment()), LogLines(io.StringIO()))
+    return bundled.prepare_bundled(cache_dir(environment()), LogLines(io.StringIO()))
 
 
 @pytest.mark.model
@@ -49,7 +50,7 @@ def test_a_killed_preparation_is_never_served_and_the_next_ones_share_the_work(t
         time.sleep(0.01)
     cut.send_signal(signal.SIGKILL)
     cut.communicate()
-    target = prepare.bundled_folder(tmp_path)
+    target = bundled.bundled_folder(tmp_path)
     assert not target.exists()
     assert list(models.glob(".*part-*"))
 
@@ -110,7 +111,7 @@ def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    file = prepare.bundled_file()
+    file = bundled.bundled_file()
     # With a configuration it reads the file once, not twice.
     theirs = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, config=AutoConfig.from_pretrained(prepared), dtype=torch.float32
@@ -123,5 +124,5 @@ def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared
 
 def test_a_full_or_forbidden_cache_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where the folder should be")
-    with pytest.raises(prepare.PrepareError, match="LMI_CACHE_DIR"):
-        prepare.prepare_bundled(tmp_path, LogLines(io.StringIO()))
+    with pytest.raises(ModelNotAvailable, match="LMI_CACHE_DIR"):
+        bundled.prepare_bundled(tmp_path, LogLines(io.StringIO()))
