@@ -54,11 +54,6 @@ def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""
 
 
-def _fail(error: Exception) -> None:
-    """Exit with the text of an error, without a stack trace."""
-    raise click.ClickException(str(error)) from error
-
-
 def _path(path: str | None) -> Path:
     return Path(path or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
 
@@ -97,7 +92,7 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
         options = ServeOptions(_path(path), host, port, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
-        _fail(error)
+        raise click.ClickException(str(error)) from error
 
 
 @main.command(epilog=_PATH_HELP)
@@ -159,7 +154,7 @@ def prepare(model: str | None, verify: bool, prune: bool) -> None:
         if prune:
             model_files.prune(view, source)
     except ModelNotAvailable as error:
-        _fail(error)
+        raise click.ClickException(str(error)) from error
     else:
         if folder:
             click.echo(str(folder))

@@ -105,6 +105,11 @@ def check(
     locate: finds a model's files on this disk, without work and without a connection.
     """
     found = examine(path, environ, lenient)
+    lines = []
+    for entry in found.entries:
+        option = by_name().get(entry.key)
+        text = f"{entry.key} = {shown(entry.key, entry.value, bool(option and option.secret))}"
+        lines.append(LineExplained(entry.line, text, _explanation(entry, option, found)))
     values: tuple[EffectiveValue, ...] = ()
     notes = list(found.notes)
     model = ""
@@ -124,14 +129,14 @@ def check(
         )
         values = tuple(_with_decision(value, resolved) for value in shorter)
         notes += _notes(resolved, config, machine)
-        if folder is not None and (text := tokenizer_files.note(folder, config.source.load_format)):
-            notes.append(text)
+        if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
+            notes.append(note)
         if folder is None and not reasons:
             notes.append("the model's files are not on this disk, so they are not checked")
     return CheckReport(
         path=str(found.file if found.file.exists() else path),
         machine=describe(machine),
-        lines=tuple(_explain(entry, found) for entry in found.entries),
+        lines=tuple(lines),
         values=values,
         model=model,
         problems=tuple(str(problem) for problem in found.problems),
@@ -169,12 +174,6 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
     if refusal is None:
         refusal = f"{name} holds no model: there is no config.json"
     return f"{name}: not available", refusal
-
-
-def _explain(entry: Entry, found: Examination) -> LineExplained:
-    option = by_name().get(entry.key)
-    text = f"{entry.key} = {shown(entry.key, entry.value, bool(option and option.secret))}"
-    return LineExplained(entry.line, text, _explanation(entry, option, found))
 
 
 def _explanation(entry: Entry, option: Option | None, found: Examination) -> str:

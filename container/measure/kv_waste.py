@@ -1,4 +1,4 @@
-"""Waste of KV cache by contiguous and paged allocation: the real scheduler and allocators without a model.
+"""AllocationResult of KV cache by contiguous and paged allocation: the real scheduler and allocators without a model.
 
 All requests arrive at the start. A step computes one token of each running sequence, and chunks of prompts.
 """
@@ -63,7 +63,7 @@ ALLOCATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Waste:
+class AllocationResult:
     """Result of one kind of allocation. Shares are means over steps."""
 
     allocation: str
@@ -82,9 +82,9 @@ class Waste:
     steps: int
 
 
-def run(
+def measure_waste(
     allocation: Allocation, load: WasteLoad, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Waste:
+) -> AllocationResult:
     """Run all requests to their ends. Raises ValueError: a request can never fit into the pool."""
     block_size = load.block_size
     blocks = make_block_manager(load.pool_tokens // block_size, block_size, allocation.paged)
@@ -105,7 +105,7 @@ def run(
         uses.append(_StepUse(blocks.num_used, unfilled, promised, scheduler.num_running, num_waiting))
         progress(done, load.num_requests)
     loaded = [use.num_running for use in uses if use.num_waiting]
-    return Waste(
+    return AllocationResult(
         allocation=allocation.name,
         waste=_mean(use.unfilled for use in uses if use.unfilled is not None),
         allocated=_mean(use.num_used for use in uses) / blocks.num_blocks,

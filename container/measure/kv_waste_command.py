@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from container.measure.bench.options import count_option
-from container.measure.kv_waste import ALLOCATIONS, Waste, WasteLoad, run
+from container.measure.kv_waste import ALLOCATIONS, AllocationResult, WasteLoad, measure_waste
 from container.measure.output import Table, json_option, show, write_json
 from container.progress import view_for
 
@@ -76,7 +76,7 @@ def kv_waste(
     try:
         for allocation in ALLOCATIONS:
             view.start(allocation.name)
-            results.append(run(allocation, load, view.update))
+            results.append(measure_waste(allocation, load, view.update))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     finally:
@@ -89,7 +89,7 @@ def kv_waste(
     write_json({"load": load, "results": [asdict(result) for result in results]}, json_path)
 
 
-def _row(result: Waste) -> tuple[str, ...]:
+def _row(result: AllocationResult) -> tuple[str, ...]:
     return (
         result.allocation,
         f"{100 * result.waste:.1f} %",

@@ -11,6 +11,7 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,14 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Fields:
     """The metadata of a GGUF file by key."""
 
-    def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
+    reader: gguf.GGUFReader
 
     def get(self, key: str) -> Any:
-        field = self._reader.get_field(key)
+        field = self.reader.get_field(key)
         return None if field is None else field.contents()
 
     def __getitem__(self, key: str) -> Any:
@@ -196,7 +197,7 @@ def _write_texts(fields: _Fields, folder: Path, tokens: list[str]) -> None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def convert(source: Path, folder: Path, report: Callable[[int, int], None]) -> None:
+def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None]) -> None:
     """Write the model of the GGUF file `source` into the existing `folder`.
 
     report(done, total): called after each part of the work.
@@ -230,7 +231,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({"done": done, "total": total}), flush=True)
 
     try:
-        convert(source, folder, report)
+        convert_gguf(source, folder, report)
     except (UnknownGguf, OSError) as error:
         print(error, file=sys.stderr)
         return 1

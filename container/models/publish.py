@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from container.models.errors import ModelNotAvailable
 from container.progress import ProgressView
@@ -21,9 +22,7 @@ from container.progress import ProgressView
 def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
     """Hold the file's lock; the kernel releases it when the process ends, however it ends."""
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             view.say(f"another process is {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -33,12 +32,16 @@ def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
 def lock_if_free(path: Path) -> Iterator[bool]:
     """Hold the lock of `locked` unless another process has it; yields whether it is held."""
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(file)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file; False when another process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:

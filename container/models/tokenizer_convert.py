@@ -34,7 +34,7 @@ def _require_packages(model: Path) -> None:
         )
 
 
-def convert(model: Path, folder: Path) -> None:
+def convert_tokenizer(model: Path, folder: Path) -> None:
     """Write tokenizer.json into the existing `folder`. Raises: NotConvertible, and whatever transformers raises."""
     _require_packages(model)
     from transformers import AutoTokenizer  # after the check: takes seconds
@@ -49,7 +49,7 @@ def convert(model: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     model, folder = map(Path, arguments)
     try:
-        convert(model, folder)
+        convert_tokenizer(model, folder)
     except Exception as error:  # transformers raises errors of every type
         text = " ".join(str(error).split()) or type(error).__name__
         print(json.dumps({"error": text}), flush=True)

@@ -77,34 +77,19 @@ def without_admin_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environ.items() if name != ADMIN_TOKEN}
 
 
-@dataclass(frozen=True, slots=True)
 class RuntimePaths:
     """The files of one run, in a folder that only its owner can enter.
 
     The folder's name is short: the address of a UNIX socket is limited to 107 bytes.
     """
 
-    folder: Path
-
-    @property
-    def engine_config(self) -> Path:
-        return self.folder / "engine.json"
-
-    @property
-    def web_config(self) -> Path:
-        return self.folder / "web.json"
-
-    @property
-    def status(self) -> Path:
-        return self.folder / "status"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics"
-
-    @property
-    def engine_address(self) -> str:
-        return f"ipc://{self.folder}/engine.sock"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine_config = folder / "engine.json"
+        self.web_config = folder / "web.json"
+        self.status = folder / "status"
+        self.metrics = folder / "metrics"
+        self.engine_address = f"ipc://{folder}/engine.sock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,14 @@ _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 
 
-def _stat_fields(pid: str) -> list[str] | None:
-    """/proc/PID/stat from the third field on (state, parent, process group, session, ...); None if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return text[text.rindex(")") + 2 :].split()
-
-
 def _processes() -> dict[int, list[str]]:
-    found = ((int(entry), _stat_fields(entry)) for entry in os.listdir("/proc") if entry.isdecimal())  # noqa: PTH208
-    return {pid: fields for pid, fields in found if fields is not None}
+    """/proc/PID/stat of each process from the third field on: state, parent, process group, session, ..."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text()
+            found[int(entry.name)] = text[text.rindex(")") + 2 :].split()
+    return found
 
 
 def session_members(session: int) -> set[int]:

@@ -25,7 +25,7 @@ from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
 from container.run.supervise import Supervisor
-from engines.config import EngineConfig, MpiEngineConfig
+from engines.config import EngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
@@ -150,13 +150,14 @@ class _Run:
     ) -> int:
         """Start and supervise both. Returns the exit code."""
         open_files = _raise_open_files()
-        board = StatusBoard.create(self.paths.status, self._processes)
+        ranks = self.config.parallel.tp_size if self.config.engine == "MPI" else None
+        # Heartbeats come from the ranks, or from the dispatcher and the generating process.
+        board = StatusBoard.create(self.paths.status, ranks or 2)
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
         self.signals.raising = False
-        single_rank = self.config.engine == "MPI" and self.config.parallel.tp_size == 1
-        engine = Child.start("engine rank 0" if single_rank else "engine", engine_command, engine_env)
+        engine = Child.start("engine rank 0" if ranks == 1 else "engine", engine_command, engine_env)
         web = self._start_web(listener, launch.web_connections(open_files))
         # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
         listener.close()
@@ -180,11 +181,6 @@ class _Run:
 
             supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
             return supervisor.run(loading_timeout, announce_ready)
-
-    @property
-    def _processes(self) -> int:
-        """Processes of the engine that write heartbeats: ranks, or dispatcher and generating process."""
-        return self.config.parallel.tp_size if isinstance(self.config, MpiEngineConfig) else 2
 
     def _engine(self) -> tuple[list[str], dict[str, str]]:
         command = launch.engine_command(self.config.engine, self.paths)

@@ -70,7 +70,7 @@ class Supervisor:
         deadline = time.monotonic() + loading_timeout
         try:
             while self._board.read().state is EngineState.STARTING:
-                if self._stop_requested():
+                if self._signals.count:
                     return self._stop()
                 self._raise_if_broken()
                 if time.monotonic() > deadline:
@@ -80,7 +80,7 @@ class Supervisor:
             self._raise_if_broken(wait=0.0)
             self._was_ready = True
             when_ready()
-            while not self._stop_requested():
+            while not self._signals.count:
                 self._raise_if_broken()
             return self._stop()
         except Failure as failure:
@@ -88,9 +88,6 @@ class Supervisor:
         finally:
             self._engine.kill_all()
             self._web.kill_all()
-
-    def _stop_requested(self) -> bool:
-        return self._signals.count > 0
 
     def _raise_if_broken(self, wait: float = _POLL_SECONDS) -> None:
         """Wait for a signal, then check both children. Raises Failure."""

@@ -62,7 +62,11 @@ def resolve(
     elif device == "cpu":
         element = native_element(model.dtype, dtype, options.quantize) if machine.cpu_kernels else 2
         weights.require_memory(model_path, model.dtype, element, machine)
-    if device == "cpu" and machine.cpu_kernels and options.batch_invariant:
+    if options.batch_invariant and device != "cpu":
+        raise CannotServe(
+            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
+        )
+    if options.batch_invariant and machine.cpu_kernels:
         made.notes.append(
             "option.batch_invariant=true changes nothing: native CPU kernels are always batch-invariant"
         )
@@ -81,7 +85,7 @@ def resolve(
             tp_size=degree,
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
-            batch_invariant=_batch_invariant(options, device),
+            batch_invariant=options.batch_invariant,
             enforce_eager=options.enforce_eager,
         ),
         cache=cache,
@@ -161,14 +165,6 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
             f"{native_only[0]}: it needs the native CPU kernels, which are not built here or not for this processor;"
             " with a C++ compiler, `make install` builds them"
         )
-
-
-def _batch_invariant(options: EngineOptions, device: str) -> bool:
-    if options.batch_invariant and device != "cpu":
-        raise CannotServe(
-            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
-        )
-    return options.batch_invariant
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:

@@ -88,9 +88,9 @@ def dtype(option: str, checkpoint: str, device: str, made: Decisions) -> str:
     if device == "cpu":
         made.computed("option.dtype", "fp32", f"on a CPU; every {checkpoint} weight is kept exactly")
         return "fp32"
-    chosen = _FROM_CHECKPOINT.get(checkpoint, "bf16")
+    half = _FROM_CHECKPOINT.get(checkpoint, "bf16")
     why = (
         "as the checkpoint is" if checkpoint in _FROM_CHECKPOINT else f"half of the checkpoint's {checkpoint}"
     )
-    made.computed("option.dtype", chosen, why)
-    return chosen
+    made.computed("option.dtype", half, why)
+    return half

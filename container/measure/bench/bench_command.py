@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.figures import Figures, figures
+from container.measure.bench.figures import figures
 from container.measure.bench.lengths import Lengths
 from container.measure.bench.load import LoadRun, run_with_progress
 from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
@@ -91,8 +91,9 @@ def bench(
     view.say(f"tokenizer: {path}{'' if tokenizer else f', of the bundled model {BUNDLED_MODEL}'}")
     try:
         wait_ready(url, wait, view.say)
-        if first:
-            _check_warm_up(url, figures(load(first, f"warm-up, {warm_up} requests"), first))
+        # If a request of the warm-up fails, the others would fail too.
+        if first and (errors := figures(load(first, f"warm-up, {warm_up} requests"), first).errors):
+            raise BenchError(f"{url}: the warm-up failed: {errors[0].text}")
     except BenchError as error:
         raise click.ClickException(str(error)) from error
     run = load(measured, f"{requests} requests of {users} users")
@@ -113,9 +114,3 @@ def _bundled_tokenizer() -> Path:
             "allowed: the folder of the served model, or its tokenizer.json"
         )
     return folder
-
-
-def _check_warm_up(url: str, warm_up: Figures) -> None:
-    """Raises BenchError when a request failed: then the others would fail too."""
-    if warm_up.errors:
-        raise BenchError(f"{url}: the warm-up failed: {warm_up.errors[0].text}")

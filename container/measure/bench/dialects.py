@@ -101,7 +101,7 @@ class LmiDialect:
         record = self._decoder.decode(line)
         if record.error is not None:
             return Record(error=error_text(record.error))
-        details = record.details or _NO_DETAILS
+        details = record.details or _LmiDetails()
         if details.finish_reason == "error":
             return Record(error="the server ended the answer with finish_reason 'error'")
         ids = _ids(record.token)
@@ -112,9 +112,6 @@ class LmiDialect:
             prompt_tokens=details.input_length,
             ends=record.generated_text is not None,
         )
-
-
-_NO_DETAILS = _LmiDetails()
 
 
 def _ids(token: _LmiToken | None) -> tuple[int, ...]:
@@ -172,7 +169,7 @@ class OpenAiDialect:
         chunk = self._decoder.decode(data)
         if chunk.error is not None:
             return Record(error=error_text(chunk.error))
-        usage = chunk.usage or _NO_USAGE
+        usage = chunk.usage or _OpenAiUsage()
         return Record(
             num_pieces=1 if any(choice.text for choice in chunk.choices) else 0,
             output_tokens=usage.completion_tokens,
@@ -181,7 +178,6 @@ class OpenAiDialect:
 
 
 _DONE = Record(ends=True)
-_NO_USAGE = _OpenAiUsage()
 
 DIALECTS: Mapping[str, Dialect] = {"lmi": LmiDialect(), "openai": OpenAiDialect()}
 

@@ -78,7 +78,7 @@ def run_load(
 
     A failed request is an outcome with an error, never an exception.
     """
-    clock = _Clock()
+    clock = _UserClock()
     ended: queue.SimpleQueue[RequestOutcome | None] = queue.SimpleQueue()
     threads = []
     for user in range(min(num_users, len(requests))):
@@ -123,7 +123,7 @@ def run_with_progress(
         view.finish()
 
 
-class _Clock:
+class _UserClock:
     """The common start and clock of all users."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def _run_user(
     user: int,
     requests: Sequence[BenchRequest],
     connection: BenchConnection,
-    clock: _Clock,
+    clock: _UserClock,
     ended: queue.SimpleQueue[RequestOutcome | None],
 ) -> None:
     """Send requests one after the other; at the end, for whatever reason, put None into the queue."""
@@ -164,7 +164,7 @@ def _run_user(
 
 
 def _send(
-    user: int, request: BenchRequest, connection: BenchConnection, clock: _Clock, scheduled: float
+    user: int, request: BenchRequest, connection: BenchConnection, clock: _UserClock, scheduled: float
 ) -> RequestOutcome:
     answer = AnswerReader(connection.dialect)
     error = ""

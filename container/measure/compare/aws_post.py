@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.measure.compare.configurations import NamedPath
+from container.measure.compare.configurations import BadConfiguration, NamedPath
 from container.measure.compare.plan import Scenario
 from container.measure.compare.report import Section
 from container.measure.compare.results import Comparison
@@ -34,12 +34,8 @@ _SHAPES = ((32, 128), (256, 32))
 """Prompt and output tokens of the post's two scenarios."""
 
 
-class NoExamples(Exception):
-    """The example configurations are missing. The text is for users."""
-
-
 @dataclass(frozen=True, slots=True)
-class Published:
+class PostFigures:
     """One row of the post, scenario 1 and 2."""
 
     tokens_per_second: tuple[float, float]
@@ -51,9 +47,9 @@ class Published:
 
 
 PUBLISHED = {
-    DYNAMIC: Published((5.53, 19.96), (58.34, 59.31)),
-    ROLLING: Published((56.04, 46.69), (4.74, 3.88)),
-    PAGED: Published((59.18, 44.75), (4.76, 2.67)),
+    DYNAMIC: PostFigures((5.53, 19.96), (58.34, 59.31)),
+    ROLLING: PostFigures((56.04, 46.69), (4.74, 3.88)),
+    PAGED: PostFigures((59.18, 44.75), (4.76, 2.67)),
 }
 
 
@@ -67,11 +63,11 @@ def scenarios(num_requests: int, num_users: int) -> tuple[Scenario, Scenario]:
 
 
 def examples_folder(option: Path | None) -> Path:
-    """The folder of --examples, or `properties_examples` beside the package. Raises NoExamples."""
+    """The folder of --examples, or `properties_examples` beside the package. Raises BadConfiguration."""
     folder = option or Path(__file__).resolve().parents[3] / "properties_examples"
     missing = [name for name in _TWINS.values() if not (folder / name / loader.FILE_NAME).is_file()]
     if missing:
-        raise NoExamples(
+        raise BadConfiguration(
             f"{folder} holds no {' and no '.join(f'{name}/{loader.FILE_NAME}' for name in missing)}; they come with the"
             " source, in properties_examples; --examples names that folder"
         )

@@ -35,13 +35,13 @@ def _failures(comparison: Comparison) -> list[str]:
 
 def _client_limited(comparison: Comparison) -> list[str]:
     """One sentence for each configuration and scenario in which the client was the limit."""
-    found: dict[tuple[str, str], str] = {}
-    for result in comparison.rounds:
-        if result.figures.client_limited:
-            where = f"{result.configuration}, {result.scenario}, round {result.round}"
-            key = (result.configuration, result.scenario)
-            found.setdefault(key, f"{where}: {result.figures.client_limited}.")
-    return list(found.values())
+    limited = [result for result in comparison.rounds if result.figures.client_limited]
+    first = {(one.configuration, one.scenario): one for one in reversed(limited)}
+    return [
+        f"{one.configuration}, {one.scenario}, round {one.round}: {one.figures.client_limited}."
+        for one in limited
+        if first[one.configuration, one.scenario] is one
+    ]
 
 
 def _engines(comparison: Comparison) -> list[str]:

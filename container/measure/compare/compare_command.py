@@ -126,11 +126,7 @@ def compare(
     scenarios = (
         aws_post.scenarios(requests or _POST_REQUESTS, users)
         if post
-        else (
-            _scenario(
-                users, requests or _REQUESTS_PER_USER * users, input_tokens, output_tokens, Lengths(lengths)
-            ),
-        )
+        else (_scenario(users, requests, input_tokens, output_tokens, Lengths(lengths)),)
     )
     plan = Plan(scenarios, rounds, seed, dialect, timeout)
     options = CompareOptions(paths, post, examples, plan, tokenizer, output, json_path)
@@ -139,21 +135,23 @@ def compare(
     start = functools.partial(ServerProcess.start, environ=launch.without_admin_token(environ))
     try:
         with StopSignals() as signals:
-            code = run(options, environ, detect(environ), start)
+            code = run_comparison(options, environ, detect(environ), start)
             signals.raising = False
     except StopRequested:
         click.echo("stopped; no report was written", err=True)
         code = _STOPPED
-    except (BadConfiguration, ServerFailed, BenchError, NoMetrics, aws_post.NoExamples) as error:
+    except (BadConfiguration, ServerFailed, BenchError, NoMetrics) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
 
 
-def _scenario(users: int, requests: int, input_tokens: int, output_tokens: int, lengths: Lengths) -> Scenario:
-    name = f"{input_tokens} tokens in, {output_tokens} out"
-    if lengths is Lengths.SPREAD:
-        name += " on average"
-    return Scenario(name, input_tokens, output_tokens, requests, users, lengths)
+def _scenario(
+    users: int, requests: int | None, input_tokens: int, output_tokens: int, lengths: Lengths
+) -> Scenario:
+    average = " on average" if lengths is Lengths.SPREAD else ""
+    name = f"{input_tokens} tokens in, {output_tokens} out{average}"
+    count = requests or _REQUESTS_PER_USER * users
+    return Scenario(name, input_tokens, output_tokens, count, users, lengths)
 
 
 def _check_paths(context: click.Context, paths: Sequence[Path], post: bool, examples: Path | None) -> None:
@@ -175,7 +173,9 @@ def _check_paths(context: click.Context, paths: Sequence[Path], post: bool, exam
             )
 
 
-def run(options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer) -> int:
+def run_comparison(
+    options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer
+) -> int:
     """Measure, print, write. Returns the exit code.
 
     Raises: as `ComparisonRunner.run` and `read_configurations`.

@@ -86,7 +86,7 @@ class MetricsSnapshot:
         return slots, (blocks - free - cached) * slots / blocks, unfilled
 
 
-def parse(text: str) -> MetricsSnapshot:
+def parse_metrics(text: str) -> MetricsSnapshot:
     """Read the text format of Prometheus. Raises NoMetrics when it is something else."""
     samples: dict[str, float] = {}
     try:
@@ -102,7 +102,7 @@ def scrape(url: str) -> MetricsSnapshot:
     """Fetch the server's `/metrics`. url: `http://host:port`. Raises NoMetrics."""
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return parse(answer.read(_MAX_BYTES).decode(errors="replace"))
+            return parse_metrics(answer.read(_MAX_BYTES).decode(errors="replace"))
     except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
         raise NoMetrics(f"{url}/metrics does not answer: {error}") from error
 

@@ -86,12 +86,13 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
     for config in comparison.configs:
         results = comparison.of(config.name, scenario)
         same = equality(comparison, config.name, base, scenario)
+        waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
         columns.append(
             (
                 _mean_batch(results, config.batch_unit),
                 _kv(results, peak=False),
                 _kv(results, peak=True),
-                percent(_kv_waste(results)),
+                percent(waste.value if waste else None),
                 _share_identical(same),
                 _where(same),
                 str(sum(result.figures.num_errors for result in results)),
@@ -160,11 +161,6 @@ def _kv(results: tuple[RoundResult, ...], peak: bool) -> str:
     if slots is None or share is None:
         return NOTHING
     return f"{slots.value:.0f} ({percent(share.value)} of all)"
-
-
-def _kv_waste(results: tuple[RoundResult, ...]) -> float | None:
-    waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
-    return waste.value if waste else None
 
 
 def _share_identical(same: Equality | None) -> str:

@@ -33,9 +33,12 @@ __all__ = [
     "verify",
 ]
 
-_LOCAL: dict[str, Scheme] = {"bundled": BundledModel(), "folder": LocalFolder()}
-_REMOTE: dict[str, RemoteScheme] = {"s3": S3Models(), "hub": HubModels()}
-SCHEMES: dict[str, Scheme] = {**_LOCAL, **_REMOTE}
+SCHEMES: dict[str, Scheme] = {
+    "bundled": BundledModel(),
+    "folder": LocalFolder(),
+    "s3": S3Models(),
+    "hub": HubModels(),
+}
 """Schemes in the order in which `owns` is asked."""
 
 
@@ -51,10 +54,8 @@ def is_fetched(source: ModelSource) -> bool:
 def refusal(source: ModelSource) -> str | None:
     """Why no scheme can provide this source, in one sentence; else None. Opens no connection."""
     scheme = _scheme(source)
-    if isinstance(scheme, RemoteScheme):
-        return scheme.refusal(source)
     if scheme is not None:
-        return None
+        return scheme.refusal(source)
     model_id = source.model_id or ""
     if hub_id := id_of_address(model_id):
         return f"option.model_id={model_id}: a model of the hub is named by its id; write {hub_id}"

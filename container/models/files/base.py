@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 from container.models.errors import ModelNotAvailable
 from container.models.files import fetch
@@ -14,29 +13,28 @@ from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
 
-class Scheme(Protocol):
+class Scheme(ABC):
     """One kind of location."""
 
+    @abstractmethod
     def owns(self, source: ModelSource) -> bool:
         """Whether `source` is of this kind; the first scheme that owns it is used."""
 
+    def refusal(self, source: ModelSource) -> str | None:
+        """Why a source can never be had, judged by its address; else None."""
+        return None
+
+    @abstractmethod
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         """The folder, if the model is complete on this disk; else None. Does no work and opens no connection."""
 
+    @abstractmethod
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """The folder, prepared if needed. Raises ModelNotAvailable."""
 
 
-class RemoteScheme(ABC):
+class RemoteScheme(Scheme):
     """A kind of location that models are fetched from."""
-
-    @abstractmethod
-    def owns(self, source: ModelSource) -> bool:
-        """As for `Scheme`."""
-
-    @abstractmethod
-    def refusal(self, source: ModelSource) -> str | None:
-        """Why a source can never be fetched, judged by its address; else None."""
 
     @abstractmethod
     def name(self, source: ModelSource) -> str:

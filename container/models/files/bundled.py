@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
+from container.models.files.base import Scheme
 from container.models.publish import lock_if_free, make_folder, remove_folder
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
@@ -93,7 +94,7 @@ def prune_bundled(cache: Path, view: ProgressView) -> int:
     return freed
 
 
-class BundledModel:
+class BundledModel(Scheme):
     """The scheme of the bundled model."""
 
     def owns(self, source: ModelSource) -> bool:

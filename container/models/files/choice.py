@@ -72,15 +72,15 @@ def choose(snapshot: Snapshot) -> Snapshot:
     suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
     _require_model(snapshot, top)
-    chosen = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    selected = {path: file for path, file in top.items() if path.endswith(suffixes)}
     if not snapshot.selection.with_weights:
-        chosen = {path: file for path, file in chosen.items() if not is_weights(path) and path != INDEX}
-    if _SINGLE in chosen:
+        selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
+    if _SINGLE in selected:
         # As in transformers, this one file is the model; others are adapters or copies of the same weights.
-        weights = {path for path in chosen if is_weights(path)}
-        chosen = {path: file for path, file in chosen.items() if path == _SINGLE or path not in weights}
-        chosen.pop(INDEX, None)
-    files = tuple(chosen[path] for path in sorted(chosen))
+        weights = {path for path in selected if is_weights(path)}
+        selected = {path: file for path, file in selected.items() if path == _SINGLE or path not in weights}
+        selected.pop(INDEX, None)
+    files = tuple(selected[path] for path in sorted(selected))
     _bound(snapshot.name, files)
     return dataclasses.replace(snapshot, files=files)
 

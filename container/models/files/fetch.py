@@ -210,7 +210,7 @@ class _Fetch:
             raise ModelNotAvailable(f"{where} came with {size} bytes; {file.size} were listed")
         if choice.is_weights(file.path):
             try:
-                safetensors_headers.verify(unfinished)
+                safetensors_headers.require_complete(unfinished)
             except safetensors_headers.DamagedFile as error:
                 raise ModelNotAvailable(
                     f"{where} is not a complete safetensors file: {error}; upload it again"

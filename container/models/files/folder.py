@@ -6,6 +6,7 @@ from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
 from container.models.files import choice, safetensors_headers
+from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
@@ -30,13 +31,13 @@ def weights_problem(folder: Path) -> str | None:
         return str(error)
     for file in filter(lambda file: choice.is_weights(file.path), snapshot.files):
         try:
-            safetensors_headers.verify(folder / file.path)
+            safetensors_headers.require_complete(folder / file.path)
         except safetensors_headers.DamagedFile as error:
             return f"{folder / file.path} is not a complete safetensors file: {error}"
     return None
 
 
-class LocalFolder:
+class LocalFolder(Scheme):
     """A folder on this machine: `option.model_id`, or without it the folder of serving.properties."""
 
     def owns(self, source: ModelSource) -> bool:

@@ -5,14 +5,13 @@ Removes only what `copies.py` made, under the lock that fetches of the same remo
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from container.models.files.copies import folders, is_complete, key, read_json
-from container.models.publish import lock_if_free, remove_folder
+from container.models.publish import lock_if_free, remove_folder, try_lock
 from container.progress import ProgressView
 
 _LIST = re.compile(r"(.+-[0-9a-f]{16})\.json")
@@ -66,9 +65,7 @@ def _prune_remote(cache: Path, view: ProgressView, remote: str, files: _Belongin
 def _remove_copy(cache: Path, view: ProgressView, copy: str, why: str) -> int:
     models, aside = folders(cache)
     with (aside / f"{copy}.json").open("r+b") as listed:
-        try:
-            fcntl.flock(listed, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(listed):
             view.say(f"kept {models / copy}: a server uses it")
             return 0
         freed = remove_folder(models / copy, why, view) if (models / copy).exists() else 0

@@ -77,9 +77,7 @@ class Remote(Protocol):
     def list_files(self) -> tuple[RemoteFile, ...]:
         """All files of the model, within 10 s including retries.
 
-        Raises:
-            RemoteUnreachable: no answer; a complete copy in the cache is served then.
-            ModelNotAvailable: the place does not exist or may not be read.
+        Raises: RemoteUnreachable; ModelNotAvailable: the place does not exist or may not be read.
         """
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:

@@ -30,7 +30,7 @@ class DamagedFile(Exception):
     """The file is not a complete safetensors file. The text follows the file's name."""
 
 
-def verify(path: Path) -> None:
+def require_complete(path: Path) -> None:
     """Check that the file has exactly the size that its header states. Reads the header only.
 
     Raises: DamagedFile.

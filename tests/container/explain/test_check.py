@@ -87,12 +87,6 @@ def test_a_model_without_a_tokenizer_is_a_reason(model: Path) -> None:
     assert "has no tokenizer" in check_text(model, "").render().splitlines()[-1]
 
 
-def test_too_few_gpus_are_a_reason() -> None:
-    machine = Machine(cpu_count=2, memory_available_bytes=16 * GIB, gpu_count=1)
-    report = check(EXAMPLES / "aws-post-rolling", {}, machine, nowhere)
-    assert any("needs 8 GPUs; this machine has 1" in reason for reason in report.reasons)
-
-
 @pytest.mark.parametrize(
     "folder", sorted(path.parent for path in EXAMPLES.glob("*/serving.properties")), ids=str
 )
@@ -174,14 +168,14 @@ def test_an_empty_model_folder_is_said(tmp_path: Path) -> None:
 PROGRAM = """
 import os, socket, sys, time
 from pathlib import Path
-start = time.monotonic()
+start = time.process_time()
 def refuse(*args, **kwargs): raise SystemExit("a socket was opened")
 socket.socket.connect = refuse
 from container.explain.check import check
 from container.machine import detect
 check(Path(sys.argv[1]), {}, detect(os.environ)).render()
-heavy = {"torch", "transformers", "boto3", "flask"} & set(sys.modules)
-print(sorted(heavy), time.monotonic() - start)
+heavy = {"torch", "transformers", "boto3", "flask", "huggingface_hub", "httpx2"} & set(sys.modules)
+print(sorted(heavy), time.process_time() - start)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.measure.kv_waste import ALLOCATIONS, Allocation, Waste, WasteLoad, run
+from container.measure.kv_waste import ALLOCATIONS, Allocation, AllocationResult, WasteLoad, measure_waste
 from container.measure.kv_waste_command import kv_waste
 
 CONTIGUOUS, PAGED, OPTIMISTIC = ALLOCATIONS
@@ -48,7 +48,7 @@ def test_one_request_wastes_what_is_counted_by_hand(
     monkeypatch.setattr(WasteLoad, "output_lengths", lambda self: [31])
     load = dataclasses.replace(LOAD, num_requests=1, prompt_tokens=50, max_new_tokens=40, pool_tokens=192)
     wasted = [1 - (50 + i) / (16 * count) for i, count in enumerate(blocks)]
-    result = run(allocation, load)
+    result = measure_waste(allocation, load)
     assert result.waste == pytest.approx(statistics.fmean(wasted))
     assert result.allocated == pytest.approx(sum(blocks) / 12 / 31)
     assert (result.max_running, result.steps, result.preemptions) == (1, 31, 0)
@@ -57,11 +57,11 @@ def test_one_request_wastes_what_is_counted_by_hand(
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Waste]:
-    return {allocation.name: run(allocation, LOAD) for allocation in ALLOCATIONS}
+def results() -> dict[str, AllocationResult]:
+    return {allocation.name: measure_waste(allocation, LOAD) for allocation in ALLOCATIONS}
 
 
-def test_paging_wastes_less_in_the_same_bytes(results: dict[str, Waste]) -> None:
+def test_paging_wastes_less_in_the_same_bytes(results: dict[str, AllocationResult]) -> None:
     contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.waste > 0.3
     assert paged.waste < 0.12
@@ -71,19 +71,12 @@ def test_paging_wastes_less_in_the_same_bytes(results: dict[str, Waste]) -> None
     assert optimistic.steps < paged.steps == contiguous.steps
 
 
-def test_only_optimistic_admission_preempts(results: dict[str, Waste]) -> None:
+def test_only_optimistic_admission_preempts(results: dict[str, AllocationResult]) -> None:
     contiguous, paged, optimistic = (results[allocation.name] for allocation in ALLOCATIONS)
     assert contiguous.preemptions == paged.preemptions == 0
     assert contiguous.recomputed_tokens == paged.recomputed_tokens == 0
     assert optimistic.preemptions > 0
     assert optimistic.recomputed_tokens > 0
-
-
-def test_progress_reaches_the_number_of_requests() -> None:
-    told: list[tuple[int, int]] = []
-    run(PAGED, LOAD, lambda done, total: told.append((done, total)))
-    assert told[-1] == (60, 60)
-    assert told == sorted(told)
 
 
 SMALL = ("--requests", "40", "--prompt-tokens", "64", "--mean-output-tokens", "16", "--max-new-tokens", "64")

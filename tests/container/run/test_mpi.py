@@ -12,8 +12,7 @@ import pytest
 
 from container.run import launch, mpi
 from container.run.launch import environment
-from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
-from engines.core import SchedulerSettings
+from tests.container.run.test_launch import CONFIG
 
 # A rank that looks for listening sockets of mpirun, its parent: inode numbers of its open files against /proc/net;
 # and for the shared memory of all ranks.
@@ -37,15 +36,6 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def make_engine_config(ranks: int) -> MpiEngineConfig:
-    return MpiEngineConfig(
-        model=ModelSettings("/m", "m", "fp32", 128),
-        parallel=ParallelConfig(tp_size=ranks),
-        cache=CacheConfig(16, True, 1 << 20),
-        scheduler=SchedulerConfig(SchedulerSettings(4, 64, 64, 10)),
-    )
-
-
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
@@ -57,7 +47,7 @@ def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_c
     library = mpi.loopback_library(tmp_path / "cache", env)
     if library is None:
         pytest.skip("no C compiler")
-    base = launch.engine_environment(env, make_engine_config(2), launch.RuntimePaths(tmp_path))
+    base = launch.engine_environment(env, CONFIG, launch.RuntimePaths(tmp_path))
     command = launch.mpirun_command(
         mpi.find_mpirun(env), 2, os.geteuid() == 0, [sys.executable, "-c", LISTENERS]
     )

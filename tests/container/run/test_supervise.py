@@ -78,7 +78,7 @@ def test_sigterm_drains_and_ends_with_zero(start: Callable[..., Run]) -> None:
     run.process.terminate()
     code, out, seconds = run.end()
     assert (code, run.left()) == (0, set())
-    assert "did not end" not in out
+    assert "did not stop" not in out
     assert out.splitlines()[-1] == "stopped"
     assert seconds < 10
 
@@ -112,7 +112,7 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Run]) -> None:
     run.process.terminate()
     code, out, _ = run.end()
     assert (code, run.left()) == (1, set())
-    assert "did not end" not in out
+    assert "did not stop" not in out
     assert "stopped at once" in out
 
 

@@ -26,7 +26,7 @@ class S3Address:
         return f"{SCHEME}{self.bucket}/{self.prefix}"
 
 
-def parse(model_id: str) -> S3Address:
+def parse_address(model_id: str) -> S3Address:
     """Parse `s3://bucket/prefix`, with or without a trailing slash. Raises ModelNotAvailable."""
     bucket, _, prefix = model_id.removeprefix(SCHEME).partition("/")
     prefix = prefix.rstrip("/")

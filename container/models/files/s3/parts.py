@@ -53,28 +53,24 @@ def fetch_parts(source: S3Object, target: Path, report: Report, arrived: Arrived
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
+        reader = _Reader(source, file, report, RetryBudget(), arrived)
+        report(sum(file.done))
+        queue: SimpleQueue[range] = SimpleQueue()
+        runs = list(_runs(file))
+        for run in runs:
+            queue.put(run)
         try:
-            _fetch_into(file, _Reader(source, file, report, RetryBudget(), arrived))
+            with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+                futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
+                try:
+                    for future in as_completed(futures):
+                        future.result()
+                finally:
+                    reader.budget.stop.set()
         except ModelNotAvailable:
             if not any(file.done):
                 forget(target)  # nothing to resume
             raise
-
-
-def _fetch_into(file: PartsFile, reader: _Reader) -> None:
-    reader.report(sum(file.done))
-    queue: SimpleQueue[range] = SimpleQueue()
-    runs = list(_runs(file))
-    for run in runs:
-        queue.put(run)
-    reader.budget.progress()
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
-        futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        finally:
-            reader.budget.stop.set()
 
 
 def _runs(file: PartsFile) -> Iterator[range]:
@@ -184,5 +180,5 @@ class _Reader:
         if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
             raise ModelNotAvailable(
                 f"{self.source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
-                f"{first} to {last} of {total} where {start} to {stop - 1} were asked for); upload it again"
+                f"{first} to {last} of {total} where {start} to {stop - 1} were requested); upload it again"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import RemoteScheme
 from container.models.files.remote import Remote
-from container.models.files.s3.address import SCHEME, parse
+from container.models.files.s3.address import SCHEME, parse_address
 from container.run.launch import environment
 from lmi_server.config import ModelSource
 
@@ -18,15 +18,15 @@ class S3Models(RemoteScheme):
 
     def refusal(self, source: ModelSource) -> str | None:
         try:
-            parse(source.model_id or "")
+            parse_address(source.model_id or "")
         except ModelNotAvailable as error:
             return str(error)
         return None
 
     def name(self, source: ModelSource) -> str:
-        return parse(source.model_id or "").name
+        return parse_address(source.model_id or "").name
 
     def remote(self, source: ModelSource) -> Remote:
         from container.models.files.s3.remote import S3Remote  # takes half a second
 
-        return S3Remote(parse(source.model_id or ""), environment())
+        return S3Remote(parse_address(source.model_id or ""), environment())

@@ -40,6 +40,8 @@ class Script:
     """The connection is cut after so many tokens."""
     end_after: int | None = None
     """The stream ends well-formed after so many tokens, without its last record."""
+    token_ids: tuple[int, ...] = ()
+    """Ids of the tokens, in place of those from FIRST_ID on."""
     raw: bytes | None = None
     """Sent as the whole stream instead of records."""
     wait_for: threading.Event | None = None
@@ -70,13 +72,19 @@ class SeenRequest:
 class ScriptedServer:
     """Listens on a free port until left."""
 
-    def __init__(self, plan: Planner, ping: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")) -> None:
+    def __init__(
+        self,
+        plan: Planner,
+        ping: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}"),
+        metrics: Callable[[], bytes] = bytes,
+    ) -> None:
         self.seen: list[SeenRequest] = []
         self.lock = threading.Lock()
         self.max_in_flight = 0
         self._in_flight = 0
         self.plan = plan
         self.ping = ping
+        self.metrics = metrics
         self._server = _Listener(self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -129,8 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent."""
 
     def do_GET(self) -> None:
-        status, body = self.server.owner.ping() if self.path == "/ping" else (404, b"")
-        self._whole(status, body)
+        owner = self.server.owner
+        answers = {"/ping": owner.ping, "/metrics": lambda: (200, owner.metrics())}
+        self._whole(*answers.get(self.path, lambda: (404, b""))())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -212,7 +221,13 @@ class _Lmi:
         self.wanted: int = body["parameters"]["max_new_tokens"]
 
     def token(self, place: int, count: int, plan: Script) -> bytes:
-        record: dict[str, Any] = {"token": {"id": FIRST_ID + place, "text": f" t{place}", "log_prob": -0.5}}
+        record: dict[str, Any] = {
+            "token": {
+                "id": plan.token_ids[place] if plan.token_ids else FIRST_ID + place,
+                "text": f" t{place}",
+                "log_prob": -0.5,
+            }
+        }
         if place == count - 1:
             record["generated_text"] = "all of it"
             record["details"] = {"finish_reason": "length", "inputs": "prompt"}

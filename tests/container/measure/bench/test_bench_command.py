@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from container.models.files.bundled import bundled_folder
 from tests.container.measure.bench.conftest import StartScripted
 from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.lmi_server.fakes import build_model_folder
-from tests.support.paths import REPO_ROOT, child_environment
 
 SMALL = ("--users", "2", "--requests", "6", "--input-tokens", "16", "--output-tokens", "3")
 
@@ -103,12 +100,6 @@ def test_a_failed_request_is_exit_code_1_and_told(scripted: StartScripted, invok
     assert "error: 1 x HTTP 503: queue full" in done.stdout
 
 
-def test_figures_that_are_not_there_are_null(scripted: StartScripted, invoke: Invoke) -> None:
-    done = invoke(scripted(lambda number, body: Script(error_after=0)), "--warm-up", "0", "--json", "-")
-    assert done.exit_code == 1
-    assert json.loads(done.stdout)["figures"]["ttft"] == {"p50": None, "p90": None, "p99": None}
-
-
 def test_a_failing_warm_up_ends_it(scripted: StartScripted, invoke: Invoke) -> None:
     server = scripted(lambda number, body: Script(status=404, body=b'{"error":"no such path","code":404}'))
     done = invoke(server, "--dialect", "openai")
@@ -174,40 +165,17 @@ def test_what_is_not_understood_is_exit_code_2(
     assert text in done.stderr
 
 
-def lmi_bench(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, in which torch and transformers cannot be imported."""
-    program = (
-        "import sys\n"
-        "class Forbid:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in ('torch', 'transformers', 'boto3'): raise SystemExit(f'{name} is imported')\n"
-        "sys.meta_path.insert(0, Forbid())\n"
-        "from container.measure.bench.bench_command import bench\n"
-        "bench(prog_name='lmi bench')\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=REPO_ROOT,
-        env=child_environment({"LMI_CACHE_DIR": str(cache)}),
-    )
-
-
 def test_without_a_tokenizer_it_takes_the_bundled_models_and_says_so(
     scripted: StartScripted, tmp_path: Path
 ) -> None:
     folder = build_model_folder(bundled_folder(tmp_path))
-    done = lmi_bench(scripted().url, *SMALL, cache=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    assert done.exit_code == 0, done.stderr
     assert f"tokenizer: {folder}, of the bundled model" in done.stderr
     assert str(folder) in done.stdout
 
 
 def test_without_any_tokenizer_it_asks_for_one(scripted: StartScripted, tmp_path: Path) -> None:
-    done = lmi_bench(scripted().url, *SMALL, cache=tmp_path)
-    assert done.returncode == 2
+    done = CliRunner().invoke(bench, [scripted().url, *SMALL], env={"LMI_CACHE_DIR": str(tmp_path)})
+    assert done.exit_code == 2
     assert "--tokenizer: not given, and the bundled model is not prepared" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -125,9 +125,7 @@ def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScript
 
 BROKEN = {
     "error record": (Script(error_after=2), "planned trouble"),
-    "error at once": (Script(error_after=0), "planned trouble"),
     "cut": (Script(break_after=2), "the connection broke off before the answer was complete"),
-    "cut at once": (Script(break_after=0), "the connection broke off before the answer was complete"),
     "ended early": (Script(end_after=2), "the stream ended without its last record"),
     "queue full": (
         Script(status=503, body=b'{"error":"queue full","code":503}'),
@@ -139,7 +137,6 @@ BROKEN = {
     ),
     "page": (Script(status=502, body=b"<h1>bad gateway</h1>"), "HTTP 502: <h1>bad gateway</h1>"),
     "redirect": (Script(status=302), "HTTP 302: "),
-    "no body": (Script(status=500), "HTTP 500: "),
     "nonsense": (Script(raw=b"data: nonsense\n\n"), "not a record of the "),
 }
 

@@ -89,12 +89,6 @@ def test_each_token_count_depends_on_its_own_mean_alone(tiny_tokenizer: Tokenize
     assert [one.output_tokens for one in others] != [one.output_tokens for one in first]
 
 
-def test_prompts_are_words(tiny_tokenizer: Tokenizer) -> None:
-    for request in make_requests(WORK, tiny_tokenizer):
-        assert request.prompt.replace(" ", "").isalpha()
-        assert " " in request.prompt
-
-
 def test_no_two_prompts_begin_alike_while_the_tokenizer_has_beginnings(tiny_tokenizer: Tokenizer) -> None:
     requests = make_requests(WORK, tiny_tokenizer)
     firsts = {tiny_tokenizer.encode(request.prompt).ids[0] for request in requests}

@@ -24,7 +24,7 @@ from tests.container.measure.compare.made_up import (
 
 NAMES = ("a", "b")
 ROUNDS_FILE = Path(__file__).with_name("aa_rounds.json")
-"""By kind and round, the figures of both configurations by measure. `record_rounds.py` writes it.
+"""By kind and round, the figures of both configurations by measure.
 
 `rolling` was recorded on a busy machine, whose noise is some 50 % of a round, `dynamic` with far less noise.
 """

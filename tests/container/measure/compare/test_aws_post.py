@@ -8,6 +8,7 @@ import pytest
 
 from container.measure.compare import aws_post
 from container.measure.compare.aws_post import DYNAMIC, DYNAMIC_32, PAGED, ROLLING, STATIC
+from container.measure.compare.configurations import BadConfiguration
 from container.measure.compare.results import Comparison
 from lmi_server.properties import loader
 from tests.container.measure.compare.made_up import (
@@ -76,7 +77,7 @@ def test_deriving_changes_and_adds_and_leaves_the_rest(tmp_path: Path) -> None:
 def test_examples_elsewhere_and_nowhere(tmp_path: Path) -> None:
     assert aws_post.examples_folder(REPO_ROOT / "properties_examples") == REPO_ROOT / "properties_examples"
     with pytest.raises(
-        aws_post.NoExamples, match=r"smollm2-dynamic/serving\.properties and no smollm2-rolling/"
+        BadConfiguration, match=r"smollm2-dynamic/serving\.properties and no smollm2-rolling/"
     ):
         aws_post.examples_folder(tmp_path)
 

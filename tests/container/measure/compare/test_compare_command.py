@@ -67,7 +67,7 @@ def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path
         seen.append(asked)
         return 0
 
-    monkeypatch.setattr(compare_command, "run", note)
+    monkeypatch.setattr(compare_command, "run_comparison", note)
     done = CliRunner().invoke(compare, [*arguments, "--output", str(folder / "report.md")])
     assert done.exit_code == 0, done.output
     return seen[0]
@@ -113,6 +113,6 @@ def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
 
     monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
     monkeypatch.setattr(compare_command.ServerProcess, "start", start)
-    monkeypatch.setattr(compare_command, "run", run)
+    monkeypatch.setattr(compare_command, "run_comparison", run)
     CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
     assert [("LMI_ADMIN_TOKEN" in environ, "PATH" in environ) for environ in environs] == [(False, True)]

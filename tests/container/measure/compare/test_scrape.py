@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, parse, sampling, scrape
+from container.measure.compare.scrape import (
+    MetricsSnapshot,
+    NoMetrics,
+    kv_use,
+    parse_metrics,
+    sampling,
+    scrape,
+)
 
 _TEXT = """\
 # HELP lmi_kv_blocks_total kv blocks total
@@ -49,14 +56,16 @@ def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
 
 def test_batches_of_a_round_are_the_difference_of_the_histogram() -> None:
     before = MetricsSnapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
-    batches = parse(_TEXT).batches_since(before)
+    batches = parse_metrics(_TEXT).batches_since(before)
     assert batches is not None
     assert (batches.count, batches.mean) == (4, 4.0)
 
 
-@pytest.mark.parametrize("before", [parse(_TEXT), parse("")], ids=["no batch ran", "histogram is new"])
+@pytest.mark.parametrize(
+    "before", [parse_metrics(_TEXT), parse_metrics("")], ids=["no batch ran", "histogram is new"]
+)
 def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> None:
-    batches = parse(_TEXT).batches_since(before)
+    batches = parse_metrics(_TEXT).batches_since(before)
     if before.samples:
         assert batches is None
     else:
@@ -65,21 +74,21 @@ def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> Non
 
 
 def test_without_a_histogram_there_are_no_batches() -> None:
-    assert parse("").batches_since(parse(_TEXT)) is None
+    assert parse_metrics("").batches_since(parse_metrics(_TEXT)) is None
 
 
 def test_slots_are_counted_from_blocks_that_are_neither_free_nor_cached() -> None:
-    assert parse(_TEXT).kv_slots == (3200.0, 8 * 32.0, 64.0)
+    assert parse_metrics(_TEXT).kv_slots == (3200.0, 8 * 32.0, 64.0)
 
 
 def test_an_engine_without_a_kv_cache_has_no_slots() -> None:
-    assert parse("lmi_engine_up 1\n").kv_slots is None
-    assert kv_use([parse("lmi_engine_up 1\n")]) is None
+    assert parse_metrics("lmi_engine_up 1\n").kv_slots is None
+    assert kv_use([parse_metrics("lmi_engine_up 1\n")]) is None
 
 
 def test_idle_means_that_nothing_runs_or_waits() -> None:
-    assert not parse(_TEXT).idle
-    assert parse(_TEXT.replace("running 3.0", "running 0.0")).idle
+    assert not parse_metrics(_TEXT).idle
+    assert parse_metrics(_TEXT.replace("running 3.0", "running 0.0")).idle
 
 
 def test_use_is_a_mean_and_a_peak_and_waste_is_a_share_of_what_is_allocated() -> None:
@@ -100,7 +109,7 @@ def test_nothing_allocated_is_no_waste() -> None:
 
 def test_text_of_another_kind_is_said_to_be_so() -> None:
     with pytest.raises(NoMetrics, match="Prometheus"):
-        parse("<html>503 Service Unavailable</html>")
+        parse_metrics("<html>503 Service Unavailable</html>")
 
 
 def test_a_server_that_is_not_there_is_said_to_be_so() -> None:

@@ -101,10 +101,6 @@ def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path)
     assert last_published("s3://my-bucket/falcon-40b/", cache) is None
 
 
-def test_nothing_is_located_where_nothing_was_published(cache: Path) -> None:
-    assert last_published("test://model", cache) is None
-
-
 @pytest.mark.parametrize(
     "index", ["", "[]", '{"name": "test://model"}', '{"name": "test://model", "copy": "../.."}', "\0" * 20]
 )

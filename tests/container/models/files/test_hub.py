@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from container.models.files import ModelNotAvailable, retry
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer
-from tests.support.model_files import NO_PROXY, content, model, weights
+from tests.support.model_files import NO_PROXY, content, model
 
 ID = "owner/tiny"
 STORE = "model.safetensors/"
@@ -185,20 +184,6 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(
     assert not any("authorization" in seen.headers for seen in stored)
 
 
-def shards(names: dict[str, int]) -> dict[str, bytes]:
-    index = {"weight_map": {f"w{seed}": name for name, seed in names.items()}}
-    files = {name: weights(seed) for name, seed in names.items()}
-    return {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(), **files}
-
-
-TWO = {"model-00001-of-00002.safetensors": 1, "model-00002-of-00002.safetensors": 2}
-
-
-def test_a_model_in_several_files(hub: HubServer, obtain: Obtain) -> None:
-    hub.commit(ID, shards(TWO))
-    assert content(obtain()) == shards(TWO)
-
-
 def _gated(hub: HubServer) -> None:
     hub.repositories[ID].gated = True
 
@@ -209,18 +194,6 @@ def _private(hub: HubServer) -> None:
 
 def _fails(fault: Fault) -> Callable[[HubServer], None]:
     return lambda hub: hub.break_next(fault)
-
-
-def _holds(files: dict[str, bytes]) -> Callable[[HubServer], None]:
-    def happens(hub: HubServer) -> None:
-        hub.repositories.clear()
-        hub.commit(ID, files)
-
-    return happens
-
-
-_BIN = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
-_TORN = {name: data for name, data in shards(TWO).items() if "00002-of" not in name}
 
 
 @pytest.mark.usefixtures("hurried")
@@ -240,13 +213,9 @@ _TORN = {name: data for name, data in shards(TWO).items() if "00002-of" not in n
         (_fails(Fault("/api/", body=b'{"id": "owner/tiny"}')), ["does not answer as a model hub does"]),
         (_fails(Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}')), ["does not answer as"]),
         (_fails(Fault(STORE, corrupt=True)), ["model.safetensors is damaged", "sha256"]),
-        (_fails(Fault("resolve", corrupt=True)), ["config.json is damaged", "git blob id"]),
+        (_fails(Fault("resolve", corrupt=True)), ["config.json is damaged", "git's blob id"]),
         (_fails(Fault(STORE, body=b"short")), ["model.safetensors has 5 bytes"]),
         (_fails(Fault("resolve", times=99, cut_after=0)), ["config.json: the connection to"]),
-        (_holds({"README.md": b"nothing"}), ["no config.json"]),
-        (_holds(_BIN), ["pytorch_model.bin", "safetensors only"]),
-        (_holds(_TORN), ["model-00002-of-00002.safetensors"]),
-        (_holds({"../evil.json": b"{}", **model()}), ["'../evil.json' is refused"]),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
@@ -294,24 +263,6 @@ def test_a_storage_host_that_is_down_is_named(hub: HubServer, obtain: Obtain) ->
     hub.commit(ID, model())
     hub.close_store()
     with pytest.raises(ModelNotAvailable, match=f"model.safetensors: no connection to {hub.store_url}"):
-        obtain()
-
-
-def test_a_copy_is_served_when_the_hub_cannot_be_asked(
-    hub: HubServer, obtain: Obtain, log: io.StringIO
-) -> None:
-    hub.commit(ID, model())
-    folder = obtain()
-    hub.break_next(Fault("/api/", times=9, status=502))
-    assert obtain() == folder
-    assert "serving the copy" in log.getvalue()
-
-
-def test_a_copy_is_not_served_when_the_hub_says_no(hub: HubServer, obtain: Obtain) -> None:
-    hub.commit(ID, model())
-    obtain()
-    hub.repositories[ID].private = True
-    with pytest.raises(ModelNotAvailable, match="private"):
         obtain()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from container.models.files import ModelNotAvailable
 from container.models.files.hub.source import HubModels
 from container.progress import LogLines
 from lmi_server.config import ModelSource
-from tests.support.paths import child_environment
 
 
 def is_valid(repo_id: str) -> bool:
@@ -74,12 +71,3 @@ def test_a_name_that_git_would_refuse_is_refused(revision: str) -> None:
 @pytest.mark.parametrize("revision", [None, "", "main", "v1.0", "refs/pr/3", "0" * 40, "feature/x#1"])
 def test_names_of_branches_tags_and_commits_are_taken(revision: str | None) -> None:
     assert model_files.refusal(ModelSource("owner/name", revision=revision)) is None
-
-
-def test_the_library_is_not_imported_before_it_is_needed() -> None:
-    late = {"huggingface_hub", "httpx2", "boto3", "torch"}
-    call = f"import sys, container.explain.check; print({late} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
-    )
-    assert done.stdout.strip() == "set()"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 
 from container.models import files as model_files
@@ -13,8 +12,6 @@ from container.models.files import ModelNotAvailable
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.container.models.files.s3_lab import S3Lab, same
-from tests.support.hub_server import HubServer
-from tests.support.model_files import NO_PROXY, content, model
 
 
 def dummy(model_id: str) -> ModelSource:
@@ -50,20 +47,3 @@ def test_a_config_is_enough_but_needed(s3: S3Lab) -> None:
     s3.put("other/tokenizer.json", b"{}")
     with pytest.raises(ModelNotAvailable, match=r"holds no model: it has no config\.json"):
         model_files.obtain(dummy(s3.address("other")), LogLines(io.StringIO()), s3.cache)
-
-
-def test_weights_stay_in_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = model()
-    source, log = dummy("owner/tiny"), LogLines(io.StringIO())
-    with HubServer() as hub:
-        for name, value in {**NO_PROXY, "HF_ENDPOINT": hub.url}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        hub.commit("owner/tiny", files)
-        folder = model_files.obtain(source, log, tmp_path)
-        huggingface_hub.close_session()
-    del files["model.safetensors"]
-    assert content(folder) == files
-    # Found again without a connection.
-    assert model_files.locate(source, tmp_path) == folder
-    assert model_files.locate(ModelSource(model_id="owner/tiny"), tmp_path) is None

@@ -83,12 +83,6 @@ def test_only_the_named_model_is_pruned(cache: Path) -> None:
     assert list((cache / "models" / ".remote").glob("*.part")) == []
 
 
-def test_models_whose_names_look_alike_are_kept_apart(cache: Path) -> None:
-    one, other = version(1, cache, "test://a b"), version(2, cache, "test://a-b")
-    assert pruned(cache, "test://a-b") == (0, "")
-    assert there(cache) == {one, other}
-
-
 def test_a_broken_copy_goes(cache: Path) -> None:
     folder = version(1, cache)
     (folder / "model.safetensors").unlink()
@@ -148,12 +142,6 @@ def test_what_the_program_did_not_make_stays(cache: Path) -> None:
 def test_a_copy_that_is_gone_cannot_be_used(cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="start again"), model_files.in_use(cache / "models" / "gone"):
         raise AssertionError("it is used")
-
-
-def test_errors_of_the_user_s_block_pass_through(cache: Path) -> None:
-    folder = version(1, cache)
-    with pytest.raises(FileNotFoundError, match="mine"), model_files.in_use(folder):
-        raise FileNotFoundError("mine")
 
 
 def test_the_command_prunes_all_models_and_what_killed_preparations_left(

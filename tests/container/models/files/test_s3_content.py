@@ -100,12 +100,6 @@ def test_a_part_with_a_checksum_of_its_own_is_named(content: bytes, file: Path) 
     assert check.difference() == "CRC32C of part 2 of 3 differs"
 
 
-def test_parts_of_other_sizes_do_not_have_the_checksum(content: bytes, file: Path) -> None:
-    digest, parts = in_parts(MD5, content, each=False)
-    other = (parts[1], parts[0], parts[2])
-    assert ContentCheck(file, len(content), ObjectChecksum(MD5, digest, 3), other).difference() is not None
-
-
 @pytest.mark.parametrize("name", ["CRC32", "SHA256"])
 def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: bytes, file: Path) -> None:
     """In any order and in any cut; what is damaged afterwards is not looked at again."""

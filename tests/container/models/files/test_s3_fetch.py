@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import random
 import signal
@@ -15,13 +14,9 @@ from pathlib import Path
 import pytest
 
 from container.models import files as model_files
-from container.models.files.copies import key
-from container.models.publish import locked
-from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.container.models.files.s3_lab import NEEDED, S3Lab, same
-from tests.support.faulty_proxy import answer, every_object, object_named
-from tests.support.model_folders import write_model
+from tests.support.faulty_proxy import answer, every_object
 from tests.support.paths import child_environment
 from tests.support.seaweed import credentials
 
@@ -57,54 +52,6 @@ def test_a_bucket_may_be_the_folder(s3: S3Lab, small_model: Path) -> None:
     whole.upload(small_model, "")
     folder, _ = whole.obtain("")
     assert same(folder, small_model)
-
-
-def test_code_comes_only_when_asked_for(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    without, _ = s3.obtain()
-    with_code, _ = s3.obtain(with_code=True)
-    assert same(without, small_model)
-    assert same(with_code, small_model, NEEDED | {"model.py"})
-
-
-def test_a_model_in_several_files(s3: S3Lab, tiny_model: Path) -> None:
-    s3.upload(tiny_model)
-    s3.put("mine/consolidated.safetensors", b"the same once more")
-    folder, _ = s3.obtain()
-    kept = {path.name for path in tiny_model.iterdir()} - {"README.md", "model.py"}
-    assert same(folder, tiny_model, kept)
-
-
-def test_what_is_there_is_not_fetched_again(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    first, _ = s3.obtain()
-    s3.proxy.heal()
-    assert s3.obtain()[0] == first
-    assert s3.proxy.object_bytes == 0
-    assert not [asked for asked in s3.proxy.requests if asked.key]
-
-
-def test_a_copy_that_lost_a_file_is_fetched_again(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    folder, _ = s3.obtain()
-    (folder / "model.safetensors").unlink()
-    assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) is None
-    again, said = s3.obtain()
-    assert again == folder
-    assert same(folder, small_model)
-    assert "no longer complete" in said
-
-
-def test_another_content_gets_another_folder(s3: S3Lab, small_model: Path, tmp_path: Path) -> None:
-    s3.upload(small_model)
-    first, _ = s3.obtain()
-    other = write_model(tmp_path / "other", 100_000, seed=7)
-    s3.upload(other)
-    second, _ = s3.obtain()
-    assert second != first
-    assert same(first, small_model)
-    assert same(second, other)
-    assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) == second
 
 
 def test_twenty_cuts_cost_only_what_was_in_flight(s3: S3Lab, small_model: Path) -> None:
@@ -173,50 +120,6 @@ def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path
     assert "resuming an interrupted fetch" in said
     assert same(folder, small_model)
     assert s3.proxy.object_bytes == size_of(small_model) - written
-
-
-def test_two_processes_share_one_fetch(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    lock = s3.cache / "models" / ".remote" / f"{key(f'{s3.address()}/')}.lock"
-    lock.parent.mkdir(parents=True)
-    with locked(lock, "", LogLines(io.StringIO())):
-        both = [s3.start(), s3.start()]
-        lines = [process.stderr.readline() for process in both if process.stderr is not None]
-    answers = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], answers
-    assert all("another process is fetching" in line for line in lines)
-    folders = {out.splitlines()[-1] for out, _ in answers}
-    assert len(folders) == 1
-    assert same(Path(folders.pop()), small_model)
-    assert s3.proxy.object_bytes == size_of(small_model)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_without_a_connection_the_copy_is_served(
-    s3: S3Lab, small_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3.upload(small_model)
-    folder, _ = s3.obtain()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    again, said = s3.obtain()
-    assert again == folder
-    assert said.count("\n") == 1
-    assert "cannot be reached" in said
-    assert str(folder) in said
-
-
-def test_a_definite_no_is_an_error_even_with_a_copy(s3: S3Lab, small_model: Path) -> None:
-    s3.upload(small_model)
-    s3.obtain()
-    s3.delete("mine/config.json")
-    with pytest.raises(model_files.ModelNotAvailable, match=r"has no config\.json"):
-        s3.obtain()
-
-
-def test_a_delay_is_waited_for(s3: S3Lab, tiny_model: Path) -> None:
-    s3.upload(tiny_model)
-    s3.proxy.fault(object_named("config.json"), delay=1.5, times=1)
-    assert s3.obtain()[0].is_dir()
 
 
 def test_everything_but_the_cache_may_be_read_only(s3: S3Lab, tiny_model: Path, tmp_path: Path) -> None:

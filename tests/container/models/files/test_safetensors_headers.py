@@ -19,7 +19,7 @@ _WHOLE = safetensors_bytes(["a", "b"], 8192)
 
 def is_whole(path: Path) -> bool:
     try:
-        safetensors_headers.verify(path)
+        safetensors_headers.require_complete(path)
     except safetensors_headers.DamagedFile:
         return False
     return True

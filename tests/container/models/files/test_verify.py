@@ -62,11 +62,6 @@ def test_what_cannot_be_verified_is_said(cache: Path) -> None:
     assert "NOT VERIFIED: there is no checksum" in verified(remote, cache)[1]
 
 
-def test_without_a_copy_it_is_fetched(cache: Path) -> None:
-    remote = ScriptedRemote()
-    assert contents(verified(remote, cache)[0]) == remote.files
-
-
 def test_without_a_connection_there_is_nothing_to_compare_with(cache: Path) -> None:
     obtained(ScriptedRemote(), cache)
     with pytest.raises(RemoteUnreachable):
