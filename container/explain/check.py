@@ -57,17 +57,13 @@ class CheckReport:
     """Why it cannot be served here; empty if it can."""
 
     @property
-    def valid(self) -> bool:
-        """Whether the file and the environment are correct; it may be impossible to serve them here."""
-        return not self.problems
-
-    @property
     def can_serve(self) -> bool:
         return not self.reasons
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.valid else 1
+        """0 for a correct configuration, even if it cannot be served here."""
+        return 1 if self.problems else 0
 
     def render(self) -> str:
         """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""

@@ -11,7 +11,6 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models import MODELS
 from engines.models.config import ModelConfig, UnsupportedModel
-from engines.models.cpu_storage import native_element
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
@@ -60,8 +59,7 @@ def resolve(
     if config.source.load_format == "dummy":
         weights.make_random(model, degree, dtype, options.quantize, machine, made)
     elif device == "cpu":
-        element = native_element(model.dtype, dtype, options.quantize) if machine.cpu_kernels else 2
-        weights.require_memory(model_path, model.dtype, element, machine)
+        weights.hold_on_cpu(model, degree, dtype, options.quantize, machine)
     if options.batch_invariant and device != "cpu":
         raise CannotServe(
             "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"

@@ -44,6 +44,18 @@ def _require_free(num_bytes: int, machine: Machine) -> None:
         )
 
 
+def hold_on_cpu(model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine) -> None:
+    """Raises CannotServe when the weights take more of a CPU's memory than is free."""
+    _require_free(model.weight_bytes(_element(model, dtype, quantize, machine), degree) * degree, machine)
+
+
+def _element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
+    """Bytes of a number on a CPU, where torch may serve instead of native kernels."""
+    if machine.cpu_kernels:
+        return native_element(model.dtype, dtype, quantize)
+    return 2 if dtype == "fp16" or model.dtype == "float16" else 4
+
+
 def make_random(
     model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine, made: Decisions
 ) -> None:
@@ -52,10 +64,7 @@ def make_random(
     Raises: CannotServe: on a CPU, more than is free.
     """
     on_gpu = machine.gpu_count > 0
-    if on_gpu:
-        element = 4 if dtype == "fp32" else 2
-    else:
-        element = native_element(model.dtype, dtype, quantize) if machine.cpu_kernels else 4
+    element = (4 if dtype == "fp32" else 2) if on_gpu else _element(model, dtype, quantize, machine)
     size = model.weight_bytes(element, degree)
     if not on_gpu:
         _require_free(size * degree, machine)

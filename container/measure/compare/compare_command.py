@@ -183,7 +183,10 @@ def run_comparison(
     origin = report.make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     view = view_for(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="lmi-compare-") as made:
-        configs = _read(options, Path(made), environ, machine, view)
+        try:
+            configs = _read(options, Path(made), environ, machine, view)
+        finally:
+            view.finish()
         for sentence in warnings(configs):
             click.echo(f"warning: {sentence}", err=True)
         logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))

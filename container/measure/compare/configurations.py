@@ -16,8 +16,6 @@ from lmi_server.config import ModelSource
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
-_BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
-
 
 class BadConfiguration(Exception):
     """A configuration cannot be served on this machine. The text is for users."""
@@ -54,11 +52,6 @@ class Configuration:
     """Seconds until the engine must be ready."""
     origin: str = ""
     """As in `NamedPath`."""
-
-    @property
-    def batch_unit(self) -> str:
-        """What a batch size of this engine counts."""
-        return _BATCH_UNITS[self.engine]
 
     @property
     def dtype(self) -> str:

@@ -21,6 +21,7 @@ from container.measure.numbers import NOTHING, gibibytes, number, percent
 from container.measure.output import Table
 
 _SCALES = {"/s": 1.0, "s": 1.0, "ms": 1000.0}
+_BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
 def short_table(comparison: Comparison) -> Table:
@@ -89,7 +90,7 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
         waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
         columns.append(
             (
-                _mean_batch(results, config.batch_unit),
+                _mean_batch(results, _BATCH_UNITS[config.engine]),
                 _kv(results, peak=False),
                 _kv(results, peak=True),
                 percent(waste.value if waste else None),
