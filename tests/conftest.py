@@ -24,7 +24,6 @@ _SLOW = (
     "tests/e2e/",
     "tests/docs/test_commands.py",
     "tests/container/models/test_tokenizer_files.py",
-    "tests/container/models/test_prepare.py",
     "tests/engines/mpi/test_worker.py",
     "tests/engines/python/",
     "tests/container/models/files/",
