@@ -68,9 +68,3 @@ def test_a_forgotten_file_leaves_nothing(tmp_path: Path) -> None:
     write(target)
     journal.forget(target)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_file_has_no_parts(tmp_path: Path) -> None:
-    with PartsFile(tmp_path / "x", 0, "v1") as file:
-        assert file.open_parts() == []
-    assert (tmp_path / "x").read_bytes() == b""
