@@ -13,6 +13,7 @@ MODELS = Registry(
         "LlamaForCausalLM": "engines.models.llama:llama",
         "MistralForCausalLM": "engines.models.llama:llama",
         "MixtralForCausalLM": "engines.models.llama:llama",
+        "Qwen2ForCausalLM": "engines.models.llama:llama",
         "Qwen3ForCausalLM": "engines.models.llama:llama",
     }
 )

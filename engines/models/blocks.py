@@ -113,9 +113,9 @@ def attention(parts: Parts, layer: int, prefix: str) -> SelfAttention:
     q_rows, kv_rows = (heads.scaled(config.head_dim) for heads in (share.queries, share.keys_values))
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
-    qkv = parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.attention_bias)
+    qkv = parts.fused_weight(names, [q_rows, kv_rows, kv_rows], shape, config.qkv_bias)
     inputs = config.num_heads * config.head_dim
-    output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.attention_bias)
+    output = parts.row_parallel(f"{prefix}.o_proj", q_rows, inputs, config.output_bias)
     return SelfAttention(layer, qkv, output, parts.attention_rule(layer, prefix), parts.stopwatch)
 
 

@@ -64,7 +64,7 @@ def _affine(parts: Parts, name: str) -> Affine:
 
 
 def _attention(parts: Parts, layer: int, prefix: str) -> SelfAttention:
-    config, biased = parts.config, parts.config.attention_bias
+    config, biased = parts.config, parts.config.qkv_bias
     rows = [piece.scaled(config.head_dim) for piece in _qkv_heads(config, parts.head_share)]
     name = f"{prefix}.query_key_value"
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)

@@ -1,4 +1,5 @@
-"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral, Mixtral and Qwen3.
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral, Mixtral, Qwen2 and
+Qwen3.
 
 They differ in their configuration only (`config/llama.py`).
 

@@ -41,6 +41,7 @@ _FALCON = _COMMON | {"hidden_size": 40, "num_attention_heads": 10, "ffn_hidden_s
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "qwen2": _LLAMA,
     "qwen3": _LLAMA | {"head_dim": 6},
     "mixtral": _LLAMA | {"num_local_experts": 4, "intermediate_size": 30},
     # As 7B: one KV head, one norm; and as 40B.

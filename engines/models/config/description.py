@@ -17,6 +17,7 @@ _READERS = Registry(
         "LlamaForCausalLM": "engines.models.config.llama:read",
         "MistralForCausalLM": "engines.models.config.llama:read_mistral",
         "MixtralForCausalLM": "engines.models.config.llama:read_mixtral",
+        "Qwen2ForCausalLM": "engines.models.config.llama:read_qwen2",
         "Qwen3ForCausalLM": "engines.models.config.llama:read_qwen3",
     }
 )
@@ -79,7 +80,9 @@ class ModelConfig:
     attention: tuple[AttentionSpec, ...]
     """How each layer attends."""
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
+    """Of the attention's output projection."""
     mlp_bias: bool
     dtype: str
     """The checkpoint's dtype: `float32`, `float16` or `bfloat16`."""
@@ -112,7 +115,8 @@ class ModelConfig:
         return elements * (4 if stored == "fp32" else 2)
 
     def weight_bytes(self, element: int, ranks: int = 1) -> int:
-        """Return the bytes of rank 0's parameters, which no rank exceeds, without norms and biases.
+        """Return the bytes of rank 0's parameters, which no rank exceeds, without what every rank holds whole:
+        norms, and biases of output projections.
 
         element: bytes of each number.
         """
@@ -122,13 +126,14 @@ class ModelConfig:
         return element * (sum(outputs * inputs for outputs, inputs in matrices) + tables * vocabulary)
 
     def _layer_matrices(self, ranks: int) -> list[tuple[int, int]]:
-        """Return (outputs, inputs) of each matrix of a layer on rank 0."""
+        """Return (outputs, inputs) of each matrix of a layer on rank 0; a split bias counts as one more input."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim
-        attention = [(queries + 2 * share.keys_values.size * self.head_dim, hidden), (hidden, queries)]
+        keys_values = 2 * share.keys_values.size * self.head_dim
+        attention = [(queries + keys_values, hidden + self.qkv_bias), (hidden, queries)]
         middle = split_evenly(self.intermediate_size, ranks, 0).size
-        mlp = [((2 if self.gated_mlp else 1) * middle, hidden), (hidden, middle)]
+        mlp = [((2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias), (hidden, middle)]
         if self.experts is not None:
             mlp = [(self.experts.num_experts, hidden), *mlp * self.experts.num_experts]
         return attention + mlp

@@ -31,7 +31,8 @@ def read(fields: Fields, head_dim: int | None = None, query_key_norms: bool = Fa
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         attention=(spec,) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
+        qkv_bias=fields.flag("attention_bias", False),
+        output_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         dtype=fields.dtype,
         eos_token_ids=fields.token_ids("eos_token_id"),
@@ -40,7 +41,7 @@ def read(fields: Fields, head_dim: int | None = None, query_key_norms: bool = Fa
 
 def read_mistral(fields: Fields) -> ModelConfig:
     """Llama without biases; all layers have a sliding window, unless it is null."""
-    return _within_window(replace(read(fields), attention_bias=False, mlp_bias=False), fields)
+    return _within_window(replace(read(fields), qkv_bias=False, output_bias=False, mlp_bias=False), fields)
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
@@ -49,6 +50,12 @@ def read_mixtral(fields: Fields) -> ModelConfig:
     if top_k > experts:
         raise UnsupportedModel(f"num_experts_per_tok is {top_k}; there are only {experts} experts")
     return replace(read_mistral(fields), experts=ExpertsConfig(experts, top_k))
+
+
+def read_qwen2(fields: Fields) -> ModelConfig:
+    """Qwen2 and Qwen2.5: Llama with a bias of queries, keys and values. A sliding window is mostly off."""
+    config = replace(read(fields), qkv_bias=True, output_bias=False, mlp_bias=False)
+    return _within_window(config, fields) if fields.flag("use_sliding_window", False) else config
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:

@@ -59,7 +59,8 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
         norm_eps=1e-5,
         attention=(AttentionSpec(scale=0.125, rotary=Rotary(64, 100000.0)),) * 30,
         tie_word_embeddings=True,
-        attention_bias=True,
+        qkv_bias=True,
+        output_bias=True,
         mlp_bias=True,
         dtype="bfloat16",
         eos_token_ids=(2, 7),
@@ -76,7 +77,8 @@ def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
     assert config.dtype == "float32"
     assert config.eos_token_ids == ()
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
+    assert not config.output_bias
     assert not config.mlp_bias
 
 

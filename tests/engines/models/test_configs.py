@@ -134,7 +134,7 @@ def test_falcon_7b(tmp_path: Path) -> None:
     assert (config.max_position_embeddings, config.norm_eps) == (2048, 1e-5)
     assert config.attention == (AttentionSpec(scale=0.125, rotary=Rotary(64, 10000.0)),) * config.num_layers
     assert config.tie_word_embeddings, "as transformers takes it where the file does not say"
-    assert not config.attention_bias
+    assert not config.qkv_bias
     assert not config.mlp_bias
     # The number of kv heads that its file may name counts for nothing; without multi_query each head has its own.
     assert _read(tmp_path, FALCON_7B | {"num_kv_heads": 71}).num_kv_heads == 1
@@ -146,7 +146,7 @@ def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
     config = _read(tmp_path, FALCON_40B | {"num_ln_in_parallel_attn": given, "bias": True})
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (128, 8, 64)
     assert config.parallel_block == ParallelBlock(norms)
-    assert config.attention_bias
+    assert config.qkv_bias
     assert config.mlp_bias
 
 
@@ -196,7 +196,7 @@ def test_qwen3(tmp_path: Path) -> None:
     assert _read(tmp_path, QWEN3_06B | {"head_dim": 64}).head_dim == 64
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen3", "falcon"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "falcon"])
 def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -> None:
     theirs = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
     theirs.save_pretrained(tmp_path)

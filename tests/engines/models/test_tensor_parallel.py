@@ -46,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
     ),
     "sharded-bf16": ("llama", {"dtype": "bf16", "max_shard_size": "8KB"}),
+    "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "mixtral": ("mixtral", {"max_shard_size": "8KB"}),
     "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "tie_word_embeddings": False}),
@@ -123,7 +124,7 @@ def _replicated(name: str) -> bool:
 def _kv_head_bytes(folder: Path, element: int) -> int:
     """Of the parameters that give one head's keys and values, over all layers."""
     config = ModelConfig.from_folder(folder)
-    columns = config.hidden_size + (1 if config.attention_bias else 0)
+    columns = config.hidden_size + (1 if config.qkv_bias else 0)
     return 2 * config.num_layers * config.head_dim * columns * element
 
 
