@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from engines.models.config import RopeScaling, Rotary
+from engines.layers.yarn import yarn_frequencies
+from engines.models.config import RopeScaling, Rotary, Yarn
 
 RotaryTables = Mapping[Rotary, torch.Tensor]
 """[num_positions, dim], fp32, for each kind of rotary embedding in a model: cosines of dim / 2 angles, then sines."""
@@ -27,12 +28,17 @@ def cosines_and_sines(table: torch.Tensor, positions: torch.Tensor) -> tuple[tor
 
 
 def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
-    exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
-    frequencies = 1.0 / (rotary.theta**exponents)
-    if rotary.scaling is not None:
-        frequencies = _scale(frequencies, rotary.scaling)
+    scaling = rotary.scaling
+    if isinstance(scaling, Yarn):
+        frequencies = yarn_frequencies(rotary.dim, rotary.theta, scaling)
+    else:
+        exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
+        frequencies = 1.0 / (rotary.theta**exponents)
+        if scaling is not None:
+            frequencies = _scale(frequencies, scaling)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return table * scaling.attention_factor if isinstance(scaling, Yarn) else table
 
 
 def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A model's shape, read from its config.json. Plain Python: `lmi check` needs no torch."""
 
-from engines.models.config.attention import AttentionSpec, RopeScaling, Rotary
+from engines.models.config.attention import AttentionSpec, RopeScaling, Rotary, Yarn
 from engines.models.config.description import ExpertsConfig, ModelConfig, ParallelBlock, element_bytes
 from engines.models.config.fields import UnsupportedModel
 
@@ -12,5 +12,6 @@ __all__ = [
     "RopeScaling",
     "Rotary",
     "UnsupportedModel",
+    "Yarn",
     "element_bytes",
 ]

@@ -20,13 +20,29 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071): features that turn slowly are stretched by `factor`."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it."""
+    beta_fast: float = 32.0
+    """Features that turn more often than this in the trained context keep their frequency."""
+    beta_slow: float = 1.0
+    """Those that turn less often are stretched; between the two, partly."""
+    truncate: bool = True
+    """Round the bounds of what is stretched partly to whole features."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys."""
 
     dim: int
     """Features of each head that are turned, from the first one on; the others pass unchanged."""
     theta: float = 10000.0
-    scaling: RopeScaling | None = None
+    scaling: RopeScaling | Yarn | None = None
     interleaved: bool = False
     """True: feature 2i turns with feature 2i + 1. False: feature i turns with feature i + dim / 2."""
 

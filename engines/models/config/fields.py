@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engines.models.config.attention import RopeScaling, Rotary
+from engines.models.config.attention import RopeScaling, Rotary, Yarn
 
 
 class UnsupportedModel(ValueError):
@@ -74,7 +74,8 @@ class Fields:
         if not isinstance(rope, dict):
             raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
         theta = rope.get("rope_theta") or self._data.get("rope_theta") or 10000.0
-        return Rotary(dim, _positive("rope_theta", theta), _rope_scaling(rope))
+        longest = self._data.get("max_position_embeddings")
+        return Rotary(dim, _positive("rope_theta", theta), _rope_scaling(rope, longest))
 
     def heads(self, kv_heads_name: str) -> tuple[int, int]:
         """Return the number of query heads, and of KV heads."""
@@ -85,18 +86,41 @@ class Fields:
         return heads, kv_heads
 
 
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+def _rope_scaling(rope: dict[str, Any], longest: int | None) -> RopeScaling | Yarn | None:
+    """longest: `max_position_embeddings`."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
+    if kind == "yarn":
+        return _yarn(rope, longest)
     if kind not in ("linear", "llama3"):
-        raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear and llama3")
+        raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear, llama3 and yarn")
     names = ("low_freq_factor", "high_freq_factor")
     values: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
     trained = "original_max_position_embeddings"
     if trained in rope:
         values[trained] = Fields(rope).count(trained)
     return RopeScaling(kind, _positive("factor", rope["factor"]), **values)
+
+
+def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
+    """Defaults are those of transformers."""
+    trained = Fields(rope).count("original_max_position_embeddings", longest)
+    stretched = None if longest is None else longest / trained
+    factor = _positive("factor", stretched if rope.get("factor") is None else rope["factor"])
+    if rope.get("attention_factor") is not None:
+        attention_factor = _positive("attention_factor", rope["attention_factor"])
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        attention_factor = _mscale(factor, rope["mscale"]) / _mscale(factor, rope["mscale_all_dim"])
+    else:
+        attention_factor = _mscale(factor, 1)
+    betas = {name: _positive(name, rope[name]) for name in ("beta_fast", "beta_slow") if rope.get(name)}
+    return Yarn(factor, trained, attention_factor, **betas, truncate=Fields(rope).flag("truncate", True))
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    """How attention sharpens with the factor (section 3.4 of the paper)."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _positive(name: str, value: Any) -> float:

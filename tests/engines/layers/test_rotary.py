@@ -8,7 +8,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engines.layers.rotary import cosines_and_sines, rotary_tables
-from engines.models.config import RopeScaling, Rotary
+from engines.models.config import Rotary
+from engines.models.config.fields import Fields
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -20,10 +21,16 @@ LLAMA3 = {
 }
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+}
+
+
 def _rotary(head_dim: int, rope: dict[str, Any]) -> Rotary:
-    names = {name: value for name, value in rope.items() if name not in ("rope_type", "rope_theta")}
-    scaling = None if rope["rope_type"] == "default" else RopeScaling(rope["rope_type"], **names)
-    return Rotary(head_dim, rope["rope_theta"], scaling)
+    return Fields({"rope_parameters": rope, "max_position_embeddings": 8192}).rotary(head_dim)
 
 
 @pytest.mark.parametrize("head_dim", [2, 64, 128])
@@ -35,6 +42,10 @@ def _rotary(head_dim: int, rope: dict[str, Any]) -> Rotary:
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         LLAMA3,
         LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 64},
+        YARN,
+        YARN | {"attention_factor": 1.25, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+        YARN
+        | {"factor": 32.0, "original_max_position_embeddings": 256, "mscale": 0.7, "mscale_all_dim": 1.1},
     ],
 )
 def test_tables_have_the_bits_of_transformers(head_dim: int, rope: dict[str, Any]) -> None:

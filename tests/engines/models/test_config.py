@@ -124,7 +124,10 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; silu is what we know"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'.*linear and llama3"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "rope type 'longrope'.*llama3 and yarn",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),

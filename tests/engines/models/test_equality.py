@@ -37,6 +37,13 @@ LLAMA3_ROPE = {
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm2": ("llama", {}),
     "smollm2-exact": ("llama", {"exact_in_fp16": True}),
@@ -53,6 +60,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp-bias": ("llama", {"mlp_bias": True, "attention_bias": True}),
     "rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE, "head_dim": 8}),
     "rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
+    "rope-yarn": ("llama", {"rope_parameters": YARN_ROPE, "head_dim": 16}),
     "large-eps": ("llama", {"rms_norm_eps": 0.5}),
     # Prompts are at most as long as the windows.
     "mistral": ("mistral", {"sliding_window": 40}),
