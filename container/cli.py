@@ -13,7 +13,7 @@ from container.explain import check as checking
 from container.explain.resolve import CannotServe
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
-from container.models.prepare import BUNDLED_MODEL
+from container.models.files.bundled import BUNDLED_MODEL
 from container.progress import view_for
 from container.run import launch
 from container.run.launch import BadVariable
@@ -33,12 +33,11 @@ _LATER = Registry(
     {
         "bench": "container.measure.bench.bench_command:bench",
         "compare": "container.measure.compare.compare_command:compare",
-        "kv-waste": "container.measure.scheduler.kv_waste_command:kv_waste",
+        "kv-waste": "container.measure.kv_waste_command:kv_waste",
         "profile": "container.measure.profile_command:profile",
-        "scheduler-cost": "container.measure.scheduler.scheduler_cost_command:scheduler_cost",
     }
 )
-"""Commands whose modules are loaded when they are called: the others start faster without them."""
+"""Commands whose modules are loaded only when they are called, so that the others start faster."""
 
 
 class _Commands(click.Group):
@@ -52,57 +51,57 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Serve a language model from a serving.properties file."""
+    """LMI Server: serve and benchmark language models configured by a serving.properties file."""
 
 
-def _fail(error: Exception) -> None:
-    """End with the error's text: these errors are for people, a stack trace would hide them."""
-    raise click.ClickException(str(error)) from error
-
-
-def _path(given: str | None) -> Path:
-    return Path(given or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
+def _path(path: str | None) -> Path:
+    return Path(path or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
 
 
 _lenient = click.option(
     "--lenient",
     is_flag=True,
-    help="Warn of unknown keys and of files that are not used instead of refusing them; also LMI_LENIENT=true.",
+    help="Warn about unknown keys and unused files instead of refusing them. Same as LMI_LENIENT=true.",
 )
 _PATH_HELP = (
-    "PATH is a folder with a serving.properties, or such a file; "
-    f"without it LMI_MODEL_DIR, else {_DEFAULT_PATH}."
+    "PATH is a folder with a serving.properties, or such a file. "
+    f"The default is LMI_MODEL_DIR, else {_DEFAULT_PATH}."
 )
 
 
 @main.command(epilog=_PATH_HELP)
 @click.argument("path", required=False)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; else SAGEMAKER_BIND_TO_PORT, else 8080.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on. The default is SAGEMAKER_BIND_TO_PORT, else 8080.",
+)
 @_lenient
 @click.option(
     "--allow-remote-code",
     is_flag=True,
-    help="Let a model's own code run where option.trust_remote_code asks for it; also LMI_ALLOW_REMOTE_CODE=true.",
+    help="Allow option.trust_remote_code to run code that comes with a model. Same as LMI_ALLOW_REMOTE_CODE=true.",
 )
 def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
-    """Serve the model of PATH until told to stop."""
+    """Serve the model of PATH until SIGTERM or Ctrl-C."""
     environ = launch.environment()
     try:
-        chosen = launch.default_port(environ) if port is None else port
+        port = launch.default_port(environ) if port is None else port
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
-        options = ServeOptions(_path(path), host, chosen, lenient, allowed)
+        options = ServeOptions(_path(path), host, port, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
-        _fail(error)
+        raise click.ClickException(str(error)) from error
 
 
 @main.command(epilog=_PATH_HELP)
 @click.argument("path", required=False)
 @_lenient
 def check(path: str | None, lenient: bool) -> None:
-    """Print every effective value of PATH, where it comes from, and whether it can be served here.
+    """Explain a configuration and check it on this machine.
 
+    Prints all effective values, where they come from, and whether the configuration can be served here.
     Exit code 0 when the file is valid, else 1.
     """
     environ = launch.environment()
@@ -115,9 +114,9 @@ def check(path: str | None, lenient: bool) -> None:
 
 
 @main.command()
-@click.option("--markdown", is_flag=True, help="The whole reference page, as in docs/options.md.")
+@click.option("--markdown", is_flag=True, help="Print the reference page, as in docs/options.md.")
 def options(markdown: bool) -> None:
-    """Print every key of serving.properties."""
+    """Print all keys of serving.properties."""
     if markdown:
         click.echo(reference.markdown(), nl=False)
         return
@@ -131,17 +130,20 @@ def options(markdown: bool) -> None:
 @main.command()
 @click.argument("model", required=False)
 @click.option(
-    "--verify", is_flag=True, help="Compare a copy in the cache with its source; fetch damaged files again."
+    "--verify",
+    is_flag=True,
+    help="Compare a copy in the cache with its source, and fetch damaged files again.",
 )
 @click.option(
     "--prune",
     is_flag=True,
-    help="Remove copies of MODEL's earlier versions and unfinished fetches; without MODEL, of all models.",
+    help="Remove copies of earlier versions and unfinished fetches, of MODEL or of all models.",
 )
 def prepare(model: str | None, verify: bool, prune: bool) -> None:
-    """Make MODEL ready on this disk and print its folder as the last line.
+    """Fetch or convert a model ahead of serving.
 
-    MODEL is a local folder, s3://bucket/prefix, or the id of a model of the hub or of the bundled one.
+    Prints its folder as the last line. MODEL is a local folder, s3://bucket/prefix, or the id of a hub
+    model or of the bundled model.
     """
     if model is None and (verify or not prune):
         raise click.UsageError("Missing argument 'MODEL'.")
@@ -152,7 +154,7 @@ def prepare(model: str | None, verify: bool, prune: bool) -> None:
         if prune:
             model_files.prune(view, source)
     except ModelNotAvailable as error:
-        _fail(error)
+        raise click.ClickException(str(error)) from error
     else:
         if folder:
             click.echo(str(folder))

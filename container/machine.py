@@ -1,10 +1,12 @@
-"""What this machine has: cores, free memory, GPUs. Found without torch and without a connection, in well under 1 s."""
+"""What this machine has: cores, free memory, GPUs. Found without torch and without a network, in well under 1 s."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 from collections.abc import Mapping
@@ -12,30 +14,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SMI_TIMEOUT_S = 2.0
+_PACKAGES = ("lmi-server", "torch", "transformers", "tokenizers", "urllib3")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What an engine may use here."""
+    """Resources of this machine that an engine may use."""
 
     cpu_count: int
-    """Cores that this process may use: its affinity and its cgroup's quota, at least 1."""
+    """Cores that this process may use by its affinity and its cgroup's quota; at least 1."""
     memory_available_bytes: int
-    """Main memory that can be taken now, within the cgroup's limit."""
+    """Free main memory within the cgroup's limit."""
     gpu_count: int = 0
     """GPUs that this process may use and that the installed torch can compute on."""
     gpu_names: tuple[str, ...] = ()
-    """As many as `gpu_count`, or none where they are not known."""
+    """One name for each GPU, or none where they are unknown."""
     shared_memory_bytes: int | None = None
-    """What is free in /dev/shm; None where it is not there or cannot be written, and nothing is put there."""
+    """Free space in /dev/shm; None where it does not exist or cannot be written, so that nothing is put there."""
     cpu_kernels: str = ""
     """The instruction set of the native CPU kernels; empty where torch serves instead."""
     note: str = ""
-    """Why GPUs that are there are not counted; else empty."""
+    """Why existing GPUs are not counted; else empty."""
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Look at this machine. `environ` gives CUDA_VISIBLE_DEVICES; `root` is where /proc, /sys and /dev are."""
+    """Inspect this machine. `environ` gives CUDA_VISIBLE_DEVICES; `root` is where /proc, /sys and /dev are."""
     cgroups = _cgroup_folders(root)
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
     note = ""
@@ -55,6 +58,31 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
     )
 
 
+def describe(machine: Machine) -> str:
+    """Cores, processor, free memory and GPUs in one line."""
+    cores = "1 core" if machine.cpu_count == 1 else f"{machine.cpu_count} cores"
+    gpus = "no GPU"
+    if machine.gpu_count:
+        names = ", ".join(sorted({name for name in machine.gpu_names if name}))
+        gpus = f"{machine.gpu_count} GPU{'s' if machine.gpu_count > 1 else ''}" + (
+            f" ({names})" if names else ""
+        )
+    model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    processor = model[1].strip() if model else platform.machine()
+    return f"{cores} ({processor}), {machine.memory_available_bytes / 1024**3:.1f} GiB free, {gpus}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter for measurements, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
@@ -63,14 +91,14 @@ def _read(path: Path) -> str:
 
 
 def _cgroup_folders(root: Path) -> tuple[Path, ...]:
-    """Folders of this process's cgroup and its parents, cgroup v2 and v1; limits of any of them bind."""
+    """Folders of this process's cgroup and its parents, in cgroup v2 and v1; the limits of all apply."""
     folders: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(",") if controllers else [""]:
             top = root / "sys/fs/cgroup" / controller
             own = top / path.lstrip("/")
-            # In a container the path of the host's view may not be there; the top then is the own group.
+            # In a container the path may be the host's and not exist here; then the top is our own group.
             folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
     return tuple(dict.fromkeys(folders))
 
@@ -97,7 +125,7 @@ def _memory_available(root: Path, cgroups: tuple[Path, ...]) -> int:
             limit, usage = _read(folder / limit_file), _read(folder / usage_file)
             if not (limit.isdecimal() and usage.isdecimal()):
                 continue
-            # Pages of files that nobody has touched lately are given back before anything fails.
+            # The kernel reclaims file pages that were not used lately before anything fails.
             cache = re.search(rf"^{cache_key} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
             free = int(limit) - int(usage) + (int(cache[1]) if cache else 0)
             available = min(available, max(0, free))
@@ -126,7 +154,7 @@ def _gpus(root: Path) -> tuple[tuple[str, str], ...]:
 
 
 def parse_listing(listing: str) -> tuple[tuple[str, str], ...]:
-    """(name, UUID) of each device in the output of `nvidia-smi -L`; a GPU cut into MIG slices is its slices."""
+    """(name, UUID) of each device in the output of `nvidia-smi -L`; MIG slices replace their GPU."""
     gpus: list[tuple[str, str]] = []
     slices: list[tuple[str, str]] = []
     for line in listing.splitlines():
@@ -143,10 +171,10 @@ def parse_listing(listing: str) -> tuple[tuple[str, str], ...]:
 
 
 def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tuple[str, str], ...]:
-    """What CUDA_VISIBLE_DEVICES leaves: indices or beginnings of UUIDs, up to the first that is not there."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects: indices or UUID prefixes, up to the first invalid one."""
     if visible is None:
         return gpus
-    left: list[tuple[str, str]] = []
+    selected: list[tuple[str, str]] = []
     for part in visible.split(","):
         word = part.strip()
         if word.isdecimal():
@@ -155,13 +183,12 @@ def _visible(gpus: tuple[tuple[str, str], ...], visible: str | None) -> tuple[tu
             found = [gpu for gpu in gpus if word and gpu[1].startswith(word)][:1]
         if not found:
             break
-        left += found
-    return tuple(left)
+        selected += found
+    return tuple(selected)
 
 
 def _cpu_kernels(wanted: str) -> str:
-    """Ask the library itself, without what surrounds it, which imports torch. wanted: as `lmi_kernels.cpu.library`
-    takes it."""
+    """Ask the native library itself: its Python package imports torch. wanted: as for `lmi_kernels.cpu.library`."""
     spec = importlib.util.find_spec("lmi_kernels")
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(folder).glob("cpu/_native*.so")):
@@ -176,7 +203,7 @@ def _cpu_kernels(wanted: str) -> str:
 
 
 def _torch_is_cpu_build() -> bool:
-    """Read off torch's version file, for importing torch takes seconds. False where there is no torch."""
+    """Read torch's version file: importing torch takes seconds. False without torch."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         match = re.search(r"^cuda\b[^=]*=\s*(.+)$", _read(Path(folder) / "version.py"), re.MULTILINE)

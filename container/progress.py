@@ -1,4 +1,4 @@
-"""How long work shows itself: a bar on a terminal, a few plain log lines without one."""
+"""Progress of long work: a bar on a terminal, else a few log lines."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressView(Protocol):
-    """One piece of long work after the other."""
+    """Shows the progress of one piece of work after the other."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
 
     def start(self, title: str) -> None:
-        """Begin a piece of work; ends the one before."""
+        """Start a piece of work; finishes the one before."""
 
     def update(self, done: int, total: int) -> None:
-        """So many parts of the present work are done."""
+        """Report the finished parts of the present work."""
 
     def finish(self) -> None:
-        """The present work is over."""
+        """Finish the present work."""
 
 
 class LogLines:
-    """For logs: a line at the start of a piece of work and at every quarter of it."""
+    """For logs: a line at the start and at every quarter of a piece of work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

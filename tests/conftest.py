@@ -23,8 +23,7 @@ settings.load_profile("property")
 _SLOW = (
     "tests/e2e/",
     "tests/docs/test_commands.py",
-    "tests/container/test_tokenizer_files.py",
-    "tests/container/test_prepare.py",
+    "tests/container/models/test_tokenizer_files.py",
     "tests/engines/mpi/test_worker.py",
     "tests/engines/python/",
     "tests/container/models/files/",

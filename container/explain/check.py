@@ -1,7 +1,7 @@
-"""`lmi check PATH`: what a configuration says, what it comes to on this machine, and whether it can be served here.
+"""`lmi check PATH`: explain a configuration, its effective values on this machine, and whether it can be served here.
 
-Opens no connection and imports no torch. What is printed is what `lmi serve` does: both take the configuration from
-`lmi_server.properties.loader` and the decisions from `container.explain.resolve`.
+Opens no connection and imports no torch. `lmi serve` does what is printed: both read the configuration by
+`lmi_server.properties.loader` and decide by `container.explain.resolve`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
-from container.machine import Machine
+from container.machine import Machine, describe
 from container.models import files as model_files
 from container.models import tokenizer_files
-from container.models.prepare import BUNDLED_MODEL
+from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.grammar import Entry
 from lmi_server.properties.loader import EffectiveValue, Examination, examine
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
-from lmi_server.properties.problems import shorten, shown
 from lmi_server.properties.reference import OPEN_DEFAULTS
+from lmi_server.values.show import masked, one_line
 
 Locate = Callable[[ModelSource], Path | None]
 _WIDTH = 110
+_INDENT = " " * 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +41,20 @@ class LineExplained:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All that `lmi check` found; `render` makes it text."""
+    """The result of `lmi check`."""
 
     path: str
     machine: str
     lines: tuple[LineExplained, ...]
     values: tuple[EffectiveValue, ...]
-    """Empty where the file is not valid."""
+    """Empty if the file is not valid."""
     model: str
-    """Where the model is, and whether it can be had here; empty where the file is not valid."""
+    """Where the model is, and whether it is available; empty if the file is not valid."""
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     reasons: tuple[str, ...]
-    """Why it cannot be served here; empty when it can."""
-
-    @property
-    def valid(self) -> bool:
-        """The file and the environment are in order, whether or not they can be served here."""
-        return not self.problems
+    """Why it cannot be served here; empty if it can."""
 
     @property
     def can_serve(self) -> bool:
@@ -66,7 +62,8 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.valid else 1
+        """0 for a correct configuration, even if it cannot be served here."""
+        return 1 if self.problems else 0
 
     def render(self) -> str:
         """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""
@@ -74,8 +71,10 @@ class CheckReport:
         if self.lines:
             parts += ["", "The file, line by line"]
             for line in self.lines:
-                parts.append(f"  {line.line:>3}  {shorten(line.text)}")
-                parts += _wrapped(line.explanation, "         ")
+                parts.append(f"  {line.line:>3}  {one_line(line.text)}")
+                parts += textwrap.wrap(
+                    line.explanation, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
+                )
         if self.values:
             parts += ["", "Effective values", *_table(self.values)]
         if self.model:
@@ -99,10 +98,14 @@ def check(
 ) -> CheckReport:
     """Examine PATH (a folder with a serving.properties, or such a file) for this machine.
 
-    `locate` tells where a model's files are on this disk, without work and without a connection.
+    locate: finds a model's files on this disk, without work and without a connection.
     """
     found = examine(path, environ, lenient)
-    lines = tuple(_explain(entry, found) for entry in found.entries)
+    lines = []
+    for entry in found.entries:
+        option = by_name().get(entry.key)
+        text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
+        lines.append(LineExplained(entry.line, text, _explanation(entry, option, found)))
     values: tuple[EffectiveValue, ...] = ()
     notes = list(found.notes)
     model = ""
@@ -114,18 +117,22 @@ def check(
         folder = locate(config.source)
         model, refusal = _model(config.source, folder)
         resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
-        reasons += [text for text in (refusal, _tokenizer_refusal(config, folder, resolved)) if text]
-        near = [_with_short_source(value, found.folder) for value in found.loaded.values]
-        values = tuple(_with_decision(value, resolved) for value in near)
+        reasons += [refusal] if refusal else []
+        # Sources are relative to the folder, which is at the head of the report.
+        shorter = (
+            dataclasses.replace(value, source=value.source.removeprefix(f"{found.folder}/"))
+            for value in found.loaded.values
+        )
+        values = tuple(_with_decision(value, resolved) for value in shorter)
         notes += _notes(resolved, config, machine)
-        if folder is not None and (said := tokenizer_files.note(folder, config.source.load_format)):
-            notes.append(said)
+        if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
+            notes.append(note)
         if folder is None and not reasons:
-            notes.append("the model's files are not at hand, and what they say is still to be seen")
+            notes.append("the model's files are not on this disk, so they are not checked")
     return CheckReport(
         path=str(found.file if found.file.exists() else path),
-        machine=_describe(machine),
-        lines=lines,
+        machine=describe(machine),
+        lines=tuple(lines),
         values=values,
         model=model,
         problems=tuple(str(problem) for problem in found.problems),
@@ -138,75 +145,59 @@ def check(
 def _resolve(
     config: LmiConfig, folder: Path | None, machine: Machine, allow_remote_code: bool
 ) -> tuple[Resolved | None, list[str]]:
-    """What is decided, or why it cannot be served as far as this shows; neither without the model's files."""
+    """The decisions, and why it cannot be served. Without the model's files there are no decisions."""
     if folder is None:
         return None, list(obstacles(config, machine))
     try:
-        return resolve(config, folder, machine, allow_remote_code), []
+        resolved = resolve(config, folder, machine, allow_remote_code)
     except CannotServe as error:
         return None, [str(error)]
-
-
-def _tokenizer_refusal(config: LmiConfig, folder: Path | None, resolved: Resolved | None) -> str | None:
-    """Why there is no tokenizer, where all else is decided."""
-    if folder is None or resolved is None:
-        return None
-    return tokenizer_files.refusal(folder, config.source.load_format)
+    refusal = tokenizer_files.refusal(folder, config.source.load_format)
+    return resolved, [refusal] if refusal else []
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
-    """(where the model is, why it cannot be had here); the second is empty when it can."""
+    """(where the model is, why it is not available); the second is empty if it is."""
     name = source.model_id or source.model_dir
     if folder is not None:
         where = "" if str(folder) == name else f" in {folder}"
         return f"{name}: ready{where}", ""
     if model_files.is_fetched(source):
-        return f"{name}: not at hand; `lmi serve` or `lmi prepare` fetches it, once", ""
+        return f"{name}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once", ""
     if name == BUNDLED_MODEL:
-        return f"{name}: comes with this installation; `lmi serve` or `lmi prepare` makes it ready, once", ""
+        return f"{name}: comes with this installation; `lmi serve` or `lmi prepare` converts it, once", ""
     refusal = model_files.refusal(source)
     if refusal is None:
         refusal = f"{name} holds no model: there is no config.json"
-    return f"{name}: not at hand", refusal
-
-
-def _explain(entry: Entry, found: Examination) -> LineExplained:
-    option = by_name().get(entry.key)
-    text = f"{entry.key} = {shown(entry.key, entry.value, bool(option and option.secret))}"
-    return LineExplained(entry.line, text, _explanation(entry, option, found))
+    return f"{name}: not available", refusal
 
 
 def _explanation(entry: Entry, option: Option | None, found: Examination) -> str:
     if any(problem.line == entry.line for problem in found.problems):
         return "see the error below"
     if option is None:
-        return "an unknown key; ignored"
+        return "unknown key; ignored"
     alias = f"another name of {option.name}. " if entry.key != option.name else ""
     again = [other.line for other in found.entries if other.key == entry.key and other.line > entry.line]
     if again:
-        return f"{alias}not used: line {again[-1]} gives the key again"
-    counts = found.values.get(option.name)
-    if counts is not None and counts.source.line != entry.line:
-        return f"{alias}not used: {counts.place} comes first"
+        return f"{alias}not used: line {again[-1]} sets the key again"
+    effective = found.values.get(option.name)
+    if effective is not None and effective.source.line != entry.line:
+        return f"{alias}not used: {effective.place} has precedence"
     effect = {
         Status.WORKS: "",
         Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",
-        Status.REFUSED: " Accepted, for this value is what the server does anyway.",
+        Status.REFUSED: " Accepted: the server always does this.",
     }
     return f"{alias}{option.help}{effect[option.status]}"
 
 
-def _with_short_source(value: EffectiveValue, folder: Path) -> EffectiveValue:
-    """The source without the folder, which stands at the head of the report."""
-    return dataclasses.replace(value, source=value.source.removeprefix(f"{folder}/"))
-
-
 def _with_decision(value: EffectiveValue, resolved: Resolved | None) -> EffectiveValue:
-    """The value as decided, with the reason; what is open without the model's files says so."""
+    """The value as decided, with the reason; open values say so."""
     if resolved is not None and value.key in resolved.origins:
-        said = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
+        setting = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
         decided = resolved.values[value.key] or "(at start)"
-        return EffectiveValue(value.key, decided, f"{resolved.origins[value.key]}{said}", value.note)
+        return EffectiveValue(value.key, decided, f"{resolved.origins[value.key]}{setting}", value.note)
     if value.value:
         return value
     meaning = OPEN_DEFAULTS.get(value.key, "at start")
@@ -232,25 +223,11 @@ def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> li
     return notes
 
 
-def _describe(machine: Machine) -> str:
-    gpus = "no GPU"
-    if machine.gpu_count:
-        names = sorted(set(machine.gpu_names))
-        gpus = f"{machine.gpu_count} GPU{'s' if machine.gpu_count > 1 else ''}"
-        gpus += f" ({', '.join(names)})" if any(names) else ""
-    cores = "1 core" if machine.cpu_count == 1 else f"{machine.cpu_count} cores"
-    return f"{cores}, {machine.memory_available_bytes / 1024**3:.1f} GiB free, {gpus}"
-
-
 def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
     keys = max(len(value.key) for value in values)
-    texts = max(len(shorten(value.value, 40)) for value in values)
+    texts = max(len(one_line(value.value, 40)) for value in values)
     rows = []
     for value in values:
         note = f" ({value.note})" if value.note else ""
-        rows.append(f"  {value.key:<{keys}}  {shorten(value.value, 40):<{texts}}  {value.source}{note}")
+        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
     return rows
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)

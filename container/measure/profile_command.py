@@ -13,7 +13,8 @@ import click
 
 from container.explain.resolve import CannotServe, resolve
 from container.machine import detect
-from container.measure.scheduler.output import json_option, show, write_json
+from container.measure.bench.options import count_option
+from container.measure.output import Table, json_option, show, write_json
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.progress import view_for
@@ -24,35 +25,22 @@ from engines.config import MpiEngineConfig
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
-_MOST_SEQS, _MOST_KEYS = 4096, 1 << 20
+_MAX_SEQUENCES = 4096
 _CHUNK = 256
 
 
 @click.command("profile")
 @click.argument("path")
-@click.option(
-    "--sequences",
-    type=click.IntRange(1, _MOST_SEQS),
-    default=32,
-    show_default=True,
-    help="Of the larger decode step.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(1, _MOST_KEYS),
-    default=160,
-    show_default=True,
-    help="Tokens of each sequence so far.",
-)
-@click.option(
-    "--repeats", type=click.IntRange(3, 1000), default=20, show_default=True, help="Steps of each shape."
-)
+@count_option("--sequences", 32, "Sequences of the larger decode step.", most=_MAX_SEQUENCES)
+@count_option("--context", 160, "Tokens of each sequence so far.", most=1 << 20)
+@count_option("--repeats", 20, "Steps of each shape.", least=3, most=1000)
 @json_option
 def profile(path: str, sequences: int, context: int, repeats: int, json_path: Path | None) -> None:
-    """Show where the time of a step goes, by part: a decode step of one sequence and of many, and a chunk of a prompt.
+    """Show where the time of a step goes, by part.
 
-    PATH is a folder with a serving.properties of engine=MPI, or such a file. The model is loaded on one rank on this
-    machine's CPU; no server is started. The numbers of other programs' work are in them: leave the machine alone.
+    Measures decode steps of one and of many sequences, and a chunk of a prompt. PATH is a folder with a
+    serving.properties of engine=MPI, or such a file. The model is loaded on one rank on this machine's CPU; no server
+    is started. Other programs distort the figures.
     """
     try:
         config = _engine_config(path, sequences)
@@ -60,27 +48,21 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
         raise click.ClickException(str(error)) from error
     context = min(context, config.model.max_model_len)
     chunk = min(_CHUNK, config.scheduler.settings.max_num_batched_tokens, config.model.max_model_len)
-    shapes = [(1, 1, context), (sequences, 1, context), (1, chunk, chunk)]
-    found = _run(config, shapes, repeats)
-    names = ["one sequence", f"{sequences} sequences", f"chunk of {chunk}"]
-    parts = sorted(found[1]["parts"], key=lambda part: -found[1]["parts"][part])
-    rows = [[part, *(f"{each['parts'][part]:.2f}" for each in found)] for part in parts]
+    steps = _run(config, [(1, 1, context), (sequences, 1, context), (1, chunk, chunk)], repeats)
+    parts = sorted(steps[1]["parts"], key=lambda part: -steps[1]["parts"][part])
+    rows = [(part, *(f"{step['parts'][part]:.2f}" for step in steps)) for part in parts]
     rows = [row for row in rows if any(float(cell) > 0 for cell in row[1:])]
-    rows.append(["whole step", *(f"{each['total']:.2f}" for each in found)])
+    rows.append(("whole step", *(f"{step['total']:.2f}" for step in steps)))
     kernels = detect(launch.environment()).cpu_kernels or "torch"
-    show(
+    weights = config.model.quantize if config.model.quantize != "none" else config.model.dtype
+    title = (
         f"milliseconds a step, median of {repeats}; context {context}; CPU kernels: {kernels},"
-        f" {config.parallel.threads_per_rank} thread(s), weights {_weights(config)}",
-        ("part", *names),
-        rows,
-        ["python: laying steps out, and everything that is no native operation."],
-        json_path,
+        f" {config.parallel.threads_per_rank} thread(s), weights {weights}"
     )
-    write_json({"kernels": kernels, "steps": found}, json_path)
-
-
-def _weights(config: MpiEngineConfig) -> str:
-    return config.model.quantize if config.model.quantize != "none" else config.model.dtype
+    header = ("part", "one sequence", f"{sequences} sequences", f"chunk of {chunk}")
+    notes = ["python: preparing the step, and everything that is not a native operation."]
+    show(Table(title, header, tuple(rows)), notes, json_path)
+    write_json({"kernels": kernels, "steps": steps}, json_path)
 
 
 def _engine_config(path: str, sequences: int) -> MpiEngineConfig:
@@ -90,7 +72,7 @@ def _engine_config(path: str, sequences: int) -> MpiEngineConfig:
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))
     config = resolve(loaded.config, model_path, detect(environ)).config
     if not isinstance(config, MpiEngineConfig) or config.parallel.device != "cpu":
-        raise CannotServe("lmi profile takes engine=MPI on a CPU")
+        raise CannotServe("lmi profile supports engine=MPI on a CPU only")
     settings = config.scheduler.settings
     larger = dataclasses.replace(
         settings,
@@ -115,5 +97,5 @@ def _run(config: MpiEngineConfig, shapes: list[tuple[int, int, int]], repeats: i
         environment = launch.engine_environment(launch.environment(), config, paths)
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise click.ClickException("the engine ended with an error, which is above")
+        raise click.ClickException("the engine failed; its error is above")
     return [json.loads(line) for line in done.stdout.splitlines()]

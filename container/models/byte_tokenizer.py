@@ -1,8 +1,8 @@
-"""A tokenizer for a model that has none (`option.load_format=dummy`): each byte of a text is a token.
+"""A tokenizer for a model without one (`option.load_format=dummy`): each byte of a text is a token.
 
-The 256 bytes take the first ids that config.json does not name for something else (`eos_token_id` and its like, which
-become special tokens). Every other id of the model's vocabulary decodes to its number, as in `<300>`: a text never
-becomes such a token, but the model gives them out. Imports no transformers.
+The 256 bytes get the first ids that are not special tokens in config.json (`eos_token_id` and similar). Every other id
+of the vocabulary decodes to its number, as in `<300>`: texts never contain such tokens, but the model generates them.
+Imports no transformers.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 MAX_VOCABULARY = 1 << 21
-"""Entries: tokenizers of today's models have an eighth of it."""
+"""Entries; tokenizers of current models have an eighth of it."""
 _NUM_BYTES = 256
 _NAMES = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What config.json says of tokens."""
+    """The vocabulary of a model, by its config.json."""
 
     size: int
     special: tuple[int, ...]
-    """Sorted ids that stand for no text."""
+    """Sorted ids of special tokens."""
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
-    """From config.json and generation_config.json of the folder.
+    """Read config.json and generation_config.json of the folder.
 
     Raises: ValueError, one sentence: they cannot be read, or the vocabulary is too small or too large.
     """
@@ -36,7 +36,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
     text = config.get("text_config")
     size = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     if type(size) is not int:
-        raise ValueError(f"{model / 'config.json'} names no vocab_size")
+        raise ValueError(f"{model / 'config.json'} has no vocab_size")
     special: set[int] = set()
     for value in (source.get(name) for source in (config, generation) for name in _NAMES):
         ids = value if isinstance(value, list) else [value]
@@ -44,14 +44,14 @@ def read_vocabulary(model: Path) -> Vocabulary:
     least = _NUM_BYTES + len(special)
     if not least <= size <= MAX_VOCABULARY:
         raise ValueError(
-            f"vocab_size is {size}; a tokenizer of single bytes is made for {least} to {MAX_VOCABULARY} entries"
+            f"vocab_size is {size}; a tokenizer of single bytes needs {least} to {MAX_VOCABULARY} entries"
         )
     return Vocabulary(size, tuple(sorted(special)))
 
 
 def save(vocabulary: Vocabulary, file: Path) -> None:
     """Write the tokenizer.json."""
-    # Here: for those alone who need it.
+    # Imported here, for the few models that need it.
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     special = [f"<|{token}|>" for token in vocabulary.special]
@@ -69,7 +69,7 @@ def save(vocabulary: Vocabulary, file: Path) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that `ByteLevel` writes each byte as: itself where it shows, else one from U+0100 on, in order."""
+    """The character that `ByteLevel` uses for each byte: itself if printable, else one from U+0100 on, in order."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters, hidden = [], 256
     for byte in range(_NUM_BYTES):

@@ -1,6 +1,6 @@
-"""A GGUF file of the Llama family -> a model folder: bf16 safetensors, config.json, tokenizer.json, chat template.
+"""Convert a GGUF file of the Llama family to a model folder: bf16 safetensors, config.json, tokenizer, chat template.
 
-`python -m container.models.gguf_convert FILE FOLDER`, run as a child process by `container/models/prepare.py`. It
+`python -m container.models.gguf_convert FILE FOLDER`, run as a child process by `container/models/files/bundled.py`. It
 needs numpy, gguf and tokenizers, but neither torch nor transformers. Progress goes to stdout, one JSON object
 `{"done": n, "total": m}` a line.
 """
@@ -11,6 +11,7 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 class UnknownGguf(Exception):
-    """The file is not of a kind that this converter knows. The text says what was found."""
+    """The file is not supported. The text says what was found."""
 
 
 def weight_name(name: str) -> str:
-    """The name in a Hugging Face Llama checkpoint of GGUF's tensor `name`. Raises `UnknownGguf`."""
+    """Name of GGUF's tensor `name` in a Hugging Face Llama checkpoint. Raises UnknownGguf."""
     if name in _TOP_LEVEL:
         return _TOP_LEVEL[name]
     match name.split("."):
@@ -61,7 +62,7 @@ def weight_name(name: str) -> str:
 
 
 def unpermute(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Undo GGUF's order of q and k rows: it keeps rotary pairs side by side, checkpoints keep two halves.
+    """Undo GGUF's order of q and k rows: rotary pairs are adjacent there, and in two halves in checkpoints.
 
     weight: [num_heads * head_dim, hidden_size].
     """
@@ -79,9 +80,9 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def _write_weights(
     tensors: Sequence[Any], heads: dict[str, int], path: Path, report: Callable[[int], None]
 ) -> frozenset[str]:
-    """Write GGUF's tensors as bf16 safetensors, one after the other: never more than one is held in memory.
+    """Write the tensors as bf16 safetensors, with only one of them in memory at a time.
 
-    heads: how many heads the rows of a layer's part have, for parts in GGUF's rotary order.
+    heads: number of heads of each part in GGUF's rotary order.
     The file: length of the header (u64, little-endian), header (JSON, padded to 8 bytes), data.
     Returns the names written.
     """
@@ -105,18 +106,18 @@ def _write_weights(
 
 
 def _shortest(value: float) -> float:
-    """The float with the fewest digits that is the same in fp32: 1e-05 for 9.999999747378752e-06."""
+    """The shortest float with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Fields:
     """The metadata of a GGUF file by key."""
 
-    def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
+    reader: gguf.GGUFReader
 
     def get(self, key: str) -> Any:
-        field = self._reader.get_field(key)
+        field = self.reader.get_field(key)
         return None if field is None else field.contents()
 
     def __getitem__(self, key: str) -> Any:
@@ -196,10 +197,10 @@ def _write_texts(fields: _Fields, folder: Path, tokens: list[str]) -> None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def convert(source: Path, folder: Path, report: Callable[[int, int], None]) -> None:
+def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None]) -> None:
     """Write the model of the GGUF file `source` into the existing `folder`.
 
-    report(done, total): parts of the work, called as they are done.
+    report(done, total): called after each part of the work.
     Raises: UnknownGguf; OSError when the disk is full or the file cannot be read.
     """
     reader = gguf.GGUFReader(source)
@@ -230,7 +231,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({"done": done, "total": total}), flush=True)
 
     try:
-        convert(source, folder, report)
+        convert_gguf(source, folder, report)
     except (UnknownGguf, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
-"""How a folder of the cache comes to be, under a lock, made beside, flushed, renamed; and how one goes.
+"""Make and remove folders of the cache. A folder that exists under its name is complete, whatever was killed.
 
-A folder that is there under its name is complete, whatever was killed or cut before.
+It is made under a lock in a folder beside it, flushed and renamed.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
+from container.models.errors import ModelNotAvailable
 from container.progress import ProgressView
 
 
 @contextmanager
 def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
-    """Hold the file's lock; the kernel lets go of it when the process ends, however it ends."""
+    """Hold the file's lock; the kernel releases it when the process ends, however it ends."""
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             view.say(f"another process is {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -29,29 +30,65 @@ def locked(path: Path, what: str, view: ProgressView) -> Iterator[None]:
 
 @contextmanager
 def lock_if_free(path: Path) -> Iterator[bool]:
-    """Hold the lock that `locked` takes, unless another process has it: whether it is held."""
+    """Hold the lock of `locked` unless another process has it; yields whether it is held."""
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(file)
 
 
-def lacking_space(folder: Path, needed_bytes: int, what: str) -> str | None:
-    """One sentence when `folder`'s disk has less than `needed_bytes` free; else None."""
+def try_lock(file: IO[Any]) -> bool:
+    """Lock an open file; False when another process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def require_space(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raises ModelNotAvailable when the disk of `folder` has less than `needed_bytes` free."""
     free = shutil.disk_usage(folder).free
-    if free >= needed_bytes:
-        return None
-    return (
-        f"{folder} has {free >> 20} MiB free, {what} takes {needed_bytes >> 20} MiB; "
-        "LMI_CACHE_DIR names another place"
-    )
+    if free < needed_bytes:
+        raise ModelNotAvailable(
+            f"{folder} has {free >> 20} MiB free, {what} needs {needed_bytes >> 20} MiB; "
+            "set LMI_CACHE_DIR to another folder"
+        )
+
+
+def make_folder(
+    target: Path,
+    what: str,
+    needed_bytes: int,
+    view: ProgressView,
+    make: Callable[[Path], None],
+    detail: str = "",
+) -> Path:
+    """Return the folder `target`; unless it exists, let `make` fill a folder beside it, then rename that.
+
+    what, detail: for messages. Raises: ModelNotAvailable: the disk is too full; OSError; whatever `make` raises.
+    """
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.parent / f".{target.name}.lock", what, view):
+        if target.is_dir():
+            return target
+        # Nobody else holds the lock, so every unfinished folder was left by a killed process.
+        for left_over in target.parent.glob(f".{target.name}.part-*"):
+            shutil.rmtree(left_over)
+        require_space(target.parent, needed_bytes, what)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+        try:
+            view.start(what + detail)
+            make(part)
+            publish(part, target)
+        finally:
+            view.finish()
+            shutil.rmtree(part, ignore_errors=True)
+    return target
 
 
 def flush(path: Path) -> None:
-    """Make what the file or folder holds survive a power cut."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -60,7 +97,7 @@ def flush(path: Path) -> None:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Give the finished folder `part`, whose entries are all files, its name; readable by everyone."""
+    """Rename the finished folder `part`, whose entries are all files, to `target`; readable by everyone."""
     for file in part.iterdir():
         file.chmod(0o644)
         flush(file)  # a power cut after the rename must not leave a folder of empty files
@@ -71,7 +108,7 @@ def publish(part: Path, target: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that it is there as it was or as it shall be, never in between."""
+    """Replace a small file atomically."""
     beside = path.with_name(f"{path.name}.new")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -81,7 +118,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def remove_folder(folder: Path, why: str, view: ProgressView) -> int:
-    """Remove a folder with all that is in it, and say so. Returns the bytes that became free. Raises OSError."""
+    """Remove a folder and say so. Returns the bytes freed. Raises OSError."""
     size = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
     shutil.rmtree(folder)
     view.say(f"removed {folder}: {why}, {size} bytes")

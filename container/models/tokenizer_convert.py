@@ -1,9 +1,8 @@
-"""A model folder without tokenizer.json -> tokenizer.json, by transformers.
+"""Convert the tokenizer of a model folder to tokenizer.json, by transformers.
 
 `python -m container.models.tokenizer_convert MODEL FOLDER`, run as a child process by
-`container/models/tokenizer_files.py`: what transformers loads is gone from memory afterwards. Says nothing on stdout
-when it has worked, else why not, as one JSON object `{"error": "..."}`; only reads MODEL, and runs no code that lies
-there.
+`container/models/tokenizer_files.py` to free its memory afterwards. Prints nothing on success, else a JSON object
+`{"error": "..."}`. Only reads MODEL, and runs no code from there.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ _SENTENCEPIECE = ("sentencepiece", "google.protobuf")
 
 
 class NotConvertible(Exception):
-    """The tokenizer cannot become a tokenizer.json. The text says why."""
+    """The tokenizer cannot be converted to tokenizer.json. The text says why."""
 
 
 def _require_packages(model: Path) -> None:
-    """transformers' own error for a missing package speaks of another one."""
+    """Check the packages for sentencepiece: the error of transformers names another package."""
     pieces = sorted(path.name for path in model.glob("*.model") if path.name != "tiktoken.model")
     if not pieces:
         return
@@ -35,7 +34,7 @@ def _require_packages(model: Path) -> None:
         )
 
 
-def convert(model: Path, folder: Path) -> None:
+def convert_tokenizer(model: Path, folder: Path) -> None:
     """Write tokenizer.json into the existing `folder`. Raises: NotConvertible, and whatever transformers raises."""
     _require_packages(model)
     from transformers import AutoTokenizer  # after the check: takes seconds
@@ -43,15 +42,15 @@ def convert(model: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise NotConvertible(f"transformers knows {type(tokenizer).__name__} only in its slow form")
+        raise NotConvertible(f"transformers has only a slow version of {type(tokenizer).__name__}")
     backend.save(str(folder / "tokenizer.json"))
 
 
 def main(arguments: list[str]) -> int:
     model, folder = map(Path, arguments)
     try:
-        convert(model, folder)
-    except Exception as error:  # the edge of the process, and transformers' errors are of every kind
+        convert_tokenizer(model, folder)
+    except Exception as error:  # transformers raises errors of every type
         text = " ".join(str(error).split()) or type(error).__name__
         print(json.dumps({"error": text}), flush=True)
         return 1

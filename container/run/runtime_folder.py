@@ -1,4 +1,4 @@
-"""The folder of one run: sockets, status board and configurations, gone when the run is over."""
+"""The folder of one run: sockets, status board and configurations. It is removed at the end of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_BASE = 80
 
 
 def _base() -> Path:
-    """Shared memory where it can be written: the status board is written every step, and a disk would feel it."""
+    """Shared memory if it can be written: the status board is written every step, too often for a disk."""
     if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
         return _SHARED_MEMORY
     temporary = Path(tempfile.gettempdir())
@@ -29,7 +29,7 @@ def _base() -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock, or None when a living process has it."""
+    """A descriptor that holds the folder's lock; None when a living process has it."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,11 +40,11 @@ def _lock(folder: Path) -> int | None:
 
 
 def remove_dead(base: Path) -> None:
-    """Remove folders of runs that were killed before they could do so themselves; only the user's own."""
+    """Remove the folders of killed runs of this user."""
     for folder in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
-            # A young one may be so new that its owner has not locked it yet.
+            # The owner of a new one may not have locked it yet.
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
                 continue
             if (folder / _LOCK).is_file() and (descriptor := _lock(folder)) is not None:

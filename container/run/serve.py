@@ -1,10 +1,11 @@
-"""`lmi serve`: the start-up story, top to bottom.
+"""`lmi serve`, top to bottom.
 
-properties -> model files -> what this machine can do -> listening socket -> engine -> gunicorn -> ready -> the end.
+properties -> model files -> decisions for this machine -> listening socket -> engine -> gunicorn -> ready -> shutdown.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import time
@@ -24,46 +25,45 @@ from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
 from container.run.supervise import Supervisor
-from engines.config import EngineConfig, MpiEngineConfig
-from engines.core import EngineStats
+from engines.config import EngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
 
 _WEB_NICE = 5
-"""The engine's steps come first; a web process needs little, and that little it gets."""
+"""The engine's steps have priority; a web process needs little time, and gets it."""
 _OPEN_FILES = 65536
 _STATS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What the command line says."""
+    """The command line."""
 
     path: Path
     host: str
     port: int
-    """0 takes any free one."""
+    """0 is any free port."""
     lenient: bool = False
     allow_remote_code: bool = False
-    """Code that comes with a model may be run, where the file asks for it and there is no other way."""
+    """Whether code that comes with a model may be run if the file needs it."""
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on. The text is for a person."""
+    """The server cannot listen on the address. The text is for users."""
 
 
 def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView) -> int:
-    """Serve until told to stop. Returns the exit code.
+    """Serve until a signal to stop. Returns the exit code.
 
-    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen; each with a text for a person.
+    Raises: PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable.
     """
     with StopSignals() as signals:
         try:
             return _serve(options, environ, view, signals)
         except StopRequested:
             view.finish()
-            view.say("stopped before the server was up")
+            view.say("stopped before the server was ready")
             return 0
 
 
@@ -71,7 +71,7 @@ def _serve(
     options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals
 ) -> int:
     started = time.monotonic()
-    admin_token_digest = _admin_token_digest(environ)
+    admin_token_digest = launch.admin_token_digest(environ)
     environ = launch.without_admin_token(environ)
     loaded = loader.load(options.path, environ, options.lenient)
     for warning in loaded.warnings:
@@ -102,21 +102,14 @@ def _serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that an occupied port shows before a model is loaded. Raises `CannotListen`."""
+    """A listening socket, made before the model is loaded to detect a used port early. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
         raise CannotListen(
-            f"cannot listen on {host} port {port}: {error.strerror}; --port names another"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another one with --port"
         ) from error
-
-
-def _admin_token_digest(environ: Mapping[str, str]) -> str:
-    try:
-        return launch.admin_token_digest(environ)
-    except ValueError as error:
-        raise CannotServe(str(error)) from error
 
 
 def _write_configs(
@@ -143,7 +136,7 @@ def _write_configs(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One life of engine and web server."""
+    """One run of the engine and the web server."""
 
     config: EngineConfig
     paths: RuntimePaths
@@ -155,41 +148,39 @@ class _Run:
     def until_end(
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
-        """Start both, watch them. Returns the exit code."""
+        """Start and supervise both. Returns the exit code."""
         open_files = _raise_open_files()
-        board = StatusBoard.create(self.paths.status, self._processes)
+        ranks = self.config.parallel.tp_size if self.config.engine == "MPI" else None
+        # Heartbeats come from the ranks, or from the dispatcher and the generating process.
+        board = StatusBoard.create(self.paths.status, ranks or 2)
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
         self.signals.raising = False
-        alone = self.config.engine == "MPI" and self.config.parallel.tp_size == 1
-        engine = Child.start("engine rank 0" if alone else "engine", engine_command, engine_env)
+        engine = Child.start("engine rank 0" if ranks == 1 else "engine", engine_command, engine_env)
         web = self._start_web(listener, launch.web_connections(open_files))
-        # From here on gunicorn alone listens: when it is gone, clients are refused rather than left to wait.
+        # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
         listener.close()
         self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
         before["starting processes"] = time.monotonic() - started - sum(before.values())
         with EngineControl(self.paths.engine_address) as control:
 
+            def lives() -> bool:
+                return engine.poll() is None and not self.signals.count
+
             def announce_ready() -> None:
                 seconds = time.monotonic() - started
-                stats = control.stats(
-                    _STATS_SECONDS, lambda: engine.poll() is None and not self.signals.count
-                )
+                stats = control.stats(_STATS_SECONDS, lives)
                 if stats is not None:
-                    self._announce(stats, address, port, seconds, before)
-                elif engine.poll() is None and not self.signals.count:
-                    self.view.say(
-                        f"warning: the engine is ready, but has not answered in {_STATS_SECONDS:g} s"
-                    )
+                    has_template = announce.has_chat_template(Path(self.config.model.path))
+                    self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
+                    self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
+                    self.view.say(announce.ready_line(stats.info, address))
+                elif lives():
+                    self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
             supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
             return supervisor.run(loading_timeout, announce_ready)
-
-    @property
-    def _processes(self) -> int:
-        """How many processes of the engine write heartbeats: ranks, or dispatcher and generating process."""
-        return self.config.parallel.tp_size if isinstance(self.config, MpiEngineConfig) else 2
 
     def _engine(self) -> tuple[list[str], dict[str, str]]:
         command = launch.engine_command(self.config.engine, self.paths)
@@ -199,10 +190,8 @@ class _Run:
             return command, env
         library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
         if library is None:
-            self.view.say(
-                "note: without a C compiler mpirun's own port is open on all interfaces of this machine"
-            )
-        command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, launch.is_root(), command)
+            self.view.say("note: without a C compiler, mpirun listens on all interfaces of this machine")
+        command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, os.geteuid() == 0, command)
         return command, launch.mpi_environment(env, library)
 
     def _start_web(self, listener: socket.socket, connections: int) -> Child:
@@ -213,18 +202,10 @@ class _Run:
         command = launch.web_command(self.paths, listener.fileno(), workers, connections)
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
-    def _announce(
-        self, stats: EngineStats, address: str, port: int, seconds: float, before: Mapping[str, float]
-    ) -> None:
-        self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
-        self.view.say("try it:")
-        self.view.say(announce.curl_line(port, announce.has_chat_template(Path(self.config.model.path))))
-        self.view.say(announce.ready_line(stats.info, address))
-
 
 def _raise_open_files() -> int:
-    """Let this process and those that it starts have `_OPEN_FILES` open files, if it can. Returns how many they may
-    have: each connection of the web process is one.
+    """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it: each
+    connection of the web process is an open file.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as something that can be waited for; SIGCHLD ends the waiting too."""
+"""Wait for SIGTERM and SIGINT; SIGCHLD ends the waiting too."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Self
 
 
 class StopRequested(Exception):
-    """A stop was asked for where nothing has to be drained."""
+    """Stop at once: nothing is being served."""
 
 
 class StopSignals:
-    """Counts requests to stop. A context manager; to be used in the main thread.
+    """Counts signals to stop. A context manager for the main thread.
 
-    Signals within `burst_seconds` count as one: `make` passes on a SIGTERM that its whole process group got already.
+    Signals within `burst_seconds` count as one: `make` repeats a SIGTERM that its whole process group got already.
     """
 
     def __init__(self, burst_seconds: float = 1.0) -> None:
@@ -26,14 +26,14 @@ class StopSignals:
         self._burst_seconds = burst_seconds
         self._last = -math.inf
         self.raising = True
-        """While True, a request raises `StopRequested` out of whatever runs: nothing is being served yet."""
+        """Whether a signal raises StopRequested, because nothing is being served yet."""
         self._previous: dict[signal.Signals, Any] = {}
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
 
     def wait(self, timeout: float) -> None:
-        """Return after `timeout` seconds, or as soon as a signal has come: a request to stop or a child's end."""
+        """Return after `timeout` seconds, or at a signal: to stop, or of a child's end."""
         if select.select([self._read], [], [], max(timeout, 0.0))[0]:
             os.read(self._read, 4096)
 

@@ -1,7 +1,7 @@
-"""The life of engine and web server after their start: they become ready, serve, and end together.
+"""Supervise the engine and the web server after their start: they become ready, serve, and stop together.
 
-The order of an end is always the same: the status board says it first, so that requests are refused and clients
-told; then the engine goes; then the web server, which by then has nothing left to say; then whatever remains.
+The order of a shutdown is always the same: first the status board, so that new requests are refused and clients get
+an error; then the engine; then the web server, which by then has nothing left to send; then whatever remains.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _FAILED_ENGINE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that the steps of an end may take. SageMaker kills 30 s after SIGTERM."""
+class ShutdownTimes:
+    """Time limits of the steps of a shutdown, in seconds. SageMaker kills 30 s after SIGTERM."""
 
     drain: float = 25.0
-    """What the engine is told."""
+    """For running requests; the engine ends the others."""
     engine_end: float = 27.0
     """After this the engine is killed."""
-    tell_clients: float = 1.5
-    """Between an engine's death and the web server's end."""
+    report_errors: float = 1.5
+    """Between the death of the engine and the stop of the web server, which reports it to clients."""
     web_end: float = 2.5
     """After this the web server is killed."""
 
 
 class Failure(Exception):
-    """The server cannot go on. The text is the cause, one line."""
+    """The server cannot continue. The text is the cause, in one line."""
 
 
 class Supervisor:
@@ -51,7 +51,7 @@ class Supervisor:
         control: EngineControl,
         signals: StopSignals,
         say: Callable[[str], None],
-        patience: Patience = Patience(),
+        times: ShutdownTimes = ShutdownTimes(),
     ) -> None:
         self._engine = engine
         self._web = web
@@ -59,18 +59,18 @@ class Supervisor:
         self._control = control
         self._signals = signals
         self._say = say
-        self._patience = patience
+        self._times = times
         self._was_ready = False
 
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
-        """Wait until the engine is ready, call `when_ready`, serve until the end. Returns the exit code.
+        """Wait until the engine is ready, call `when_ready`, serve until a stop. Returns the exit code.
 
         loading_timeout: seconds until the engine must be ready.
         """
         deadline = time.monotonic() + loading_timeout
         try:
             while self._board.read().state is EngineState.STARTING:
-                if self._stop_requested():
+                if self._signals.count:
                     return self._stop()
                 self._raise_if_broken()
                 if time.monotonic() > deadline:
@@ -80,7 +80,7 @@ class Supervisor:
             self._raise_if_broken(wait=0.0)
             self._was_ready = True
             when_ready()
-            while not self._stop_requested():
+            while not self._signals.count:
                 self._raise_if_broken()
             return self._stop()
         except Failure as failure:
@@ -89,11 +89,8 @@ class Supervisor:
             self._engine.kill_all()
             self._web.kill_all()
 
-    def _stop_requested(self) -> bool:
-        return self._signals.count > 0
-
     def _raise_if_broken(self, wait: float = _POLL_SECONDS) -> None:
-        """One look at both children, after waiting for news. Raises `Failure`."""
+        """Wait for a signal, then check both children. Raises Failure."""
         self._signals.wait(wait)
         if os.getpid() == 1:
             reap_adopted({self._engine.pid, self._web.pid})
@@ -106,18 +103,18 @@ class Supervisor:
                 raise Failure(cause_of_death(child.name, code, child.last_lines()))
 
     def _stop(self) -> int:
-        """SIGTERM: let running requests end, then go. A second signal, or an engine too slow, ends it at once."""
+        """Let running requests finish, then stop. At once after a second signal, or if the engine is too slow."""
         self._board.set_state(EngineState.DRAINING)
         code = 0
         if self._was_ready:
-            self._say(f"stopping: running requests have {self._patience.drain:g} s to end")
+            self._say(f"stopping: running requests have {self._times.drain:g} s to finish")
             code = self._drain()
         self._engine.kill_all()
         self._board.set_state(EngineState.STOPPED)
         if self._signals.count < 2:
             self._end_web()
         if self._signals.count > 1:
-            self._say("stopped at once, at a second signal")
+            self._say("stopped at once after a second signal")
             return 1
         if code != 0:
             self._say(f"error: {cause_of_death(self._engine.name, code, self._engine.last_lines())}")
@@ -126,32 +123,32 @@ class Supervisor:
         return 0
 
     def _drain(self) -> int:
-        """Returns the engine's exit code; 0 too when it was too slow and is still there."""
-        self._control.drain(self._patience.drain)
-        deadline = time.monotonic() + self._patience.engine_end
+        """Returns the engine's exit code; 0 also when it was too slow and still runs."""
+        self._control.drain(self._times.drain)
+        deadline = time.monotonic() + self._times.engine_end
         while self._engine.poll() is None and self._signals.count < 2:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._say(f"the engine did not end within {self._patience.engine_end:g} s and is killed")
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                self._say(f"the engine did not stop within {self._times.engine_end:g} s and is killed")
                 break
-            self._signals.wait(min(left, _POLL_SECONDS))
+            self._signals.wait(min(remaining, _POLL_SECONDS))
         return self._engine.poll() or 0
 
     def _fail(self, cause: str) -> int:
-        """Something broke: tell the clients, end everything, say why."""
+        """Report the failure to clients, stop everything, and print the cause."""
         self._board.set_state(EngineState.FAILED, cause)
         self._engine.kill_all()
         if self._web.poll() is None:
-            told = time.monotonic() + self._patience.tell_clients
-            while (left := told - time.monotonic()) > 0 and self._signals.count == 0:
-                self._signals.wait(left)
+            until = time.monotonic() + self._times.report_errors
+            while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:
+                self._signals.wait(remaining)
             self._end_web()
-        self._say(f"error: the server ends: {cause}")
+        self._say(f"error: the server stops: {cause}")
         return 1
 
     def _end_web(self) -> None:
         self._web.terminate()
-        deadline = time.monotonic() + self._patience.web_end
+        deadline = time.monotonic() + self._times.web_end
         while self._web.poll() is None and self._signals.count < 2 and time.monotonic() < deadline:
             self._signals.wait(min(_POLL_SECONDS, deadline - time.monotonic()))
         self._web.kill_all()

@@ -11,11 +11,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from container.machine import detect
-from container.measure.bench.errors import BenchError
-from container.measure.bench.workload import load_tokenizer
-from container.measure.compare import setting
-from container.measure.compare.arms import Arm, BadArm, Named, names_for, read_arms
+from container.machine import detect, versions
+from container.measure.bench.workload import BenchError, load_tokenizer
+from container.measure.compare.configurations import (
+    BadConfiguration,
+    Configuration,
+    NamedPath,
+    names_for,
+    read_configurations,
+)
 from container.models import files as model_files
 from container.progress import view_for
 from container.run import launch
@@ -87,7 +91,7 @@ def main(
     except StopRequested:
         _say("stopped")
         code = 130
-    except (BadArm, BenchError, Broken, quiet.Busy) as error:
+    except (BadConfiguration, BenchError, Broken, quiet.Busy) as error:
         raise click.ClickException(str(error)) from error
     sys.exit(code)
 
@@ -105,9 +109,9 @@ def _run(
     busy_ok: bool,
     prepare_only: bool,
 ) -> int:
-    arms = _arms(ours)
-    model = arms[0].model_folder
-    contenders, unavailable = _prepared(arms, peers, model, folder / "peers")
+    configs = _configurations(ours)
+    model = configs[0].model_folder
+    contenders, unavailable = _prepared(configs, peers, model, folder / "peers")
     if prepare_only:
         for name, reason in unavailable.items():
             _say(f"{name} cannot be had: {reason}")
@@ -155,25 +159,27 @@ def _run(
     return 1 if results.num_failed or rounds.broken or len(warnings) > busy_ok else 0
 
 
-def _arms(ours: Sequence[Path]) -> tuple[Arm, ...]:
-    """Raises: BadArm."""
+def _configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
+    """Raises: BadConfiguration."""
     if not ours:
         raise click.UsageError("--ours: one properties folder or more")
     environ = launch.environment()
-    named = [Named(f"ours-{name}", path) for name, path in zip(names_for(ours), ours, strict=True)]
+    named = [NamedPath(f"ours-{name}", path) for name, path in zip(names_for(ours), ours, strict=True)]
     view = view_for(sys.stderr)
     try:
-        return read_arms(named, environ, detect(environ), lambda source: model_files.obtain(source, view))
+        return read_configurations(
+            named, environ, detect(environ), lambda source: model_files.obtain(source, view)
+        )
     finally:
         view.finish()
 
 
 def _prepared(
-    arms: Sequence[Arm], peers: Sequence[str], model: Path, folder: Path
+    configs: Sequence[Configuration], peers: Sequence[str], model: Path, folder: Path
 ) -> tuple[dict[str, Contender], dict[str, str]]:
     """All contenders by name, ours first, and why others are missing."""
     environ = environment.own_threads(launch.without_admin_token(launch.environment()))
-    contenders: dict[str, Contender] = {arm.name: Ours(arm, setting.versions(), environ) for arm in arms}
+    contenders: dict[str, Contender] = {config.name: Ours(config, versions(), environ) for config in configs}
     unavailable: dict[str, str] = {}
     for name in peers:
         peer = PEERS[name]

@@ -9,8 +9,8 @@ from pathlib import Path
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.load import LoadRun, run_load
 from container.measure.bench.workload import BenchRequest
-from container.measure.compare.arm_server import ArmFailed, ArmServer
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import ServerFailed, ServerProcess
 from tests.bench.contender import Broken, Facts, Running
 
 _REQUEST_SECONDS = 900.0
@@ -24,7 +24,7 @@ _AUTO_KV = "fp32"
 class RunningServer:
     """A server that is ready."""
 
-    def __init__(self, server: ArmServer, dialect: str) -> None:
+    def __init__(self, server: ServerProcess, dialect: str) -> None:
         self.pid = server.pid
         self.start_up_seconds = server.start_up_seconds
         self._server = server
@@ -41,17 +41,17 @@ class RunningServer:
 class Ours:
     """This server."""
 
-    arm: Arm
+    config: Configuration
     versions: dict[str, str]
     environ: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        return self.arm.name
+        return self.config.name
 
     @property
     def facts(self) -> Facts:
-        values = self.arm.values
+        values = self.config.values
         quantized = values.get("option.quantize", "none")
         int8 = quantized == "int8"
         room = values.get("option.kv_cache_gb", "")
@@ -62,14 +62,14 @@ class Ours:
             interface="HTTP",
             weight_bytes=_WEIGHT_BYTES.get(quantized, _STORED_BYTES),
             arithmetic="int8" if int8 else "fp32",
-            notes=f"{self.arm.path}, weights stored as in the checkpoint where that is lossless",
+            notes=f"{self.config.path}, weights stored as in the checkpoint where that is lossless",
             versions=self.versions,
         )
 
     def start(self, log: Path) -> Running:
         try:
-            return RunningServer(ArmServer.start(self.arm, log, self.environ), "lmi")
-        except ArmFailed as error:
+            return RunningServer(ServerProcess.start(self.config, log, self.environ), "lmi")
+        except ServerFailed as error:
             raise Broken(str(error)) from error
 
 
@@ -87,9 +87,9 @@ class PeerServer:
 
     def start(self, log: Path) -> Running:
         try:
-            server = ArmServer.launch(
+            server = ServerProcess.launch(
                 self.name, (*self.command, "--port"), self.limit, log, self.environ, self.health
             )
-        except ArmFailed as error:
+        except ServerFailed as error:
             raise Broken(str(error)) from error
         return RunningServer(server, "openai")

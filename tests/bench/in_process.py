@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.workload import BenchRequest
 from container.run.processes import Child
 from tests.bench.contender import Broken, Facts
@@ -112,7 +112,9 @@ class RunningProcess:
 def load_run(outcomes: Sequence[Mapping[str, Any]]) -> LoadRun:
     """A runner's outcomes as a run of the load client; nothing in it was late, for there was no client."""
     found = tuple(
-        Outcome(**{**one, "token_times": tuple(one["token_times"]), "token_ids": tuple(one["token_ids"])})
+        RequestOutcome(
+            **{**one, "token_times": tuple(one["token_times"]), "token_ids": tuple(one["token_ids"])}
+        )
         for one in outcomes
     )
     return LoadRun(

@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from container.machine import detect
-from container.measure.compare.setting import describe
+from container.machine import describe, detect
 from container.run import launch
 
 _INSTRUCTION_SETS = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Broken, Facts
 from tests.bench.results import Results
@@ -25,7 +25,7 @@ def made_run(
         times = [start + seconds / 2 + seconds / 2 * number / max(1, count - 1) for number in range(count)]
         ids = tuple(token(number) for number in range(count))
         outcomes.append(
-            Outcome(
+            RequestOutcome(
                 request.index,
                 0,
                 start,

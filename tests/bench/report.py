@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from container.measure.compare.numbers import NOTHING, gibibytes, number, percent, spread
-from container.measure.compare.summary import median
-from container.measure.compare.tables import Table
+from container.measure.compare.summary import median, spread
+from container.measure.numbers import NOTHING, gibibytes, number, percent
+from container.measure.output import Table
 from tests.bench.results import Results, Run
 
 

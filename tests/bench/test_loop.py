@@ -31,8 +31,8 @@ def test_more_users_than_requests() -> None:
 
 
 def test_an_outcome_has_the_fields_of_the_load_client() -> None:
-    from container.measure.bench.load import Outcome
+    from container.measure.bench.load import RequestOutcome
 
     request = Request(3, "p", 2, token_ids=[5, 6], token_times=[0.5, 0.6], ended=0.7)
-    made = Outcome(**outcome(request))
+    made = RequestOutcome(**outcome(request))
     assert (made.index, made.output_tokens, made.ended, made.error) == (3, 2, 0.7, "")

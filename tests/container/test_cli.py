@@ -40,10 +40,12 @@ FORBID = (
 )
 
 
-@pytest.mark.parametrize("arguments", [("check", str(EXAMPLE)), ("options",), ("serve", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("options",), ("serve", "--help"), ("bench", "--help"), ("kv-waste", "--requests", "9")]
+)
 def test_no_command_imports_torch_in_its_own_process(arguments: tuple[str, ...]) -> None:
     done = lmi(*arguments, code=FORBID)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
 
 
 def test_errors_of_files_are_for_people(tmp_path: Path) -> None:
@@ -73,12 +75,6 @@ def test_an_occupied_port_is_told_before_a_model_is_loaded(tmp_path: Path, bundl
     assert done.returncode == 1
     assert "Address already in use" in done.stderr
     assert "--port" in done.stderr
-
-
-def test_a_port_variable_that_is_none_is_refused() -> None:
-    done = lmi("serve", str(EXAMPLE), SAGEMAKER_BIND_TO_PORT="http")
-    assert done.returncode == 1
-    assert "SAGEMAKER_BIND_TO_PORT" in done.stderr
 
 
 def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,15 +80,6 @@ def test_a_part_of_a_core_is_no_core(
     assert detect({}, lay(tmp_path, files)).cpu_count == 3
 
 
-def test_no_quota_leaves_the_cores(tmp_path: Path) -> None:
-    files = {
-        **V1,
-        "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
-        "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-    }
-    assert detect({}, lay(tmp_path, files)).cpu_count == len(os.sched_getaffinity(0))
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -107,11 +98,6 @@ def test_no_quota_leaves_the_cores(tmp_path: Path) -> None:
 )
 def test_a_limit_of_memory_binds_less_what_is_used(tmp_path: Path, files: dict[str, str]) -> None:
     assert detect({}, lay(tmp_path, files)).memory_available_bytes == 3 * GIB
-
-
-def test_no_limit_of_memory_leaves_what_is_free(tmp_path: Path) -> None:
-    files = {**V2, "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": str(GIB)}
-    assert detect({}, lay(tmp_path, files)).memory_available_bytes == 8 * GIB
 
 
 def test_gpus_are_listed_by_name_and_slices_instead_of_their_gpu() -> None:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from container.progress import Bars, LogLines, view_for
+from container.progress import Bars, LogLines
 
 
 def test_a_log_gets_a_line_at_the_start_and_one_each_quarter() -> None:
@@ -29,7 +29,3 @@ def test_a_terminal_gets_a_bar_and_whole_lines() -> None:
     view.say("x" * 100 + "[not markup]")
     assert "converting" in screen.getvalue()
     assert "x" * 100 + "[not markup]" in screen.getvalue()
-
-
-def test_what_is_no_terminal_gets_log_lines() -> None:
-    assert isinstance(view_for(io.StringIO()), LogLines)

@@ -38,7 +38,7 @@ def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_arms_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
     run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}")
     output, _ = run.communicate(timeout=180)
     assert run.returncode == 0, output

@@ -8,7 +8,7 @@ import pytest
 
 from container.machine import detect
 from container.measure.bench.workload import load_tokenizer
-from container.measure.compare.arms import Named, read_arms
+from container.measure.compare.configurations import NamedPath, read_configurations
 from tests.bench import report
 from tests.bench.http_contender import Ours
 from tests.bench.made_up import results_of
@@ -28,10 +28,12 @@ def test_the_server_and_a_peer_are_measured_and_answer_alike(tiny_model: Path, t
     text = properties_text(tiny_model, paged_attention=True, kv_cache_gb=0.05, dtype="fp32")
     (tmp_path / "serving.properties").write_text(text)
     environ = child_environment()
-    (arm,) = read_arms([Named("ours", tmp_path)], environ, detect(environ), lambda source: tiny_model)
+    (config,) = read_configurations(
+        [NamedPath("ours", tmp_path)], environ, detect(environ), lambda source: tiny_model
+    )
     peer = PEERS["transformers-static-4"].prepare(Site(tiny_model, tmp_path / "peer", lambda text: None))
     rounds = Rounds(
-        contenders={"ours": Ours(arm, {}, environ), peer.name: peer},
+        contenders={"ours": Ours(config, {}, environ), peer.name: peer},
         shapes=(SHAPES["smoke"],),
         num_rounds=1,
         tokenizer=load_tokenizer(tiny_model),

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from engines.core import SamplingParams
+from engines.sampling.adjustments import penalties
 from engines.sampling.batch import SamplingRow
-from engines.sampling.frequency_penalty import frequency_penalty
-from engines.sampling.presence_penalty import presence_penalty
-from engines.sampling.repetition_penalty import repetition_penalty
 from lmi_kernels.choose_tokens import choose_tokens_reference
 from lmi_kernels.choose_tokens_cpu import FirstLook, choose_tokens_cpu
 from lmi_kernels.count_tokens import count_tokens_reference
@@ -204,7 +202,7 @@ def test_penalties_are_those_of_the_steps() -> None:
             (counts,) = count_tokens_reference(
                 counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
             )
-    expected = apply((repetition_penalty, presence_penalty, frequency_penalty), logits, rows)
+    expected = apply([penalties], logits, rows)
     (found,) = penalize_reference(
         logits,
         torch.arange(num_rows),

@@ -27,14 +27,9 @@ class Asked:
     query: str = ""
 
     @property
-    def is_attributes(self) -> bool:
-        """Whether it is GetObjectAttributes."""
-        return self.method == "GET" and bool(self.key) and self.query.startswith("attributes")
-
-    @property
     def is_object(self) -> bool:
         """Whether it reads an object's bytes."""
-        return self.method == "GET" and bool(self.key) and not self.is_attributes
+        return self.method == "GET" and bool(self.key)
 
 
 @dataclass(slots=True)
@@ -62,10 +57,6 @@ def everything(asked: Asked) -> bool:
 
 def listing(asked: Asked) -> bool:
     return not asked.key
-
-
-def attributes(asked: Asked) -> bool:
-    return asked.is_attributes
 
 
 def head_of_part(asked: Asked) -> bool:

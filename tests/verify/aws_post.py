@@ -18,7 +18,7 @@ TITLE = (
 )
 
 BASE, ROLLING_PAGED = "dynamic-4", "rolling-paged"
-ARMS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4"}
+CONFIGURATIONS = {BASE, "rolling", ROLLING_PAGED, "dynamic-32", "static-4"}
 MIN_GAINS = ((4.0, 3.0), (1.5, 1.5))
 """By scenario: how many times the tokens/s, and how many times lower the p90 latency."""
 LIMIT_SECONDS = 3600.0
@@ -46,36 +46,38 @@ def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((folder / "aws-post.json").read_text())
 
 
-def summary_of(data: dict[str, Any], arm: str, scenario: str) -> dict[str, Any]:
-    (found,) = [one for one in data["summary"] if (one["configuration"], one["scenario"]) == (arm, scenario)]
+def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, Any]:
+    (found,) = [
+        one for one in data["summary"] if (one["configuration"], one["scenario"]) == (config, scenario)
+    ]
     return dict(found)
 
 
-def figure_line(data: dict[str, Any], arm: str, scenario: str) -> str:
-    one = summary_of(data, arm, scenario)
+def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
+    one = summary_of(data, config, scenario)
     speed, latency = (one["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
     ratio = one["ratios_to_first"]["output_tokens_per_second"]
     return (
-        f"{scenario}: {arm}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
+        f"{scenario}: {config}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
         f" {latency['value']:.2f} s, {ratio['value']:.2f} times {BASE}'s tokens/s"
     )
 
 
 def judge(data: dict[str, Any], printed: str, report: Report) -> None:
     """The line's conditions, from the command's own JSON."""
-    names = {arm["name"] for arm in data["configurations"]}
+    names = {config["name"] for config in data["configurations"]}
     scenarios = [scenario["name"] for scenario in data["plan"]["scenarios"]]
     for scenario in scenarios:
-        for arm in data["configurations"]:
-            report.figure(figure_line(data, arm["name"], scenario))
+        for config in data["configurations"]:
+            report.figure(figure_line(data, config["name"], scenario))
     for section in data["sections"]:
         for table in section["tables"]:
             for row in table["rows"]:
                 report.figure(f"{table['title']}: {' | '.join(row)}")
     for sentence in data["caveats"]:
         report.figure(f"caveat: {sentence}")
-    report.require(names == ARMS, f"arms: {', '.join(sorted(names))}")
-    report.require(all(name in printed for name in names), "every arm stands in what was printed")
+    report.require(names == CONFIGURATIONS, f"configs: {', '.join(sorted(names))}")
+    report.require(all(name in printed for name in names), "every config stands in what was printed")
     failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
     report.require(failed == 0, f"{failed} requests failed")
     for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):

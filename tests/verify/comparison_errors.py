@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.container.compare.simulated import (
+from tests.container.measure.compare.simulated import (
     KINDS,
     comparisons,
     consecutive,

@@ -18,10 +18,10 @@ def verify(lab: Lab, report: Report) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))["results"]
     for result in results:
         report.figure(
-            f"{result['arm']}: waste {result['waste']:.1%}, {result['mean_running_loaded']:.0f} at once while others "
-            f"wait, {result['preemptions']} preemptions"
+            f"{result['allocation']}: waste {result['waste']:.1%}, {result['mean_running_loaded']:.0f} at once while "
+            f"others wait, {result['preemptions']} preemptions"
         )
-    paged = [result for result in results if "contiguous" not in result["arm"]]
+    paged = [result for result in results if "contiguous" not in result["allocation"]]
     report.require(len(results) == 3 and len(paged) == 2, "contiguous and both paged ways are in the table")
     worst = max(result["waste"] for result in paged)
     report.require(worst < 0.04, f"paged wastes {worst:.1%} at most")

@@ -14,7 +14,7 @@ _FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}
 def verify(lab: Lab, report: Report) -> None:
     for tests in (
         ("-m", "hypothesis", "tests", "--ignore=tests/verify"),
-        ("tests/kernels", "tests/engines/sampling", "tests/container/test_prepare.py"),
+        ("tests/kernels", "tests/engines/sampling", "tests/container/models/test_prepare.py"),
     ):
         done = run_python("-m", "pytest", "-q", *tests, environment=_FULL)
         report.require(done.returncode == 0, f"{' '.join(tests)}: {last_line(done)}")

@@ -150,14 +150,14 @@ def tokens_per_second(client: Client, prompts: Sequence[str], concurrency: int) 
 
 def verify_throughput(lab: Lab, report: Report, client: Client) -> None:
     prompts = prompts_of(TOKENS_IN, CONCURRENCY, lab.model, seed=2)
-    arms = {"A": (prompts[:REQUESTS_ALONE], 1), "B": (prompts, CONCURRENCY)}
-    for texts, concurrency in arms.values():
+    configs = {"A": (prompts[:REQUESTS_ALONE], 1), "B": (prompts, CONCURRENCY)}
+    for texts, concurrency in configs.values():
         tokens_per_second(client, texts[:concurrency], concurrency)  # warm-up
     rates: dict[str, list[float]] = {"A": [], "B": []}
-    for arm in ORDER:
-        rates[arm].append(tokens_per_second(client, *arms[arm]))
-    for arm, name in (("A", "1"), ("B", str(CONCURRENCY))):
-        seen = rates[arm]
+    for config in ORDER:
+        rates[config].append(tokens_per_second(client, *configs[config]))
+    for config, name in (("A", "1"), ("B", str(CONCURRENCY))):
+        seen = rates[config]
         spread = f"{min(seen):.1f} to {max(seen):.1f}"
         report.figure(
             f"concurrency {name}: median {statistics.median(seen):.1f} tokens/s ({spread}), n={len(seen)}"

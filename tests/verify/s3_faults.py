@@ -105,7 +105,7 @@ FAILURES = (
     ),
     _Failure("a missing bucket", "no such bucket", lambda place: None, "s3://nobodys-bucket/smollm2/"),
     _Failure("a missing prefix", "no object under it", lambda place: None, f"s3://{_BUCKET}/smollm"),
-    _Failure("a missing object", "is not there", _fault(WEIGHTS, answer(404, "NoSuchKey"))),
+    _Failure("a missing object", "does not exist", _fault(WEIGHTS, answer(404, "NoSuchKey"))),
     _Failure("500 without end", "(500, InternalError)", _fault(everything, answer(500, "InternalError"))),
     _Failure("503 without end", "SlowDown", _fault(every_object, answer(503, "SlowDown"))),
     _Failure("no answer", "does not answer in time", _delayed),

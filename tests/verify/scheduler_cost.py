@@ -1,12 +1,10 @@
-"""What a step costs outside of the model: `lmi scheduler-cost`, as a user runs it."""
+"""Microseconds that a step of the scheduler takes outside of the model."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 19
@@ -20,14 +18,7 @@ _LINEAR, _FLAT = 1.2, 1.2
 
 def verify(lab: Lab, report: Report) -> None:
     path = lab.folder / "scheduler-cost.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "container", "scheduler-cost", "--json", str(path)],
-        cwd=REPO_ROOT,
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.verify.step_cost", "--json", str(path))
     for line in done.stdout.splitlines():
         report.figure(line)
     values = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""What the file leaves open ('auto', 'max', unset), decided for one model on one machine. Imports no torch.
+"""Decide open values of a configuration ('auto', 'max', unset) for one model on one machine. Imports no torch.
 
-`lmi serve` starts the engine with what comes out here, and `lmi check` prints it: one function for both.
+`lmi serve` starts the engine with the result, and `lmi check` prints it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from pathlib import Path
 from container.explain.resolve import dynamic, rolling, shared_memory
 from container.explain.resolve.decisions import CannotServe, Decisions, Resolved
 from container.machine import Machine
+from engines.config import EngineConfig
 from lmi_server.config import LmiConfig
 
 __all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
 
 
 def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
-    """What stands against serving this configuration here, as far as it shows without the model's files."""
+    """Why this configuration cannot be served here, judged without the model's files."""
     engine = rolling if config.engine == "MPI" else dynamic
     degree = config.options.tensor_parallel_degree
     ranks = degree if config.engine == "MPI" and isinstance(degree, int) else 1
@@ -29,7 +30,7 @@ def resolve(
 ) -> Resolved:
     """Decide everything for the model in `model_path`.
 
-    allow_remote_code: whether who starts the server allows code that comes with a model.
+    allow_remote_code: whether the operator allows code that comes with a model.
     Raises: CannotServe.
     """
     if reasons := obstacles(config, machine):
@@ -37,10 +38,12 @@ def resolve(
     made = Decisions()
     if machine.note:
         made.notes.append(machine.note)
+    engine: EngineConfig
+    capacity = None
     if config.engine == "MPI":
         engine, capacity = rolling.resolve(config, model_path, machine, made)
         if lack := shared_memory.shortage(engine.parallel.tp_size, machine):
             raise CannotServe(lack)
-        return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)
-    dynamic_engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
-    return Resolved(dynamic_engine, tuple(made.notes), made.origins, made.values, None)
+    else:
+        engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
+    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)

@@ -1,4 +1,4 @@
-"""What is decided for one model on one machine, and how each decision came about."""
+"""Decisions for one model on one machine, with their reasons."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Resolved:
     config: EngineConfig
     notes: tuple[str, ...]
     origins: dict[str, str]
-    """By option name: how an open value was decided (`computed: ...`); given values have no entry."""
+    """How each open value was decided (`computed: ...`), by option name; values from the file have no entry."""
     values: dict[str, str]
-    """By option name: the value that was decided, as one would write it in the file."""
+    """Each decided value as written in a file, by option name."""
     kv_capacity_tokens: int | None
-    """Tokens that the KV cache holds; None where only the loaded GPU can say, and under engine=Python."""
+    """Capacity of the KV cache in tokens; None on a GPU, where it is known after loading, and under engine=Python."""
 
 
 @dataclass(slots=True)
 class Decisions:
-    """Notes and origins as they are made. Mutated by the functions of this package during one `resolve`."""
+    """Notes and decisions collected during one `resolve`."""
 
     notes: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)

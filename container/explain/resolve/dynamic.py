@@ -1,4 +1,4 @@
-"""engine=Python: any architecture that transformers generates with, on the CPU or spread over GPUs by layers."""
+"""Decisions for engine=Python: any architecture that transformers supports, on a CPU or split over GPUs by layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lmi_server.config import EngineOptions, LmiConfig
 _CONTEXT_NAMES = (
     *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"),
 )
-"""What configurations call their longest sequence."""
+"""Names of the longest sequence in config.json."""
 _UNKNOWN_CONTEXT = 2048
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
-    """What shows without the model's files."""
+    """Why it cannot be served here, judged without the model's files."""
     degree = options.tensor_parallel_degree
     if not isinstance(degree, int) or degree <= max(1, machine.gpu_count):
         return ()
@@ -34,7 +34,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
 def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, made: Decisions, allow_remote_code: bool
 ) -> PythonEngineConfig:
-    """What the engine is told. Raises `CannotServe`."""
+    """The engine's configuration. Raises CannotServe."""
     data = weights.read_config(model_path)
     remote_code = _remote_code(config, data, allow_remote_code, made)
     weights.require_safetensors(model_path)
@@ -64,16 +64,16 @@ def resolve(
 
 
 def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: Decisions) -> bool:
-    """Whether the model's own code is run: only where transformers has none, the file asks and the operator allows."""
-    asked = config.source.trust_remote_code
+    """Whether the model's own code runs: only if transformers has none, and file and operator both allow it."""
+    requested = config.source.trust_remote_code
     names = data.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     known = generating_architectures()
     if not known or architecture in known:
-        if asked:
+        if requested:
             made.notes.append(
-                f"option.trust_remote_code=true: transformers has {architecture or 'the model'} itself, so no remote"
-                " code is run"
+                f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so no"
+                " remote code is run"
             )
         return False
     if not architecture:
@@ -82,15 +82,15 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: D
         nearest = difflib.get_close_matches(architecture, known, 1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise CannotServe(f"transformers has no {architecture} that generates text{hint}")
-    if not asked:
+    if not requested:
         raise CannotServe(
-            f"transformers has no {architecture}, and the code that comes with the model is not run unless"
-            " option.trust_remote_code=true asks for it"
+            f"transformers has no {architecture}; the code that comes with the model is run only with"
+            " option.trust_remote_code=true"
         )
     if not allowed:
         raise CannotServe(
-            f"{architecture} needs the code that comes with the model; option.trust_remote_code=true asks for it, and"
-            " whoever starts the server must allow it too: lmi serve --allow-remote-code, or LMI_ALLOW_REMOTE_CODE=true"
+            f"{architecture} needs the code that comes with the model; besides option.trust_remote_code=true, start the"
+            " server with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true"
         )
     made.notes.append(f"the code that comes with the model is run for {architecture}")
     return True

@@ -1,4 +1,4 @@
-"""engine=MPI: ranks, KV cache, limits of a step."""
+"""Decisions for engine=MPI: ranks, KV cache, limits of a step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lmi_server.config import EngineOptions, LmiConfig
 _GIB = 1024**3
 _RANKS_PER_CORE = 2
 _LEAST_RANKS = 4
-"""So many ranks are right on any machine, if slow."""
+"""Ranks allowed on any machine, even if they are slow."""
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
-    """What shows without the model's files."""
+    """Why it cannot be served here, judged without the model's files."""
     found = []
     degree = options.tensor_parallel_degree
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
@@ -31,7 +31,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
         found.append(
             f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has none, and its"
-            f" {machine.cpu_count} core(s) carry at most {ranks} ranks, which wait for each other busily"
+            f" {machine.cpu_count} core(s) can run at most {ranks} ranks, which wait for each other actively"
         )
     kv_gb = options.kv_cache_gb
     if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > machine.memory_available_bytes:
@@ -45,7 +45,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
 def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
 ) -> tuple[MpiEngineConfig, int | None]:
-    """What the engine is told, and the tokens that its KV cache holds. Raises `CannotServe`."""
+    """The engine's configuration, and the capacity of its KV cache in tokens. Raises CannotServe."""
     model = _read_model(config, model_path)
     if config.source.trust_remote_code:
         made.notes.append(
@@ -59,9 +59,15 @@ def resolve(
     if config.source.load_format == "dummy":
         weights.make_random(model, degree, dtype, options.quantize, machine, made)
     elif device == "cpu":
-        weights.hold_on_cpu(model_path, model, degree, dtype, options.quantize, machine, made)
-    if device == "cpu" and machine.cpu_kernels and options.batch_invariant:
-        made.notes.append("option.batch_invariant=true changes nothing: native CPU kernels are always so")
+        weights.hold_on_cpu(model, degree, dtype, options.quantize, machine)
+    if options.batch_invariant and device != "cpu":
+        raise CannotServe(
+            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
+        )
+    if options.batch_invariant and machine.cpu_kernels:
+        made.notes.append(
+            "option.batch_invariant=true changes nothing: native CPU kernels are always batch-invariant"
+        )
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
     engine = MpiEngineConfig(
@@ -77,7 +83,7 @@ def resolve(
             tp_size=degree,
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
-            batch_invariant=_batch_invariant(options, device),
+            batch_invariant=options.batch_invariant,
             enforce_eager=options.enforce_eager,
         ),
         cache=cache,
@@ -106,7 +112,7 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
 
 
 def _architecture(path: Path) -> str:
-    """The name in config.json, or empty where it cannot be read: `ModelConfig.from_folder` then says why."""
+    """The architecture in config.json; empty if it cannot be read, as `ModelConfig.from_folder` will report."""
     try:
         return str(weights.read_config(path)["architectures"][0])
     except (CannotServe, LookupError, TypeError):
@@ -120,12 +126,12 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
         most = model.num_heads
         if given > most:
             raise CannotServe(
-                f"{name}={given} is more than the model's {most} heads, and a head is not split; at most {most}"
+                f"{name}={given} is more than the model's {most} heads; allowed: at most {most}"
             )
         if given > heads:
-            made.notes.append(f"{given} ranks share {heads} kv heads: some are held several times")
+            made.notes.append(f"{given} ranks share {heads} kv heads: some are stored several times")
         if not machine.gpu_count and given > machine.cpu_count:
-            made.notes.append(f"{given} ranks on {machine.cpu_count} cores: right, but slow")
+            made.notes.append(f"{given} ranks on {machine.cpu_count} cores: correct, but slow")
         if 0 < given < machine.gpu_count:
             made.notes.append(
                 f"one copy on the first {given} of {machine.gpu_count} GPUs; the others stay idle"
@@ -141,8 +147,8 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
-    """Raises `CannotServe`: something is asked for that only native CPU kernels do, and they do not serve."""
-    asked = [
+    """Raises CannotServe for options that only native CPU kernels support, if those are not used."""
+    native_only = [
         f"{name}={value}"
         for name, value, usual in (
             ("option.quantize", options.quantize, ("none",)),
@@ -150,21 +156,13 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
         )
         if value not in usual
     ]
-    if asked and device != "cpu":
-        raise CannotServe(f"{asked[0]}: it is for CPUs, and the model is served on a GPU")
-    if asked and not machine.cpu_kernels:
+    if native_only and device != "cpu":
+        raise CannotServe(f"{native_only[0]}: only for CPUs, and the model is served on a GPU")
+    if native_only and not machine.cpu_kernels:
         raise CannotServe(
-            f"{asked[0]}: it needs the native CPU kernels, which are not built here or not for this processor; a C++"
-            " compiler and `make install` build them"
+            f"{native_only[0]}: it needs the native CPU kernels, which are not built here or not for this processor;"
+            " with a C++ compiler, `make install` builds them"
         )
-
-
-def _batch_invariant(options: EngineOptions, device: str) -> bool:
-    if options.batch_invariant and device != "cpu":
-        raise CannotServe(
-            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; it is done on CPUs"
-        )
-    return options.batch_invariant
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
@@ -206,7 +204,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
 
 
 def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
-    """Tokens in whole blocks. Without `option.kv_cache_dtype` the CPU's cache is fp32 whatever the weights are."""
+    """Capacity in tokens of whole blocks. On a CPU the default dtype of the cache is fp32."""
     if cache.kv_cache_bytes is None:
         return None
     stored = cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
@@ -215,7 +213,7 @@ def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: st
     if tokens == 0:
         raise CannotServe(
             f"the KV cache of {cache.kv_cache_bytes} bytes holds no block of {cache.block_size} tokens, which takes"
-            f" {bytes_per_token * cache.block_size} bytes; give a larger option.kv_cache_gb"
+            f" {bytes_per_token * cache.block_size} bytes; set a larger option.kv_cache_gb"
         )
     return tokens
 
@@ -227,7 +225,7 @@ def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | N
             raise CannotServe(f"{name}={given} is more than the model's context, {trained} tokens")
         if capacity is not None and given > capacity:
             raise CannotServe(
-                f"{name}={given} is more than the KV cache holds, {capacity} tokens; give a smaller one or a larger"
+                f"{name}={given} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
                 " option.kv_cache_gb"
             )
         return given
@@ -237,7 +235,7 @@ def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | N
     made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
     made.notes.append(
         f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
-        " option.kv_cache_gb lifts it"
+        " option.kv_cache_gb raises it"
     )
     return capacity
 
@@ -268,13 +266,13 @@ def _scheduler(options: EngineOptions, device: str, made: Decisions) -> Schedule
 
 
 def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int, int]:
-    """Prompt tokens and all tokens of a step."""
+    """Limits of a step: prompt tokens, and all tokens."""
     prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
     prefill, total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
     if prefill is None and total is None:
         prefill = total = 256 if device == "cpu" else 2048
         for name in (prefill_name, total_name):
-            made.computed(name, total, f"on {weights.a(device)}")
+            made.computed(name, total, f"on a {'CPU' if device == 'cpu' else 'GPU'}")
     elif total is None:
         total = prefill or 0
         made.computed(total_name, total, f"as {prefill_name}")
@@ -283,19 +281,19 @@ def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int,
         made.computed(prefill_name, prefill, f"as {total_name}")
     if total < options.max_rolling_batch_size:
         made.notes.append(
-            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: of so"
-            " many sequences only some gain a token in each step"
+            f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: so"
+            " only some sequences get a token in each step"
         )
     return prefill or 0, total
 
 
 def _step_trace(options: EngineOptions) -> str:
-    """The path, made absolute. Raises `CannotServe`: it would not be a trace that is overwritten, or has no place."""
+    """The absolute path. Raises CannotServe when it would overwrite something else, or its folder does not exist."""
     if options.step_trace is None:
         return ""
     path = Path(options.step_trace).absolute()
     if path.suffix != ".jsonl" or not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise CannotServe(
-            f"option.step_trace={options.step_trace}: accepted is a file that ends in .jsonl, in a folder that exists"
+            f"option.step_trace={options.step_trace}: allowed: a file that ends in .jsonl, in an existing folder"
         )
     return str(path)

@@ -1,4 +1,4 @@
-"""What a run takes of /dev/shm: its own files, and the segments through which MPI's ranks talk."""
+"""Shared memory that a run needs in /dev/shm: its own files, and the segments of the MPI ranks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _MIB = 1 << 20
 _OWN_FILES = 4 * _MIB
 """Status board, metrics of several web workers, configurations; about a quarter of it is used."""
 _RANK_FILES = _MIB
-"""What mpirun notes of each rank."""
+"""Files of mpirun for each rank."""
 _DOCKER_STEP = 64 * _MIB
 
 
 def needed_bytes(ranks: int) -> int:
-    """Bytes that a run of so many ranks may come to take. A lone rank has no segment."""
+    """Bytes that a run may take at most. A single rank has no segment."""
     return _OWN_FILES + (ranks * (SEGMENT_BYTES + _RANK_FILES) if ranks > 1 else 0)
 
 
 def shortage(ranks: int, machine: Machine) -> str | None:
-    """Why the run's files do not fit into /dev/shm, with the size that would do; None where they fit.
+    """Why a run does not fit into /dev/shm, with a sufficient size; None if it fits.
 
     Segments grow as they are used: ranks that start may be killed by SIGBUS much later.
     """
@@ -30,5 +30,5 @@ def shortage(ranks: int, machine: Machine) -> str | None:
     whose = f"{ranks} ranks need" if ranks > 1 else "a run needs"
     return (
         f"shared memory is too small: {whose} {needed / _MIB:.0f} MiB in /dev/shm, and {free / _MIB:.0f} MiB are free;"
-        f" docker gives 64 MiB unless told otherwise: docker run --shm-size={size // _MIB}m"
+        f" the default of docker is 64 MiB; set docker run --shm-size={size // _MIB}m"
     )

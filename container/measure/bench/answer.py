@@ -1,4 +1,4 @@
-"""The answer to one request, taken in as its bytes come."""
+"""Read the streamed answer to one request."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ _MAX_SHOWN = 200
 
 
 class BadAnswer(Exception):
-    """The answer is no good, or says itself that the request failed. The text says why."""
+    """The answer is wrong or incomplete, or reports an error. The text says why."""
 
 
-class Answer:
-    """Takes in one stream. Times are the caller's; nothing here waits."""
+class AnswerReader:
+    """Reads one stream. Times are those of the caller; nothing here waits."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._rest = b""
         self._ended = False
-        self._said_output_tokens: int | None = None
+        self._reported_output_tokens: int | None = None
         self.token_times: list[float] = []
         self.token_ids: list[int] = []
         self.prompt_tokens: int | None = None
 
     @property
     def output_tokens(self) -> int:
-        """As counted here where a record is a token, else as the server says; 0 where nobody says."""
+        """Counted here where a record is a token, else reported by the server; 0 if unknown."""
         if self._dialect.pieces_are_tokens:
             return len(self.token_times)
-        return self._said_output_tokens or 0
+        return self._reported_output_tokens or 0
 
     def feed(self, data: bytes, now: float) -> None:
-        """Bytes that came at `now`. Raises: BadAnswer."""
+        """Read bytes received at `now`. Raises: BadAnswer."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
             raise BadAnswer(f"a line of the answer is longer than {_MAX_LINE_BYTES} bytes")
@@ -40,18 +40,18 @@ class Answer:
             self._line(line, now)
 
     def finish(self, now: float) -> None:
-        """There is no more. Raises BadAnswer when the answer is not complete."""
-        if self._rest:  # LMI ends a stream that failed with a record that has no end of line
+        """Check at the end of the stream that the answer is complete. Raises BadAnswer."""
+        if self._rest:  # LMI ends a failed stream with a record without end of line
             self._line(self._rest, now)
         if not self._ended:
             raise BadAnswer("the stream ended without its last record")
-        said, counted = self._said_output_tokens, len(self.token_times)
-        if said is None and not self._dialect.pieces_are_tokens:
+        reported, counted = self._reported_output_tokens, len(self.token_times)
+        if reported is None and not self._dialect.pieces_are_tokens:
             raise BadAnswer(
                 "the server does not say how many tokens it generated (stream_options.include_usage)"
             )
-        if said is not None and self._dialect.pieces_are_tokens and said != counted:
-            raise BadAnswer(f"{counted} tokens came, the server says {said}")
+        if reported is not None and self._dialect.pieces_are_tokens and reported != counted:
+            raise BadAnswer(f"{counted} tokens came, the server says {reported}")
 
     def _line(self, line: bytes, now: float) -> None:
         try:
@@ -69,6 +69,6 @@ class Answer:
         self.token_times += [now] * record.num_pieces
         self.token_ids += record.token_ids
         if record.output_tokens is not None:
-            self._said_output_tokens = record.output_tokens
+            self._reported_output_tokens = record.output_tokens
         if record.prompt_tokens is not None:
             self.prompt_tokens = record.prompt_tokens

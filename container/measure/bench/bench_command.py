@@ -2,74 +2,54 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.text import Text
 
-from container.measure.bench.dialects import DIALECTS, Dialect
-from container.measure.bench.errors import BenchError
+from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import figures
 from container.measure.bench.lengths import Lengths
-from container.measure.bench.load import LoadRun, run_load
-from container.measure.bench.options import load_options
+from container.measure.bench.load import LoadRun, run_with_progress
+from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
 from container.measure.bench.preflight import server_url, wait_ready
 from container.measure.bench.report import BenchReport
-from container.measure.bench.workload import BenchRequest, Workload, load_tokenizer, make_requests
-from container.models.prepare import BUNDLED_MODEL, bundled_folder
-from container.progress import ProgressView, view_for
+from container.measure.bench.workload import (
+    BenchError,
+    BenchRequest,
+    Workload,
+    load_tokenizer,
+    make_requests,
+)
+from container.measure.output import console_for, json_option, require_folders, write_json
+from container.models.files.bundled import BUNDLED_MODEL, bundled_folder
+from container.progress import view_for
 from container.run import launch
 
 _MAX_REQUESTS = 100_000
-_TABLE_WIDTH = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Whom to ask, and how."""
-
-    url: str
-    dialect: Dialect
-    timeout: float
-    num_users: int
 
 
 @click.command(
-    epilog="Times are from when a request was to be sent. Exit code 0 when every request went well, 1 when one failed, "
-    "2 when the command is not understood. The same seed asks the same prompts: take another one for a server that "
-    "keeps what it has computed."
+    epilog="Times start when a request was due. Exit code 0 when every request succeeded, 1 when one failed, 2 when the"
+    " command line is wrong. The same seed gives the same prompts: change it for a server with a prefix cache."
 )
 @click.argument("url")
 @load_options(Lengths.FIXED, output_tokens=128)
+@count_option("--requests", 64, "Total number of requests.", most=_MAX_REQUESTS)
+@seed_option
+@tokenizer_option("Folder of the served model, or its tokenizer.json; by default that of the bundled model.")
 @click.option(
-    "--requests", type=click.IntRange(1, _MAX_REQUESTS), default=64, show_default=True, help="In all."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    help="The served model's folder, or its tokenizer.json; else that of the bundled model.",
-)
-@click.option(
-    "--wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for the server to be ready."
-)
-@click.option(
-    "--warm-up",
-    type=click.IntRange(0, _MAX_REQUESTS),
-    default=2,
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
     show_default=True,
-    help="Requests not counted.",
+    help="Seconds to wait until the server is ready.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="Write JSON there; - is stdout.",
-)
+@count_option("--warm-up", 2, "Requests sent before, and not counted.", least=0, most=_MAX_REQUESTS)
+@json_option
 def bench(
     url: str,
     users: int,
@@ -85,34 +65,44 @@ def bench(
     warm_up: int,
     json_path: Path | None,
 ) -> None:
-    """Put load on the server at URL and report latencies and throughput.
+    """Benchmark the server at URL: latencies and throughput.
 
-    Each of the users sends its next request as soon as it has the answer to the one before. A request whose prompt or
-    answer does not have exactly the wanted number of tokens has failed.
+    The load is a closed loop: each user sends its next request when the last one is answered. A request fails if its
+    prompt or answer does not have exactly the expected number of tokens.
     """
     view = view_for(sys.stderr)
+    require_folders(json_path)
     try:
-        target = _Target(server_url(url), DIALECTS[dialect], timeout, users)
+        url = server_url(url)
         workload = Workload(input_tokens, output_tokens, requests, users, seed, Lengths(lengths))
-        _check_writable(json_path)
         path = tokenizer or _bundled_tokenizer()
         loaded = load_tokenizer(path)
-        asked = make_requests(workload, loaded)
-        # Of another seed: what warms the server up is not asked again.
+        measured = make_requests(workload, loaded)
+        # From another seed, so that no prompt of the warm-up comes again.
         first = (
             make_requests(replace(workload, num_requests=warm_up, seed=-1 - seed), loaded) if warm_up else ()
         )
     except BenchError as error:
         raise click.UsageError(str(error)) from error
+
+    def load(batch: Sequence[BenchRequest], title: str) -> LoadRun:
+        return run_with_progress(url, DIALECTS[dialect], batch, users, timeout, view, title)
+
     view.say(f"tokenizer: {path}{'' if tokenizer else f', of the bundled model {BUNDLED_MODEL}'}")
     try:
-        wait_ready(target.url, wait, view.say)
-        _warm_up(target, first, view)
+        wait_ready(url, wait, view.say)
+        # If a request of the warm-up fails, the others would fail too.
+        if first and (errors := figures(load(first, f"warm-up, {warm_up} requests"), first).errors):
+            raise BenchError(f"{url}: the warm-up failed: {errors[0].text}")
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    run = _load(target, asked, f"{requests} requests of {users} users", view)
-    report = BenchReport(target.url, dialect, workload, str(path), warm_up, figures(run, asked))
-    _write(report, json_path)
+    run = load(measured, f"{requests} requests of {users} users")
+    report = BenchReport(url, dialect, workload, str(path), warm_up, figures(run, measured))
+    console = console_for(json_path)
+    report.table().print_to(console)
+    for text, style in report.lines():
+        console.print(Text(text, style=style), soft_wrap=True)  # paths in them are there to be copied
+    write_json(report.json_values(), json_path)
     sys.exit(1 if report.figures.num_errors else 0)
 
 
@@ -120,54 +110,7 @@ def _bundled_tokenizer() -> Path:
     folder = bundled_folder(launch.cache_dir(launch.environment()))
     if not folder.is_dir():
         raise BenchError(
-            "--tokenizer: not given, and the bundled model is not prepared (lmi prepare does it); "
-            "accepted: the served model's folder, or its tokenizer.json"
+            "--tokenizer: not given, and the bundled model is not prepared (run lmi prepare); "
+            "allowed: the folder of the served model, or its tokenizer.json"
         )
     return folder
-
-
-def _check_writable(json_path: Path | None) -> None:
-    """Before the load, not after it."""
-    if json_path is not None and str(json_path) != "-" and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"--json: {json_path.parent} is no folder")
-
-
-def _load(target: _Target, requests: Sequence[BenchRequest], title: str, view: ProgressView) -> LoadRun:
-    """Run the requests and show how far they are."""
-    done = itertools.count(1)
-    view.start(title)
-    try:
-        return run_load(
-            target.url,
-            target.dialect,
-            requests,
-            target.num_users,
-            target.timeout,
-            lambda: view.update(next(done), len(requests)),
-        )
-    finally:
-        view.finish()
-
-
-def _warm_up(target: _Target, requests: Sequence[BenchRequest], view: ProgressView) -> None:
-    """Raises BenchError when one fails: then the others would too."""
-    if not requests:
-        return
-    summed_up = figures(_load(target, requests, f"warm-up, {len(requests)} requests", view), requests)
-    if summed_up.errors:
-        raise BenchError(f"{target.url}: the warm-up failed: {summed_up.errors[0].text}")
-
-
-def _write(report: BenchReport, json_path: Path | None) -> None:
-    to_stdout = str(json_path) == "-"
-    console = Console(file=sys.stderr if to_stdout else sys.stdout)
-    if not console.is_terminal:
-        console.width = _TABLE_WIDTH
-    report.print_to(console)
-    if to_stdout:
-        click.echo(report.to_json())
-    elif json_path is not None:
-        try:
-            json_path.write_text(report.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise click.ClickException(f"--json: cannot write {json_path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""One user's connection to a server, kept alive from request to request."""
+"""One user's connection to a server, kept alive between requests."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MAX_ERROR_CHARACTERS = 300
 _HEADERS = {"Content-Type": "application/json", "User-Agent": "lmi-bench"}
 
 
-class Connection:
-    """Posts bodies in one dialect. For one thread."""
+class BenchConnection:
+    """Sends requests in one dialect. Not thread-safe."""
 
     def __init__(self, url: str, dialect: Dialect, timeout: float) -> None:
-        """`timeout`: seconds that one request may take as a whole."""
+        """timeout: time limit of one request, seconds."""
         parts = urlsplit(url)
         self.dialect = dialect
         self._path = parts.path.rstrip("/") + dialect.path
@@ -39,10 +39,7 @@ class Connection:
         self._pool = urllib3.connection_from_url(url, maxsize=1, retries=False)
 
     def post(self, body: bytes) -> Generator[bytes]:
-        """Send a request; the bytes of its answer as they come.
-
-        Raises: BadAnswer, for whatever goes wrong on the way.
-        """
+        """Send a request and yield the bytes of its answer as they arrive. Raises: BadAnswer."""
         deadline = time.monotonic() + self._timeout
         try:
             response = self._pool.urlopen(
@@ -60,22 +57,22 @@ class Connection:
                     raise BadAnswer(self._refusal(response))
                 yield from self._read(response, deadline)
             finally:
-                response.close()  # the connection too, unless the answer was read to its end
-                response.release_conn()  # a closed one is opened anew by the next request
+                response.close()  # closes the connection too, unless the whole answer was read
+                response.release_conn()  # the next request reopens a closed one
         except HTTPError as error:
-            raise BadAnswer(self._told(error)) from error
+            raise BadAnswer(self._describe(error)) from error
 
     def _read(self, response: BaseHTTPResponse, deadline: float) -> Generator[bytes]:
-        """What has come, at once; a whole chunk is not waited for, nor a full buffer."""
+        """Yield received bytes at once, without waiting for a whole chunk or a full buffer."""
         while data := response.read1(_READ_BYTES):
             yield data
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise BadAnswer(self._too_late())
-            # One that sends a little every now and then would never run into a time limit for each read.
+            # A limit for each read would never stop a server that sends a little from time to time.
             connection = response.connection
             if isinstance(connection, HTTPConnection) and connection.sock is not None:
-                connection.sock.settimeout(left)
+                connection.sock.settimeout(remaining)
 
     def close(self) -> None:
         self._pool.close()
@@ -83,8 +80,8 @@ class Connection:
     def _too_late(self) -> str:
         return f"no complete answer within {self._timeout:g} s"
 
-    def _told(self, error: HTTPError) -> str:
-        """In words that are the same for all requests with the same trouble: they are counted by their text."""
+    def _describe(self, error: HTTPError) -> str:
+        """The same text for all requests with the same error: errors are counted by text."""
         where = f"{self._pool.host}:{self._pool.port}"
         match error:
             case NewConnectionError():
@@ -98,25 +95,25 @@ class Connection:
         return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
 
     def _refusal(self, response: BaseHTTPResponse) -> str:
-        """The status and the server's own words, whichever server it is."""
-        said = _words(response.read(_MAX_ERROR_BODY_BYTES))
+        """The status and the server's error message."""
+        message = error_message(response.read(_MAX_ERROR_BODY_BYTES))
         if response.status == 404:
-            said = f"POST {self._path}: {said} (another --dialect, or another path in the URL?)"
-        return f"HTTP {response.status}: {said}"[:_MAX_ERROR_CHARACTERS]
+            message = f"POST {self._path}: {message} (another --dialect, or another path in the URL?)"
+        return f"HTTP {response.status}: {message}"[:_MAX_ERROR_CHARACTERS]
 
 
 def cause_of(error: NewConnectionError) -> str:
-    """Why there is no connection, in the system's words."""
+    """Why there is no connection, as the system reports it."""
     cause = error.__cause__
     return cause.strerror or str(cause) if isinstance(cause, OSError) else str(error)
 
 
-def _words(body: bytes) -> str:
-    """What an error's body says, in JSON of any of the usual shapes or in plain text."""
+def error_message(body: bytes) -> str:
+    """The message in the body of an error or of /ping, in JSON of the usual shapes or in plain text."""
     try:
-        said = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except ValueError:
         return body.decode("utf-8", "replace").strip()
-    if isinstance(said, dict):
-        said = said.get("error") or said.get("message") or said
-    return error_text(said)
+    if isinstance(content, dict):
+        content = content.get("error") or content.get("message") or content.get("reason") or content
+    return error_text(content)

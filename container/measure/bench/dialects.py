@@ -1,6 +1,6 @@
-"""How a request is written and its stream is read, in each way of speaking that servers have.
+"""The dialects of `lmi bench`: how requests are written and streams are read in each HTTP API.
 
-Both are streams of lines, so reading is one function from a line to what it says, without state.
+All streams consist of lines, so reading is a stateless function of a line.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from container.measure.bench.workload import BenchRequest
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one line of a stream says."""
+    """The content of one line of a stream."""
 
     num_pieces: int = 0
-    """Tokens that came with it; where a server sends text only, 1 for a piece of text that is not empty."""
+    """Number of tokens; if a server sends only text, 1 for a piece of text that is not empty."""
     token_ids: tuple[int, ...] = ()
-    """Their ids, where the dialect has them."""
+    """Token ids, if the dialect has them."""
     output_tokens: int | None = None
-    """The server's own count of all tokens that it generated for the request."""
+    """The server's count of generated tokens."""
     prompt_tokens: int | None = None
-    """The server's own count of the prompt's tokens."""
+    """The server's count of prompt tokens."""
     ends: bool = False
-    """The answer is complete with it."""
+    """Whether it is the last line of a complete answer."""
     error: str = ""
-    """The request failed, and why."""
+    """Why the request failed; else empty."""
 
 
 class Dialect(Protocol):
-    """One way of speaking."""
+    """One HTTP API."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def path(self) -> str:
-        """Where requests are posted, below the server's URL."""
+        """Path of requests below the server's URL."""
 
     @property
     def pieces_are_tokens(self) -> bool:
-        """A record for each token; else only the server knows how many tokens its pieces of text are."""
+        """Whether each record is a token; else only the server knows the token count of its pieces of text."""
 
     def body(self, request: BenchRequest) -> bytes:
         """JSON: streamed, greedy, EOS ignored, exactly `request.output_tokens` tokens."""
 
     def read(self, line: bytes) -> Record | None:
-        """What a line without its end says; None when it says nothing.
+        """The content of a line without its line end; None if it has none.
 
         Raises: ValueError when it is not of this dialect.
         """
@@ -67,7 +67,7 @@ class _LmiDetails(msgspec.Struct):
 
 
 class _LmiRecord(msgspec.Struct):
-    """What of a record is read; everything else in it is skipped without being made an object."""
+    """The fields of a record that are read; others are skipped without creating objects."""
 
     token: _LmiToken | None = None
     generated_text: str | None = None
@@ -76,7 +76,7 @@ class _LmiRecord(msgspec.Struct):
 
 
 class LmiDialect:
-    """`POST /invocations`, answered by JSON lines: a record for each token, the last with the whole text."""
+    """`POST /invocations` with JSON lines: a record for each token, the last one with the whole text."""
 
     name = "lmi"
     path = "/invocations"
@@ -101,7 +101,7 @@ class LmiDialect:
         record = self._decoder.decode(line)
         if record.error is not None:
             return Record(error=error_text(record.error))
-        details = record.details or _NO_DETAILS
+        details = record.details or _LmiDetails()
         if details.finish_reason == "error":
             return Record(error="the server ended the answer with finish_reason 'error'")
         ids = _ids(record.token)
@@ -114,11 +114,8 @@ class LmiDialect:
         )
 
 
-_NO_DETAILS = _LmiDetails()
-
-
 def _ids(token: _LmiToken | None) -> tuple[int, ...]:
-    """LMI wrote ids as arrays up to 0.27; -1 stands where an end came without a token."""
+    """LMI up to 0.27 wrote ids as arrays; -1 is an end without a token."""
     if token is None or token.id == -1:
         return ()
     return (token.id,) if isinstance(token.id, int) else tuple(token.id)
@@ -140,7 +137,7 @@ class _OpenAiChunk(msgspec.Struct):
 
 
 class OpenAiDialect:
-    """`POST /v1/completions`, answered by server-sent events: pieces of text, a last chunk with the counts, [DONE]."""
+    """`POST /v1/completions` with server-sent events: pieces of text, a chunk with the counts, [DONE]."""
 
     name = "openai"
     path = "/v1/completions"
@@ -172,7 +169,7 @@ class OpenAiDialect:
         chunk = self._decoder.decode(data)
         if chunk.error is not None:
             return Record(error=error_text(chunk.error))
-        usage = chunk.usage or _NO_USAGE
+        usage = chunk.usage or _OpenAiUsage()
         return Record(
             num_pieces=1 if any(choice.text for choice in chunk.choices) else 0,
             output_tokens=usage.completion_tokens,
@@ -181,13 +178,12 @@ class OpenAiDialect:
 
 
 _DONE = Record(ends=True)
-_NO_USAGE = _OpenAiUsage()
 
 DIALECTS: Mapping[str, Dialect] = {"lmi": LmiDialect(), "openai": OpenAiDialect()}
 
 
 def error_text(error: Any) -> str:
-    """The words of an `error` field: a text, or an object with a `message`."""
+    """The message of an `error` field: a text, or an object with a `message`."""
     if isinstance(error, dict):
         error = error.get("message") or error
     return error if isinstance(error, str) else msgspec.json.encode(error).decode()

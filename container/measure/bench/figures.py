@@ -9,25 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from container.measure.bench.load import LoadRun, Outcome
+from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.workload import BenchRequest
 
 _MAX_ERRORS = 10
 _MAX_CPU_SHARE = 0.8
-"""Of one core. Python computes in one thread at a time, so 1.0 is all that a client can have; a queue that is busy for
-four fifths of the time makes what waits in it wait four times as long as its own work takes."""
+"""Of one core, the most that a Python client can use. A queue that is busy for four fifths of the time makes requests
+wait four times as long as their own work takes."""
 _MAX_LAG_SHARE = 0.05
-"""Of the median latency. A user that is late by that much with every request asks for 5 % less than it could."""
+"""Of the median latency. A user that is always late by that much sends 5 % fewer requests."""
 _MIN_LAG_SECONDS = 0.02
-"""A busy machine's scheduler lets anybody wait that long now and then."""
+"""On a busy machine any process waits that long from time to time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in seconds; NaN where there is nothing to take them from.
+    """Percentiles in seconds; NaN without values.
 
-    Linear interpolation between the two nearest ranks, as numpy's default and `statistics.quantiles(...,
-    method="inclusive")` do it: p50 of 1, 2, 3, 4 is 2.5.
+    Linear interpolation between the two nearest ranks, as numpy's default: p50 of 1, 2, 3, 4 is 2.5.
     """
 
     p50: float
@@ -46,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """One error text, and how many requests ended with it."""
+    """One error text and the number of requests with it."""
 
     text: str
     count: int
@@ -54,34 +53,34 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Tokens, rates and times are of the requests that went well."""
+    """The figures of a run. Tokens, rates and times are of successful requests."""
 
     num_requests: int
     num_errors: int
     errors: tuple[ErrorCount, ...]
-    """The most frequent first, at most ten; the last may sum up the others."""
+    """At most ten, the most frequent first; the last may sum up the others."""
     wall_seconds: float
     output_tokens: int
     output_tokens_per_second: float
     requests_per_second: float
     ttft: Spread
-    """From the time at which a request was to be sent to its first token."""
+    """From the time a request was due to its first token."""
     gap: Spread
-    """Between one token and the next of the same request, over all requests."""
+    """Between successive tokens of a request, over all requests."""
     latency: Spread
-    """From the time at which a request was to be sent to the end of its answer."""
+    """From the time a request was due to the end of its answer."""
     worst_lag_seconds: float
     client_cpu_share: float
-    """Processor time of the client by wall time: 1.0 is one core."""
+    """CPU time of the client per wall time: 1.0 is one core."""
     client_limited: str
-    """Empty, or a sentence: the client itself may be what limits."""
+    """A sentence if the client itself may be the limit; else empty."""
 
 
 def figures(run: LoadRun, requests: Sequence[BenchRequest]) -> Figures:
-    """Sum up a run of these requests.
+    """Compute the figures of a run of these requests.
 
-    A request failed when it ended with an error, or when its number of output tokens or (where the server says it) of
-    prompt tokens is not the one asked for.
+    A request fails with an error, or when its number of output tokens or (if the server reports it) of prompt tokens is
+    not the expected one.
     """
     failures = [failure(outcome, request) for outcome, request in zip(run.outcomes, requests, strict=True)]
     good = [outcome for outcome, failed in zip(run.outcomes, failures, strict=True) if not failed]
@@ -108,12 +107,12 @@ def figures(run: LoadRun, requests: Sequence[BenchRequest]) -> Figures:
     )
 
 
-def failure(outcome: Outcome, request: BenchRequest) -> str:
-    """Why a request counts as failed; empty when it went well."""
+def failure(outcome: RequestOutcome, request: BenchRequest) -> str:
+    """Why a request failed; else empty."""
     if outcome.error:
         return outcome.error
     if outcome.output_tokens != request.output_tokens:
-        return f"{outcome.output_tokens} output tokens came, {request.output_tokens} were asked for"
+        return f"{outcome.output_tokens} output tokens came, {request.output_tokens} were requested"
     if outcome.prompt_tokens is not None and outcome.prompt_tokens != request.prompt_tokens:
         return (
             f"the server counts {outcome.prompt_tokens} prompt tokens, the client {request.prompt_tokens}; "
@@ -135,14 +134,14 @@ def _bounded(errors: Counter[str]) -> tuple[ErrorCount, ...]:
 def _client_limited(cpu_share: float, worst_lag: float, median_latency: float) -> str:
     if cpu_share >= _MAX_CPU_SHARE:
         return (
-            f"the client itself computed for {100 * cpu_share:.0f} % of the time, which is about all that it can: "
+            f"the client itself was busy for {100 * cpu_share:.0f} % of the time, about as much as it can be: "
             "the server may be faster than these figures"
         )
-    # Without a good request there is no latency to compare with, and no figure that could be wrong.
+    # Without a successful request there is no latency to compare with, and no figure that could be wrong.
     bound = max(_MIN_LAG_SECONDS, _MAX_LAG_SHARE * median_latency) if median_latency > 0 else math.inf
     if worst_lag > bound:
         return (
-            f"the client itself was late by up to {1000 * worst_lag:.0f} ms ({1000 * bound:.0f} ms would not matter "
-            "here): it competes for the processor, and the figures contain its waiting"
+            f"the client itself was late by up to {1000 * worst_lag:.0f} ms (allowed here: {1000 * bound:.0f} ms): "
+            "it competes for the processor, and the figures include its waiting"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Token counts of the requests of a workload: all the same, or spread as those of real users are."""
+"""Token counts of a workload: all the same, or spread like those of real users."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 from enum import StrEnum
 
 _LONGEST_ANSWER = 4
-"""In means. Longer draws are drawn again, so the average is 7 % below the nominal mean."""
+"""In means. Longer ones are drawn again, so the average is 7 % below the nominal mean."""
 
 
 class Lengths(StrEnum):
-    """How the token counts of requests are distributed."""
+    """Distribution of token counts."""
 
     FIXED = "fixed"
     SPREAD = "spread"
@@ -30,7 +30,7 @@ class Lengths(StrEnum):
         return [_exponential(mean, rng) for _ in range(count)]
 
     def describe(self, prompt_tokens: int, output_tokens: int) -> str:
-        """Say what is drawn, for given means."""
+        """The distribution in words, for given means."""
         if self is Lengths.FIXED:
             return f"{prompt_tokens} tokens in, {output_tokens} out"
         shortest, longest = _prompt_bounds(prompt_tokens)

@@ -1,11 +1,12 @@
-"""A closed loop of users: each sends its next request as soon as it has the whole answer to the one before.
+"""A closed loop of users: each sends its next request as soon as the last one is answered.
 
-A user is a thread with a connection of its own that is kept alive. Threads wait for bytes without holding the
-interpreter's lock, and a time is taken right when bytes have come, before they are read.
+A user is a thread with a connection of its own. Threads wait for bytes without holding the interpreter's lock, and the
+time is taken when bytes arrive, before they are parsed.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -13,23 +14,24 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from container.measure.bench.answer import Answer, BadAnswer
-from container.measure.bench.connection import Connection
+from container.measure.bench.answer import AnswerReader, BadAnswer
+from container.measure.bench.connection import BenchConnection
 from container.measure.bench.dialects import Dialect
 from container.measure.bench.workload import BenchRequest
+from container.progress import ProgressView
 
 _CLOCK_SECONDS = 0.05
-"""How often the clock looks whether it is late."""
+"""Interval at which the client checks whether it is late."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one request. Times are seconds since the run's start."""
+class RequestOutcome:
+    """The result of one request. Times are seconds since the start of the run."""
 
     index: int
     user: int
     scheduled: float
-    """When it was to be sent: at the start, else when the user's answer before was complete."""
+    """When it was due: at the start, or when the user's last answer was complete."""
     sent: float
     """When it was sent."""
     token_times: tuple[float, ...]
@@ -37,26 +39,26 @@ class Outcome:
     ended: float
     """When the answer was complete, or given up."""
     output_tokens: int
-    """Tokens that were generated: as counted here, or as the server says where only it knows."""
+    """Generated tokens, counted here or, where only it knows, by the server."""
     token_ids: tuple[int, ...]
-    """Empty where the dialect has none."""
+    """Empty if the dialect has none."""
     prompt_tokens: int | None
-    """As the server counted them; None where it does not say."""
+    """The server's count; None if it does not report it."""
     error: str
-    """Empty when all is well."""
+    """Empty if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     """A whole run."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     """In the order of the requests."""
     wall_seconds: float
     client_cpu_seconds: float
     """Processor time of this whole process, all its threads."""
     worst_lag_seconds: float
-    """The longest that the client itself was late: a send after its time, or a wake-up of its clock thread."""
+    """Largest delay of the client itself: of a request that was due, or of a timed wait."""
 
 
 def run_load(
@@ -67,29 +69,30 @@ def run_load(
     timeout: float,
     on_done: Callable[[], None],
 ) -> LoadRun:
-    """Send all requests; request i (by place) belongs to user i % num_users. Returns when all have ended.
+    """Send all requests; request i belongs to user i % num_users. Returns when all have ended.
 
     Args:
         url: the server's, without the dialect's path.
-        timeout: seconds that one request may take as a whole.
-        on_done: called in the caller's thread for each request that ended, in whatever way.
+        timeout: time limit of one request, seconds.
+        on_done: called in this thread for each request that ended, also for failed ones.
 
-    A request that fails is an outcome with an error, never an exception.
+    A failed request is an outcome with an error, never an exception.
     """
-    start = _Start()
-    ended: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+    clock = _UserClock()
+    ended: queue.SimpleQueue[RequestOutcome | None] = queue.SimpleQueue()
     threads = []
-    for number in range(min(num_users, len(requests))):
-        user = _User(number, requests[number::num_users], Connection(url, dialect, timeout), start, ended)
-        threads.append(threading.Thread(target=user.run, name=f"user-{number}", daemon=True))
+    for user in range(min(num_users, len(requests))):
+        connection = BenchConnection(url, dialect, timeout)
+        arguments = (user, requests[user::num_users], connection, clock, ended)
+        threads.append(threading.Thread(target=_run_user, args=arguments, name=f"user-{user}", daemon=True))
     for thread in threads:
         thread.start()
     cpu_before = time.process_time()
-    start.give()
+    clock.start()
     try:
         outcomes, worst_late = _collect(ended, len(requests), len(threads), on_done)
     finally:
-        start.call_off()
+        clock.stopped = True
     for thread in threads:
         thread.join()
     return LoadRun(
@@ -100,109 +103,116 @@ def run_load(
     )
 
 
-class _Start:
-    """The common start of all users, and their clock."""
+def run_with_progress(
+    url: str,
+    dialect: Dialect,
+    requests: Sequence[BenchRequest],
+    num_users: int,
+    timeout: float,
+    view: ProgressView,
+    title: str,
+) -> LoadRun:
+    """As `run_load`, with a view of the progress."""
+    done = itertools.count(1)
+    view.start(title)
+    try:
+        return run_load(
+            url, dialect, requests, num_users, timeout, lambda: view.update(next(done), len(requests))
+        )
+    finally:
+        view.finish()
+
+
+class _UserClock:
+    """The common start and clock of all users."""
 
     def __init__(self) -> None:
-        self._given = threading.Event()
-        self._at = 0.0
-        self.called_off = False
+        self.started = threading.Event()
+        self.stopped = False
+        """Tells the users to send no more requests and to stop reading."""
+        self._start = 0.0
 
-    def give(self) -> None:
-        self._at = time.perf_counter()
-        self._given.set()
-
-    def wait(self) -> None:
-        self._given.wait()
+    def start(self) -> None:
+        self._start = time.perf_counter()
+        self.started.set()
 
     def now(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._at
-
-    def call_off(self) -> None:
-        """No user sends anything more, and none reads on."""
-        self.called_off = True
+        return time.perf_counter() - self._start
 
 
-class _User:
-    """Sends its requests one after the other. Runs in a thread of its own."""
+def _run_user(
+    user: int,
+    requests: Sequence[BenchRequest],
+    connection: BenchConnection,
+    clock: _UserClock,
+    ended: queue.SimpleQueue[RequestOutcome | None],
+) -> None:
+    """Send requests one after the other; at the end, for whatever reason, put None into the queue."""
+    try:
+        clock.started.wait()
+        scheduled = 0.0
+        for request in requests:
+            if clock.stopped:
+                return
+            outcome = _send(user, request, connection, clock, scheduled)
+            ended.put(outcome)
+            scheduled = outcome.ended
+    finally:
+        ended.put(None)
+        connection.close()
 
-    def __init__(
-        self,
-        number: int,
-        requests: Sequence[BenchRequest],
-        connection: Connection,
-        start: _Start,
-        ended: queue.SimpleQueue[Outcome | None],
-    ) -> None:
-        self._number = number
-        self._requests = requests
-        self._connection = connection
-        self._start = start
-        self._ended = ended
 
-    def run(self) -> None:
-        """None in the queue says that this user is gone, whatever the reason."""
-        try:
-            self._start.wait()
-            scheduled = 0.0
-            for request in self._requests:
-                if self._start.called_off:
-                    return
-                outcome = self._ask(request, scheduled)
-                self._ended.put(outcome)
-                scheduled = outcome.ended
-        finally:
-            self._ended.put(None)
-            self._connection.close()
-
-    def _ask(self, request: BenchRequest, scheduled: float) -> Outcome:
-        dialect = self._connection.dialect
-        answer = Answer(dialect)
-        error = ""
-        now = self._start.now
-        body = dialect.body(request)
-        sent = now()
-        try:
-            with closing(self._connection.post(body)) as pieces:
-                for data in pieces:
-                    answer.feed(data, now())
-                    if self._start.called_off:
-                        raise BadAnswer("called off")
-            answer.finish(now())
-        except BadAnswer as bad:
-            error = str(bad)
-        return Outcome(
-            index=request.index,
-            user=self._number,
-            scheduled=scheduled,
-            sent=sent,
-            token_times=tuple(answer.token_times),
-            ended=now(),
-            output_tokens=answer.output_tokens,
-            token_ids=tuple(answer.token_ids),
-            prompt_tokens=answer.prompt_tokens,
-            error=error,
-        )
+def _send(
+    user: int, request: BenchRequest, connection: BenchConnection, clock: _UserClock, scheduled: float
+) -> RequestOutcome:
+    answer = AnswerReader(connection.dialect)
+    error = ""
+    body = connection.dialect.body(request)
+    sent = clock.now()
+    try:
+        with closing(connection.post(body)) as pieces:
+            for data in pieces:
+                answer.feed(data, clock.now())
+                if clock.stopped:
+                    raise BadAnswer("stopped")
+        answer.finish(clock.now())
+    except BadAnswer as bad:
+        error = str(bad)
+    return RequestOutcome(
+        index=request.index,
+        user=user,
+        scheduled=scheduled,
+        sent=sent,
+        token_times=tuple(answer.token_times),
+        ended=clock.now(),
+        output_tokens=answer.output_tokens,
+        token_ids=tuple(answer.token_ids),
+        prompt_tokens=answer.prompt_tokens,
+        error=error,
+    )
 
 
 def _collect(
-    ended: queue.SimpleQueue[Outcome | None], num_requests: int, num_users: int, on_done: Callable[[], None]
-) -> tuple[list[Outcome], float]:
-    """All outcomes as they come, and the longest that this thread woke up after the time it had asked for, in seconds.
+    ended: queue.SimpleQueue[RequestOutcome | None],
+    num_requests: int,
+    num_users: int,
+    on_done: Callable[[], None],
+) -> tuple[list[RequestOutcome], float]:
+    """All outcomes as they arrive, and the largest delay of a timed wait of this thread, in seconds.
 
-    It wakes under the same conditions as the users do: the same lock, the same processors.
+    The users wait under the same conditions: the same interpreter lock, the same processors.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
     worst_late = 0.0
     while len(outcomes) < num_requests:
         if not num_users:
-            raise RuntimeError("a user ended before its requests did; what it raised stands above")
-        asked = time.perf_counter()
+            raise RuntimeError("a user ended before its requests; its exception is above")
+        began = time.perf_counter()
         try:
             outcome = ended.get(timeout=_CLOCK_SECONDS)
         except queue.Empty:
-            worst_late = max(worst_late, time.perf_counter() - asked - _CLOCK_SECONDS)
+            worst_late = max(worst_late, time.perf_counter() - began - _CLOCK_SECONDS)
             continue
         if outcome is None:
             num_users -= 1

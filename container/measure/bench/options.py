@@ -1,8 +1,9 @@
-"""Options of every command that puts load on a server."""
+"""Command-line options of every command that puts load on a server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -10,56 +11,57 @@ import click
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.lengths import Lengths
 
-MAX_USERS = 1000
-MAX_TOKENS = 1_000_000
-
 Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def count_option(
+    name: str, default: int, text: str, least: int = 1, most: int = 1_000_000
+) -> Callable[[Command], Command]:
+    """An option that takes a whole number."""
+    kind = click.IntRange(least, most)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
+def tokenizer_option(text: str) -> Callable[[Command], Command]:
+    return click.option("--tokenizer", type=click.Path(path_type=Path), help=text)
+
+
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts and lengths."
+)
 
 
 def load_options(lengths: Lengths, output_tokens: int) -> Callable[[Command], Command]:
     """Give a command `users`, `lengths`, `input_tokens`, `output_tokens`, `dialect` and `timeout` (seconds).
 
-    Args:
-        lengths, output_tokens: their defaults.
+    lengths, output_tokens: the defaults.
     """
     options = (
-        click.option(
-            "--users",
-            type=click.IntRange(1, MAX_USERS),
-            default=32,
-            show_default=True,
-            help="Each has one request in flight.",
-        ),
+        count_option("--users", 32, "Concurrent users; each has one request in flight.", most=1000),
         click.option(
             "--lengths",
             type=click.Choice([one.value for one in Lengths]),
             default=lengths.value,
             show_default=True,
-            help="fixed: all prompts and answers have as many tokens as the next two options say. spread: these are"
-            " means; prompts are uniform from half to one and a half times theirs, answers exponential and at most 4"
-            " times theirs.",
+            help="fixed: all prompts and answers have exactly the token counts of the next two options. spread: these"
+            " are means; prompts are uniform between half and one and a half times the mean, answers exponential and"
+            " at most 4 times the mean.",
         ),
+        count_option("--input-tokens", 32, "Tokens of a prompt."),
+        count_option("--output-tokens", output_tokens, "Tokens of an answer; EOS is ignored."),
         click.option(
-            "--input-tokens",
-            type=click.IntRange(1, MAX_TOKENS),
-            default=32,
+            "--dialect",
+            type=click.Choice(sorted(DIALECTS)),
+            default="lmi",
             show_default=True,
-            help="Tokens of a prompt.",
+            help="API to use: lmi is POST /invocations, openai is POST /v1/completions.",
         ),
-        click.option(
-            "--output-tokens",
-            type=click.IntRange(1, MAX_TOKENS),
-            default=output_tokens,
-            show_default=True,
-            help="Tokens of an answer; EOS is ignored.",
-        ),
-        click.option("--dialect", type=click.Choice(sorted(DIALECTS)), default="lmi", show_default=True),
         click.option(
             "--timeout",
             type=click.FloatRange(0, min_open=True),
             default=600.0,
             show_default=True,
-            help="Seconds for one request.",
+            help="Time limit of one request, in seconds.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Before any load: is there a server, and is it ready."""
+"""Check before a benchmark that the server exists and is ready."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError
 
-from container.measure.bench.connection import cause_of
+from container.measure.bench.connection import cause_of, error_message
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.errors import BenchError
+from container.measure.bench.workload import BenchError
 
 _PING_TIMEOUT_SECONDS = 5.0
 _BETWEEN_PINGS_SECONDS = 0.25
@@ -21,7 +20,7 @@ _MAX_SHOWN = 200
 
 
 def server_url(text: str) -> str:
-    """A server's URL without a slash at its end; a path in it is where the server's own paths begin.
+    """The server's URL without a trailing slash; its path, if any, is a prefix of the server's paths.
 
     Raises: BenchError.
     """
@@ -32,9 +31,13 @@ def server_url(text: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise BenchError(f"URL: given {text!r}; accepted: a server's http:// or https:// address, {example}")
+        raise BenchError(
+            f"URL: not the address of a server (got {text!r}); allowed: http:// or https://, {example}"
+        )
     if parts.query or parts.fragment or parts.username is not None:
-        raise BenchError(f"URL: given {text!r}; accepted: scheme, host, port and path only, {example}")
+        raise BenchError(
+            f"URL: too much (got {text!r}); allowed: scheme, host, port and path only, {example}"
+        )
     url = text.rstrip("/")
     for dialect in DIALECTS.values():
         if url.endswith(dialect.path):
@@ -46,28 +49,28 @@ def server_url(text: str) -> str:
 
 
 def wait_ready(url: str, seconds: float, say: Callable[[str], None]) -> None:
-    """Return when `GET /ping` answers 200, or when the server has no such path. Tries for so many seconds.
+    """Return when `GET /ping` answers 200, or when the server has no such path.
 
-    Raises: BenchError when nothing listens, or when it is not ready, with what it said.
+    Raises: BenchError when nothing listens or the server is not ready after `seconds`, with its message.
     """
     deadline = time.monotonic() + seconds
-    told = ""
+    reported = ""
     while True:
         trouble = _trouble(url)
         if not trouble:
             return
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             waited = f" after {seconds:g} s" if seconds else "; --wait SECONDS waits for it"
             raise BenchError(trouble + waited)
-        if trouble != told:
+        if trouble != reported:
             say(f"{trouble}; waiting")
-            told = trouble
-        time.sleep(min(_BETWEEN_PINGS_SECONDS, left))
+            reported = trouble
+        time.sleep(min(_BETWEEN_PINGS_SECONDS, remaining))
 
 
 def _trouble(url: str) -> str:
-    """Why the server cannot be used now; empty when it can."""
+    """Why the server is not ready; else empty."""
     try:
         with urllib3.PoolManager(timeout=_PING_TIMEOUT_SECONDS, retries=False) as pool:
             response = pool.request("GET", f"{url}/ping", preload_content=False, redirect=False)
@@ -79,16 +82,5 @@ def _trouble(url: str) -> str:
         return f"{url}/ping does not answer ({type(error).__name__})"
     if response.status in (200, 404):
         return ""  # a server of another kind may have no /ping
-    return f"{url} is not ready: /ping answers {response.status}{_said(data)}"
-
-
-def _said(data: bytes) -> str:
-    """The reason in the body of /ping: the field `reason`, else the text."""
-    try:
-        said = msgspec.json.decode(data)
-    except ValueError:
-        said = data.decode("utf-8", "replace").strip()
-    if isinstance(said, dict):
-        said = said.get("reason") or said
-    text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
-    return f", {text[:_MAX_SHOWN]}" if text else ""
+    message = error_message(data)[:_MAX_SHOWN]
+    return f"{url} is not ready: /ping answers {response.status}{f', {message}' if message else ''}"

@@ -1,7 +1,7 @@
-"""Requests for a server: seeded prompts of exact token counts, made of real words, no two with a common beginning.
+"""Requests for a server: seeded prompts of exact token counts, made of words, without common prefixes.
 
-Exact is the count that the server makes: the model's own tokenizer with the special tokens that it puts around a plain
-text. The same workload and tokenizer give the same prompts, everywhere and always.
+Tokens are counted as the server does: by the model's tokenizer, with the special tokens that it adds to a plain text.
+The same workload and tokenizer always give the same prompts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from container.measure.bench.errors import BenchError
 from container.measure.bench.lengths import Lengths
 
 _COMMON_WORDS = (
@@ -22,11 +21,15 @@ _COMMON_WORDS = (
     "about after again below could every first found great hand high home just know last left life little long made "
     "make many more most move much must name never night number often other over part people place point right same"
 )
-"""For tokenizers that have hardly any word in one piece; every language model's tokenizer can write these."""
+"""For tokenizers with hardly any word in one piece; every language model's tokenizer can encode these."""
 _WORD_LETTERS = range(4, 13)
 _SPACES = ("\u0120", "\u2581")
 _MAX_TRIES = 200
-"""Words put on and taken off until a count fits. It fits at once where words are one token each."""
+"""Changes of a prompt until its count fits. It fits at once if words are one token each."""
+
+
+class BenchError(Exception):
+    """A benchmark cannot be run. The text is for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request: this prompt, and exactly so many tokens wanted."""
+    """One request: a prompt and the exact length of its answer."""
 
     index: int
-    """Its place in the workload, from 0."""
+    """Index in the workload, from 0."""
     prompt: str
     prompt_tokens: int
     output_tokens: int
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of `path`: a folder with tokenizer.json, or such a file.
+    """Load the tokenizer of `path`: a folder with tokenizer.json, or such a file.
 
     Raises: BenchError.
     """
@@ -81,9 +84,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
         )
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises nothing more specific
         raise BenchError(f"{file}: not a tokenizer: {error}") from error
-    # Some files carry the settings of the training run; the server neither cuts prompts nor fills them up.
+    # Some files keep settings of the training run; the server neither truncates nor pads prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -93,17 +96,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
 class _Word:
     text: str
     num_tokens: int
-    """What it adds to a text when it follows a space."""
+    """Tokens that it adds to a text when it follows a space."""
 
 
 def make_requests(workload: Workload, tokenizer: Tokenizer) -> tuple[BenchRequest, ...]:
-    """The requests of a workload, the same ones whenever workload and tokenizer are the same.
-
-    Raises: BenchError when the tokenizer cannot write a prompt of that many tokens.
-    """
+    """The requests of a workload. Raises: BenchError when no prompt has that many tokens with this tokenizer."""
     rng = random.Random(f"{workload.seed}/{workload.prompt_tokens}")
     count, lengths = workload.num_requests, workload.lengths
-    # Streams of their own: a change of one mean leaves the other token counts as they are.
+    # Generators of their own: a change of one mean leaves the other token counts unchanged.
     prompt_tokens = lengths.prompt_tokens(workload.prompt_tokens, count, random.Random(f"{workload.seed}/in"))
     output_tokens = lengths.output_tokens(
         workload.output_tokens, count, random.Random(f"{workload.seed}/out")
@@ -120,21 +120,21 @@ def make_requests(workload: Workload, tokenizer: Tokenizer) -> tuple[BenchReques
 
 
 def _count(text: str, tokenizer: Tokenizer) -> int:
-    """Tokens of a whole prompt, as the server counts them."""
+    """Tokens of a whole prompt, as counted by the server."""
     return len(tokenizer.encode(text, add_special_tokens=True).ids)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Words to write with: those that the tokenizer has in one piece, and some that everybody knows."""
+    """Words for prompts: those that are one token, and common ones."""
     pieces = tokenizer.get_vocab(with_added_tokens=False)
-    # Byte-level and sentencepiece tokenizers mark what follows a space; all else may be the rest of a longer word.
+    # Byte-level and sentencepiece tokenizers mark pieces after a space; others may be the end of a longer word.
     marked = {piece[1:] for piece in pieces if piece[:1] in _SPACES}
     found = {
         piece
         for piece in marked or pieces
         if len(piece) in _WORD_LETTERS and piece.isascii() and piece.isalpha() and piece.islower()
     }
-    # The order of a set is another in every process.
+    # The order of a set differs between processes.
     return sorted(found.union(_COMMON_WORDS.split()))
 
 
@@ -152,7 +152,7 @@ def _openings(
 ) -> list[str]:
     """The first words of each of `count` prompts of at least `shortest_prompt` tokens.
 
-    Each begins with another token; where there are too few such tokens, with other words.
+    All start with different tokens; if there are too few, with different words.
     """
     room = shortest_prompt - _count("", tokenizer)
     encoded = tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -165,26 +165,19 @@ def _openings(
     if not words:
         raise BenchError(
             f"prompts of {shortest_prompt} tokens cannot be written with this tokenizer: "
-            "not one word is that short with the special tokens that it adds"
+            "no word is that short together with the special tokens"
         )
     if count <= len(words):
         return rng.sample(words, count)
     length = 2
-    while len(words) ** length < count and length < shortest_prompt:
+    while len(words) ** length < 2 * count and length < shortest_prompt:
         length += 1
-    combinations = range(len(words) ** length)
-    if len(combinations) < count:
+    if len(words) ** length < count:
         raise BenchError(f"num_requests: {count} prompts of {shortest_prompt} tokens cannot all differ")
-    return [" ".join(_digits(number, words, length)) for number in rng.sample(combinations, count)]
-
-
-def _digits(number: int, symbols: Sequence[str], length: int) -> list[str]:
-    """`number` written in the number system of these symbols."""
-    found = []
-    for _ in range(length):
-        number, digit = divmod(number, len(symbols))
-        found.append(symbols[digit])
-    return found
+    openings: dict[str, None] = {}
+    while len(openings) < count:
+        openings[" ".join(rng.choices(words, k=length))] = None
+    return list(openings)
 
 
 def _prompt(
@@ -200,7 +193,7 @@ def _prompt(
         more = _words_of(missing, words, rng)
         if more:
             added += more
-        elif added:  # too long, or nothing is short enough: give some back and draw anew
+        elif added:  # too long, or no word is short enough: remove some and draw again
             del added[-rng.randint(1, min(3, len(added))) :]
         else:
             break
@@ -211,7 +204,7 @@ def _prompt(
 
 
 def _words_of(num_tokens: int, words: Sequence[_Word], rng: random.Random) -> list[str]:
-    """Random words that come to about `num_tokens`, never to more; none when nothing is that short."""
+    """Random words of about `num_tokens` tokens, never more; none if no word is that short."""
     found: list[str] = []
     usable = len(words)
     while num_tokens > 0:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from container.measure.compare.arms import warnings
+from container.measure.compare.configurations import warnings
 from container.measure.compare.results import Comparison
 
 
 def caveats(comparison: Comparison) -> tuple[str, ...]:
-    """Sentences, the gravest first."""
+    """Sentences, the most serious first."""
     return (
         *_failures(comparison),
-        *warnings(comparison.arms),
+        *warnings(comparison.configs),
         *_client_limited(comparison),
         *_engines(comparison),
         "The client ran on the same machine and shared its cores with the server.",
@@ -18,36 +18,34 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _failures(comparison: Comparison) -> list[str]:
-    found = []
-    for result in comparison.rounds:
-        for error in result.figures.errors:
-            found.append(
-                f"{error.count} of {result.figures.num_requests} requests failed: {result.configuration},"
-                f" {result.scenario}, round {result.round}: {error.text}"
-            )
-    if found:
-        found.insert(
-            0,
-            "Requests failed. Figures and verdicts count answered requests only, so they may favour the"
-            " configuration that failed.",
-        )
-    return found
+    found = [
+        f"{error.count} of {result.figures.num_requests} requests failed: {result.configuration},"
+        f" {result.scenario}, round {result.round}: {error.text}"
+        for result in comparison.rounds
+        for error in result.figures.errors
+    ]
+    if not found:
+        return []
+    return [
+        "Requests failed. Figures and verdicts count answered requests only, so they may favour the configuration"
+        " that failed.",
+        *found,
+    ]
 
 
 def _client_limited(comparison: Comparison) -> list[str]:
     """One sentence for each configuration and scenario in which the client was the limit."""
-    found: dict[tuple[str, str], str] = {}
-    for result in comparison.rounds:
-        if result.figures.client_limited:
-            found.setdefault(
-                (result.configuration, result.scenario),
-                f"{result.configuration}, {result.scenario}, round {result.round}: {result.figures.client_limited}.",
-            )
-    return list(found.values())
+    limited = [result for result in comparison.rounds if result.figures.client_limited]
+    first = {(one.configuration, one.scenario): one for one in reversed(limited)}
+    return [
+        f"{one.configuration}, {one.scenario}, round {one.round}: {one.figures.client_limited}."
+        for one in limited
+        if first[one.configuration, one.scenario] is one
+    ]
 
 
 def _engines(comparison: Comparison) -> list[str]:
-    if len({arm.engine for arm in comparison.arms}) < 2:
+    if len({config.engine for config in comparison.configs}) < 2:
         return []
     return [
         "A batch of engine=Python is a set of requests that runs to its end; a batch of engine=MPI is one step, in"

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+_MAX_LOG = 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,13 @@ def ratio_of_rounds(ratios: Iterable[float], num_intervals: int) -> Ratio | None
         return Ratio(math.exp(mean), 0.0, math.inf, 1)
     quantile = t_quantile((1.0 - CONFIDENCE) / num_intervals, len(logs) - 1)
     half_width = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Ratio(math.exp(mean), _exp(mean - half_width), _exp(mean + half_width), len(logs))
-
-
-def _exp(value: float) -> float:
-    try:
-        return math.exp(value)
-    except OverflowError:
-        return math.inf
+    high = mean + half_width
+    return Ratio(
+        math.exp(mean),
+        math.exp(mean - half_width),
+        math.exp(high) if high < _MAX_LOG else math.inf,
+        len(logs),
+    )
 
 
 @functools.cache

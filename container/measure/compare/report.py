@@ -1,59 +1,63 @@
-"""The report: Markdown for people, JSON for programs."""
+"""The report of a comparison: Markdown for people, JSON for programs."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from container.machine import Machine, describe, versions
 from container.measure.compare import tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.results import Comparison
-from container.measure.compare.summary import (
-    MEASURES,
-    equality,
-    over_rounds,
-    ratio,
-)
-from container.measure.compare.tables import Table
+from container.measure.compare.summary import MEASURES, equality, over_rounds, ratio
 from container.measure.compare.verdict import headline, verdict
+from container.measure.output import Table
 
 _HOW_TO_READ = """\
-Figures are medians over the rounds, with the smallest and the largest in brackets. A ratio is the geometric mean over
-the rounds: in each round both configurations had the same requests. Its 95 % interval, in brackets, is a paired
+Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
+over the rounds: in each round both configurations had the same requests. Its 95 % interval, in brackets, is a paired
 t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: where two configurations do
 not differ at all, at most one report in twenty calls any measure different. A difference is reported when its interval
 excludes 1. Times are measured by the client, from the moment at which a request was due. A KV slot holds one token;
 slots are sampled twice a second, and not reported for engines that leave the KV cache to transformers. Peak memory is
-the sum of each process's largest resident set; shared pages count in each."""
+the sum of the largest resident set of each process; shared pages count in each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Command, time, machine and versions of a comparison."""
+class Provenance:
+    """What a reader needs to repeat a comparison."""
 
     command: str
     when: str
-    """The start: UTC, to the minute."""
+    """Start time, UTC, to the minute."""
     machine: str
     versions: dict[str, str]
 
 
+def make_provenance(command: str, machine: Machine) -> Provenance:
+    """Record the present time, machine and package versions."""
+    return Provenance(
+        command=command,
+        when=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        machine=describe(machine),
+        versions=versions(),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """An additional part of the report."""
+    """An additional section of the report."""
 
     title: str
     text: str
     tables: tuple[Table, ...] = ()
-    """Their titles stand above them where there is more than one."""
 
 
 def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) -> tuple[Table, ...]:
-    """The most important tables, the summary last: that is what a screen shows."""
+    """The most important tables, the summary last: that is what a terminal shows."""
     return (
         *(
             table(comparison, scenario.name)
@@ -65,21 +69,22 @@ def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) ->
     )
 
 
-def markdown(comparison: Comparison, setting: Setting, sections: Sequence[Section] = ()) -> str:
-    """The whole report, which needs no other text to be understood."""
-    names = [arm.name for arm in comparison.arms]
+def markdown(comparison: Comparison, provenance: Provenance, sections: Sequence[Section] = ()) -> str:
+    """The whole report; a reader needs no other text."""
+    names = [config.name for config in comparison.configs]
+    summary = tables.short_table(comparison)
     parts = [
         f"# Comparison of {', '.join(names[:-1])} and {names[-1]}",
         f"{len(names)} configurations, served one at a time under the same load:",
         _bullets(headline(comparison)),
-        f"{tables.short_table(comparison).title}:",
-        tables.short_table(comparison).markdown(),
+        f"{summary.title}:",
+        summary.markdown(),
         _HOW_TO_READ,
     ]
     for section in sections:
         parts += [f"## {section.title}", section.text, *_with_titles(section.tables)]
-    parts += ["## What was run", _what_was_run(comparison, setting)]
-    parts += ["## The configurations", tables.arms_table(comparison).markdown()]
+    parts += ["## What was run", _what_was_run(comparison, provenance)]
+    parts += ["## The configurations", tables.configurations_table(comparison).markdown()]
     different = tables.differences_table(comparison)
     if different.rows:
         parts += [
@@ -106,17 +111,17 @@ def _with_titles(found: Sequence[Table]) -> list[str]:
     return [text for table in found for text in (f"**{table.title}**", table.markdown())]
 
 
-def _what_was_run(comparison: Comparison, setting: Setting) -> str:
+def _what_was_run(comparison: Comparison, provenance: Provenance) -> str:
     plan = comparison.plan
-    versions = ", ".join(f"{name} {version}" for name, version in setting.versions.items())
+    packages = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     warm_up = plan.scenarios[0].warm_up()
     order = ", ".join(f"{stay.configuration} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     lines = [
-        f"`{setting.command}`, {setting.when}",
-        f"machine: {setting.machine}",
-        f"versions: {versions}",
+        f"`{provenance.command}`, {provenance.when}",
+        f"machine: {provenance.machine}",
+        f"versions: {packages}",
         *(f"{one.name}: each round has {one.workload(plan.seed).describe()}" for one in plan.scenarios),
-        "requests: greedy, EOS ignored, streamed; each round has requests of its own, the same for all configurations"
+        "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{plan.num_rounds} round{'s' if plan.num_rounds > 1 else ''}, one server at a time, in the order: {order}",
         f"warm-up of each server, not counted: for each scenario {warm_up.workload(plan.seed).describe()}",
@@ -128,50 +133,35 @@ def _numbers(rounds: Sequence[int]) -> str:
     return f"round{'s' if len(rounds) > 1 else ''} {' and '.join(map(str, rounds))}"
 
 
-def as_json(comparison: Comparison, setting: Setting, sections: Sequence[Section] = ()) -> str:
-    """All measurements, and the summary."""
-    data = {
-        "setting": dataclasses.asdict(setting),
-        "plan": dataclasses.asdict(comparison.plan),
-        "configurations": [{**dataclasses.asdict(arm), "path": str(arm.path)} for arm in comparison.arms],
+def json_values(
+    comparison: Comparison, provenance: Provenance, sections: Sequence[Section] = ()
+) -> dict[str, Any]:
+    """All measurements and the summary, for `container.measure.output.write_json`."""
+    base = comparison.configs[0].name
+    return {
+        "setting": provenance,
+        "plan": comparison.plan,
+        "configurations": [dataclasses.asdict(config) for config in comparison.configs],
         "rounds": [dataclasses.asdict(result) for result in comparison.rounds],
         "stays": [dataclasses.asdict(stay) for stay in comparison.stays],
         "summary": [
-            _summary(comparison, arm.name, scenario.name)
+            _summary(comparison, config.name, base, scenario.name)
             for scenario in comparison.plan.scenarios
-            for arm in comparison.arms
+            for config in comparison.configs
         ],
         "sections": [dataclasses.asdict(section) for section in sections],
         "caveats": caveats(comparison),
     }
-    return json.dumps(_plain(data), indent=1) + "\n"
 
 
-def _summary(comparison: Comparison, arm: str, scenario: str) -> dict[str, Any]:
+def _summary(comparison: Comparison, name: str, base: str, scenario: str) -> dict[str, Any]:
     """One configuration in one scenario."""
-    base = comparison.arms[0].name
+    compared = () if name == base else MEASURES
     return {
-        "configuration": arm,
+        "configuration": name,
         "scenario": scenario,
-        "figures": {measure.key: over_rounds(comparison, arm, scenario, measure) for measure in MEASURES},
-        "ratios_to_first": {
-            measure.key: ratio(comparison, arm, base, scenario, measure) for measure in MEASURES
-        },
-        "verdicts": {measure.key: verdict(comparison, arm, base, scenario, measure) for measure in MEASURES}
-        if arm != base
-        else {},
-        "tokens_of_first": equality(comparison, arm, base, scenario),
+        "figures": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
+        "ratios_to_first": {one.key: ratio(comparison, name, base, scenario, one) for one in MEASURES},
+        "verdicts": {one.key: verdict(comparison, name, base, scenario, one) for one in compared},
+        "tokens_of_first": equality(comparison, name, base, scenario),
     }
-
-
-def _plain(value: Any) -> Any:
-    """JSON values: dataclasses become objects, paths text, NaN and infinity null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain(dataclasses.asdict(value))
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, str | int | None) else str(value)

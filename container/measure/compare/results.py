@@ -1,11 +1,11 @@
-"""What a comparison has measured: plain data, nothing computed from several rounds."""
+"""Raw results of a comparison: everything that was measured, nothing computed from several rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from container.measure.bench.figures import Figures
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan
 from container.measure.compare.scrape import BatchSizes, KvUse
 
@@ -20,16 +20,16 @@ class RoundResult:
     """From 1."""
     figures: Figures
     token_ids: tuple[tuple[int, ...], ...]
-    """By request, in the workload's order; empty ones where the dialect has no ids or the request failed."""
+    """By request, in the workload's order; empty where the dialect has no ids or the request failed."""
     batches: BatchSizes | None
-    """None where the server says nothing of it."""
+    """None where the server has no such metric."""
     kv: KvUse | None
-    """None under an engine without a KV cache of its own, and where a round was too short for a look."""
+    """None for an engine without a KV cache of its own, and for a round too short for a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class StayResult:
-    """One server's life."""
+    """The life of one server."""
 
     configuration: str
     rounds: tuple[int, ...]
@@ -39,25 +39,20 @@ class StayResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was measured."""
+    """All results."""
 
-    arms: tuple[Arm, ...]
+    configs: tuple[Configuration, ...]
     plan: Plan
     rounds: tuple[RoundResult, ...]
     """In the order in which they ran."""
     stays: tuple[StayResult, ...]
 
-    def arm(self, name: str) -> Arm:
-        return next(arm for arm in self.arms if arm.name == name)
-
-    def of(self, arm: str, scenario: str) -> tuple[RoundResult, ...]:
-        """One configuration's rounds of a scenario, by number."""
-        found = [
-            result for result in self.rounds if (result.configuration, result.scenario) == (arm, scenario)
-        ]
+    def of(self, config: str, scenario: str) -> tuple[RoundResult, ...]:
+        """Rounds of one configuration and scenario, by number."""
+        found = [one for one in self.rounds if (one.configuration, one.scenario) == (config, scenario)]
         return tuple(sorted(found, key=lambda result: result.round))
 
     @property
     def num_failed(self) -> int:
-        """Requests that failed, over all rounds."""
+        """Failed requests of all rounds."""
         return sum(result.figures.num_errors for result in self.rounds)

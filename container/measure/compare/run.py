@@ -1,130 +1,96 @@
-"""Carrying out a comparison: one server at a time, rounds in turn, figures from outside and from `/metrics`."""
+"""Run a comparison: one server at a time, rounds in turn, figures from the client and from `/metrics`."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from tokenizers import Tokenizer
 
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import failure, figures
-from container.measure.bench.load import LoadRun, run_load
+from container.measure.bench.load import LoadRun, run_with_progress
 from container.measure.bench.workload import BenchRequest, load_tokenizer, make_requests
-from container.measure.compare.arm_server import RunningArm, StartArm
-from container.measure.compare.arms import Arm
+from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan, Scenario, Stay, stays
 from container.measure.compare.results import Comparison, RoundResult, StayResult
-from container.measure.compare.scrape import Sampler, Snapshot, kv_use, scrape
+from container.measure.compare.scrape import MetricsSnapshot, kv_use, sampling, scrape
+from container.measure.compare.server_process import ReadyServer, StartServer
+from container.measure.numbers import number, seconds
+from container.progress import ProgressView
 
 _SIGNAL_SECONDS = 0.5
 _SETTLE_SECONDS = 5.0
 _SETTLE_POLL_SECONDS = 0.05
 
 
-class Watcher(Protocol):
-    """Observes the progress of a comparison."""
-
-    def doing(self, text: str, total: int = 0) -> None:
-        """What is done now; `total` requests belong to it, 0 where there are none to count."""
-
-    def request_done(self) -> None:
-        """One more; called from another thread."""
-
-    def stay_ready(self, arm: Arm, seconds: float) -> None:
-        """A server is up."""
-
-    def round_done(self, result: RoundResult) -> None:
-        """A round has ended."""
-
-
-@dataclass(slots=True)
-class Workloads:
-    """Requests by configuration, scenario and seed, made once. Mutated by `requests` only."""
-
-    tokenizers: Mapping[str, Path]
-    """By configuration: a model folder with a tokenizer.json, or such a file."""
-    _loaded: dict[Path, Tokenizer] = field(default_factory=dict)
-    _made: dict[tuple[Path, Scenario, int], tuple[BenchRequest, ...]] = field(default_factory=dict)
-
-    def requests(self, arm: str, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
-        """The same for configurations with the same tokenizer. Raises `BenchError`."""
-        path = self.tokenizers[arm]
-        key = (path, scenario, seed)
-        if key not in self._made:
-            if path not in self._loaded:
-                self._loaded[path] = load_tokenizer(path)
-            self._made[key] = make_requests(scenario.workload(seed), self._loaded[path])
-        return self._made[key]
+@functools.cache
+def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
+    """Requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
+    return make_requests(scenario.workload(seed), load_tokenizer(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class ComparisonRunner:
     """A comparison, ready to run."""
 
-    arms: tuple[Arm, ...]
+    configs: tuple[Configuration, ...]
     plan: Plan
-    workloads: Workloads
-    start: StartArm
+    tokenizers: Mapping[str, Path]
+    """By configuration: a folder with a tokenizer.json, or such a file."""
+    start: StartServer
     log_folder: Path
-    watcher: Watcher
+    view: ProgressView
 
     def run(self) -> Comparison:
-        """All rounds of all configurations.
+        """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        Requests that fail are counted, and the run goes on. Raises: `ArmFailed`, `NoMetrics`, `BenchError`.
+        Raises: ServerFailed, NoMetrics, BenchError.
         """
         rounds: list[RoundResult] = []
         lives: list[StayResult] = []
-        by_name = {arm.name: arm for arm in self.arms}
-        for number, stay in enumerate(stays([arm.name for arm in self.arms], self.plan.num_rounds)):
-            results, life = self._stay(by_name[stay.configuration], stay, number)
+        by_name = {config.name: config for config in self.configs}
+        for place, stay in enumerate(stays(list(by_name), self.plan.num_rounds), start=1):
+            results, life = self._stay(by_name[stay.configuration], stay, place)
             rounds += results
             lives.append(life)
-        return Comparison(self.arms, self.plan, tuple(rounds), tuple(lives))
+        return Comparison(self.configs, self.plan, tuple(rounds), tuple(lives))
 
-    def _stay(self, arm: Arm, stay: Stay, number: int) -> tuple[list[RoundResult], StayResult]:
-        for scenario in self.plan.scenarios:  # before there is a server that would wait for it
+    def _stay(self, config: Configuration, stay: Stay, place: int) -> tuple[list[RoundResult], StayResult]:
+        tokenizer = self.tokenizers[config.name]
+        for scenario in self.plan.scenarios:  # made before a server runs that would have to wait for them
             for round_number in stay.rounds:
-                self.workloads.requests(arm.name, scenario, self.plan.round_seed(round_number))
-        self.watcher.doing(f"{arm.name}: starting")
-        server = self.start(arm, self.log_folder / f"{number + 1:02}-{arm.name}.log")
+                _requests(tokenizer, scenario, self.plan.round_seed(round_number))
+        self.view.start(f"{config.name}: starting")
+        server = self.start(config, self.log_folder / f"{place:02}-{config.name}.log")
         try:
-            self.watcher.stay_ready(arm, server.start_up_seconds)
+            self.view.finish()
+            self.view.say(f"{config.name}: ready after {server.start_up_seconds:.1f} s")
             for scenario in self.plan.scenarios:
-                self._warm_up(arm, server, scenario, stay.rounds[0])
+                short = scenario.warm_up()
+                requests = _requests(tokenizer, short, self.plan.warm_up_seed(stay.rounds[0]))
+                self._load(server, requests, short.num_users, f"{config.name}: {short.name}")
             results = [
-                self._round(arm, server, scenario, round_number)
+                self._round(config.name, server, scenario, round_number)
                 for round_number in stay.rounds
                 for scenario in self.plan.scenarios
             ]
-            life = StayResult(arm.name, stay.rounds, server.start_up_seconds, server.peak_memory())
-            self.watcher.doing(f"{arm.name}: stopping")
+            life = StayResult(config.name, stay.rounds, server.start_up_seconds, server.peak_memory())
             server.stop()
         finally:
             server.kill()
         return results, life
 
-    def _warm_up(self, arm: Arm, server: RunningArm, scenario: Scenario, round_number: int) -> None:
-        short = scenario.warm_up()
-        requests = self.workloads.requests(arm.name, short, self.plan.warm_up_seed(round_number))
-        self.watcher.doing(f"{arm.name}: {short.name}", len(requests))
-        self._load(server, requests, short.num_users)
-
-    def _round(self, arm: Arm, server: RunningArm, scenario: Scenario, round_number: int) -> RoundResult:
-        requests = self.workloads.requests(arm.name, scenario, self.plan.round_seed(round_number))
-        self.watcher.doing(
-            f"{arm.name}: round {round_number} of {self.plan.num_rounds}, {scenario.name}", len(requests)
-        )
-        before = _settled(lambda: scrape(server.url))
-        with Sampler(lambda: scrape(server.url)) as sampler:
-            run = self._load(server, requests, scenario.num_users)
+    def _round(self, name: str, server: ReadyServer, scenario: Scenario, round_number: int) -> RoundResult:
+        requests = _requests(self.tokenizers[name], scenario, self.plan.round_seed(round_number))
+        title = f"{name}: round {round_number} of {self.plan.num_rounds}, {scenario.name}"
+        before = _scrape_when_idle(server.url)
+        with sampling(lambda: scrape(server.url)) as samples:
+            run = self._load(server, requests, scenario.num_users, title)
         result = RoundResult(
-            configuration=arm.name,
+            configuration=name,
             scenario=scenario.name,
             round=round_number,
             figures=figures(run, requests),
@@ -132,39 +98,51 @@ class Runner:
                 () if failure(outcome, request) else outcome.token_ids
                 for outcome, request in zip(run.outcomes, requests, strict=True)
             ),
-            batches=_settled(lambda: scrape(server.url)).batches_since(before),
-            kv=kv_use(sampler.snapshots),
+            batches=_scrape_when_idle(server.url).batches_since(before),
+            kv=kv_use(samples),
         )
-        self.watcher.round_done(result)
+        self.view.say(_one_line(title, result))
         return result
 
-    def _load(self, server: RunningArm, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
-        """In a thread of its own, so that a signal to stop is heard here at once."""
+    def _load(
+        self, server: ReadyServer, requests: Sequence[BenchRequest], num_users: int, title: str
+    ) -> LoadRun:
+        """Put the load on from another thread, so that this one handles a stop signal at once."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
             try:
                 future = pool.submit(
-                    run_load,
+                    run_with_progress,
                     server.url,
                     DIALECTS[self.plan.dialect],
                     requests,
                     num_users,
                     self.plan.timeout_seconds,
-                    self.watcher.request_done,
+                    self.view,
+                    title,
                 )
-                # A signal that another thread takes is heard only when this one wakes.
+                # Python runs signal handlers only in this thread, and only when it wakes up.
                 while not wait([future], _SIGNAL_SECONDS).done:
                     pass
                 return future.result()
             except BaseException:
-                server.kill()  # what is still in flight ends with its server
+                server.kill()  # ends the requests in flight, and with them the other thread
                 raise
 
 
-def _settled(look: Callable[[], Snapshot]) -> Snapshot:
-    """A look at a server that has nothing to do any more; after a few seconds at whatever it does."""
+def _one_line(title: str, result: RoundResult) -> str:
+    measured = result.figures
+    batch = f", batch {number(result.batches.mean)}" if result.batches else ""
+    return (
+        f"{title}: {number(measured.output_tokens_per_second)} tokens/s, TTFT p50 {seconds(measured.ttft.p50)},"
+        f" latency p90 {seconds(measured.latency.p90)}{batch}, {measured.num_errors} failed"
+    )
+
+
+def _scrape_when_idle(url: str) -> MetricsSnapshot:
+    """The metrics of a server without running requests; after a few seconds, whatever it does."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
-        seen = look()
-        if seen.idle or time.monotonic() > deadline:
-            return seen
+        snapshot = scrape(url)
+        if snapshot.idle or time.monotonic() > deadline:
+            return snapshot
         time.sleep(_SETTLE_POLL_SECONDS)

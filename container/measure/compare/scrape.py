@@ -1,4 +1,4 @@
-"""What a server says of itself at `/metrics`, and what a round changed in it."""
+"""Batch sizes and KV cache use of a server, from its `/metrics`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20
 SAMPLE_SECONDS = 0.5
-"""Between two looks at the KV cache during a round."""
+"""Time between two samples of the KV cache during a round."""
 
 
 class NoMetrics(Exception):
-    """`/metrics` does not answer, or not with metrics."""
+    """`/metrics` does not answer, or answers with something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +35,18 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """The KV cache during one round, in slots: the place of one token each."""
+    """Use of the KV cache during one round, in slots of one token."""
 
     num_samples: int
     slots_total: float
     mean_allocated: float
     peak_allocated: float
     waste: float | None
-    """Share of the allocated slots in which no token stood, over all samples; None where nothing was allocated."""
+    """Share of the allocated slots without a token, over all samples; None where nothing was allocated."""
 
     @property
     def mean_share(self) -> float:
-        """Allocated slots over all slots, on the average."""
+        """Mean share of all slots that are allocated."""
         return self.mean_allocated / self.slots_total
 
     @property
@@ -56,13 +55,13 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One look at `/metrics`: sample names to values, summed over label sets."""
+class MetricsSnapshot:
+    """Samples of `/metrics` by name, summed over label sets."""
 
     samples: dict[str, float]
 
-    def batches_since(self, before: Snapshot) -> BatchSizes | None:
-        """From the histogram of batch sizes; None where there is none, or nothing ran in between."""
+    def batches_since(self, before: MetricsSnapshot) -> BatchSizes | None:
+        """Batches since an earlier snapshot; None without a histogram of batch sizes, or when nothing ran."""
         name = "lmi_batch_size"
         if f"{name}_count" not in self.samples:
             return None
@@ -72,7 +71,7 @@ class Snapshot:
 
     @property
     def idle(self) -> bool:
-        """No request runs or waits."""
+        """Whether no request runs or waits."""
         return not any(self.samples.get(f"lmi_requests_{state}") for state in ("running", "waiting"))
 
     @property
@@ -87,29 +86,29 @@ class Snapshot:
         return slots, (blocks - free - cached) * slots / blocks, unfilled
 
 
-def parse(text: str) -> Snapshot:
-    """Read Prometheus' text form. Raises `NoMetrics` where it is something else."""
+def parse_metrics(text: str) -> MetricsSnapshot:
+    """Read the text format of Prometheus. Raises NoMetrics when it is something else."""
     samples: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     except ValueError as error:
-        raise NoMetrics(f"/metrics is not in Prometheus' text form: {error}") from error
-    return Snapshot(samples)
+        raise NoMetrics(f"/metrics is not in the text format of Prometheus: {error}") from error
+    return MetricsSnapshot(samples)
 
 
-def scrape(url: str) -> Snapshot:
-    """Look at the server's `/metrics`. url: `http://host:port`. Raises `NoMetrics`."""
+def scrape(url: str) -> MetricsSnapshot:
+    """Fetch the server's `/metrics`. url: `http://host:port`. Raises NoMetrics."""
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return parse(answer.read(_MAX_BYTES).decode(errors="replace"))
+            return parse_metrics(answer.read(_MAX_BYTES).decode(errors="replace"))
     except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
         raise NoMetrics(f"{url}/metrics does not answer: {error}") from error
 
 
-def kv_use(snapshots: Sequence[Snapshot]) -> KvUse | None:
-    """Use and waste over samples at equal distances; None where no sample tells of a KV cache."""
+def kv_use(snapshots: Sequence[MetricsSnapshot]) -> KvUse | None:
+    """Mean, peak and waste over the samples of a round; None where no sample has a KV cache."""
     seen = [slots for snapshot in snapshots if (slots := snapshot.kv_slots) is not None]
     if not seen:
         return None
@@ -124,33 +123,25 @@ def kv_use(snapshots: Sequence[Snapshot]) -> KvUse | None:
     )
 
 
-class Sampler:
-    """Looks at a server from a thread of its own while a round runs. A context manager."""
+@contextmanager
+def sampling(
+    look: Callable[[], MetricsSnapshot], seconds: float = SAMPLE_SECONDS
+) -> Iterator[list[MetricsSnapshot]]:
+    """Call `look` every `seconds` in a thread while the block runs; yields the list of snapshots so far."""
+    snapshots: list[MetricsSnapshot] = []
+    stop = threading.Event()
 
-    def __init__(self, look: Callable[[], Snapshot], seconds: float = SAMPLE_SECONDS) -> None:
-        self.snapshots: list[Snapshot] = []
-        self._look = look
-        self._seconds = seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics-sampler", daemon=True)
+    def run() -> None:
+        due = time.monotonic() + seconds / 5  # so that a short round has a sample too
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            with suppress(NoMetrics):  # only a sample is lost; a server that is gone shows in the requests
+                snapshots.append(look())
+            due = max(due + seconds, time.monotonic())
 
-    def _run(self) -> None:
-        due = time.monotonic() + self._seconds / 5  # a short round is seen too
-        while not self._stop.wait(max(0.0, due - time.monotonic())):
-            try:
-                self.snapshots.append(self._look())
-            except NoMetrics:
-                # A look that fails costs a sample; a server that is gone shows in the requests.
-                continue
-            finally:
-                due = max(due + self._seconds, time.monotonic())
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(_TIMEOUT_SECONDS + 1.0)
+    thread = threading.Thread(target=run, name="metrics-sampler", daemon=True)
+    thread.start()
+    try:
+        yield snapshots
+    finally:
+        stop.set()
+        thread.join(_TIMEOUT_SECONDS + 1.0)

@@ -1,4 +1,4 @@
-"""From rounds to statements: medians with their range, ratios with their intervals, token equality."""
+"""Statistics over rounds: medians with their range, ratios with their intervals, token equality."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from container.measure.bench.figures import Figures
 from container.measure.compare.interval import Ratio, ratio_of_rounds
 from container.measure.compare.results import Comparison
+from container.measure.numbers import NOTHING, number
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One figure of a round.
 
-    Requests/s are none: with the same requests for all configurations their ratio is that of the tokens/s.
+    Requests/s are left out: all configurations get the same requests, so their ratio is that of the tokens/s.
     """
 
     key: str
@@ -27,8 +28,12 @@ class Measure:
 
     @property
     def higher_is_better(self) -> bool:
-        """A rate, not a time."""
+        """Whether it is a rate, not a time."""
         return self.unit == "/s"
+
+    @property
+    def title_with_unit(self) -> str:
+        return self.title if self.unit == "/s" else f"{self.title}, {self.unit}"
 
 
 TOKENS_PER_SECOND = Measure(
@@ -48,7 +53,7 @@ MEASURES: tuple[Measure, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """A median with its smallest and largest value."""
+    """A median with the smallest and the largest value."""
 
     value: float
     low: float
@@ -57,43 +62,58 @@ class Median:
 
 
 def median(values: Iterable[float]) -> Median | None:
-    """None where there is no number."""
+    """The median of the finite values; None without any."""
     known = sorted(value for value in values if math.isfinite(value))
     if not known:
         return None
     return Median(statistics.median(known), known[0], known[-1], len(known))
 
 
-def over_rounds(comparison: Comparison, arm: str, scenario: str, measure: Measure) -> Median | None:
-    """One configuration's figure over the rounds of a scenario."""
-    return median(measure.of(result.figures) for result in comparison.of(arm, scenario))
+def spread(found: Median | None, scale: float = 1.0) -> str:
+    """Write `median (smallest to largest)`; the median alone for one round."""
+    if found is None:
+        return NOTHING
+    text = number(found.value * scale)
+    return (
+        text if found.count == 1 else f"{text} ({number(found.low * scale)} to {number(found.high * scale)})"
+    )
 
 
-def ratio(comparison: Comparison, arm: str, base: str, scenario: str, measure: Measure) -> Ratio | None:
-    """Arm over base, from the ratios of rounds with the same number, which had the same requests."""
+def times(ratio: Ratio | None) -> str:
+    """Write `ratio (interval)`; the ratio alone for one round, which gives no interval."""
+    if ratio is None:
+        return NOTHING
+    text = f"{number(ratio.value)}x"
+    return text if ratio.count == 1 else f"{text} ({number(ratio.low)} to {number(ratio.high)})"
+
+
+def over_rounds(comparison: Comparison, name: str, scenario: str, measure: Measure) -> Median | None:
+    """A configuration's figure over the rounds of a scenario."""
+    return median(measure.of(result.figures) for result in comparison.of(name, scenario))
+
+
+def ratio(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> Ratio | None:
+    """Configuration `name` over `base`, from rounds with the same number, which had the same requests."""
     below = {result.round: measure.of(result.figures) for result in comparison.of(base, scenario)}
     ratios = [
         measure.of(result.figures) / below[result.round]
-        for result in comparison.of(arm, scenario)
+        for result in comparison.of(name, scenario)
         if below.get(result.round)
     ]
-    return ratio_of_rounds(ratios, _num_intervals(comparison))
-
-
-def _num_intervals(comparison: Comparison) -> int:
-    """All that a report may show: each measure of each pair of configurations in each scenario."""
-    return math.comb(len(comparison.arms), 2) * len(comparison.plan.scenarios) * len(MEASURES)
+    # All intervals that a report may show: each measure of each pair of configurations in each scenario.
+    num_intervals = math.comb(len(comparison.configs), 2) * len(comparison.plan.scenarios) * len(MEASURES)
+    return ratio_of_rounds(ratios, num_intervals)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The place where the answers of two configurations to one request differ."""
+class TokenDifference:
+    """Where the answers of two configurations to one request diverge."""
 
     round: int
     request: int
-    """Its place in the workload, from 0."""
+    """Index in the workload, from 0."""
     position: int
-    """The first output token that differs, from 0."""
+    """Index of the first output token that differs, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +121,31 @@ class Equality:
     """Requests to which two configurations gave the same tokens, over all rounds."""
 
     num_requests: int
-    """Requests that both answered."""
+    """Requests answered by both."""
     num_identical: int
-    earliest: Difference | None
+    earliest: TokenDifference | None
     """The difference at the smallest position; None where there is none."""
 
 
-def equality(comparison: Comparison, arm: str, base: str, scenario: str) -> Equality | None:
-    """Tokens of `arm` beside those of `base`, request by request; None where they cannot be compared.
+def equality(comparison: Comparison, name: str, base: str, scenario: str) -> Equality | None:
+    """Compare the tokens of `name` and `base` request by request.
 
-    They cannot when the models differ, or when no token ids are known.
+    None for a configuration with itself, for different models, and where no token ids are known.
     """
-    if comparison.arm(arm).model_folder != comparison.arm(base).model_folder:
+    folders = {config.model_folder for config in comparison.configs if config.name in (name, base)}
+    if name == base or len(folders) > 1:
         return None
     below = {result.round: result.token_ids for result in comparison.of(base, scenario)}
     num_requests = 0
-    found: list[Difference] = []
-    for result in comparison.of(arm, scenario):
+    found: list[TokenDifference] = []
+    for result in comparison.of(name, scenario):
         pairs = zip(below.get(result.round, ()), result.token_ids, strict=False)
         for index, (theirs, ours) in enumerate(pairs):
             if not theirs or not ours:
                 continue
             num_requests += 1
             if theirs != ours:
-                found.append(Difference(result.round, index, first_difference(theirs, ours)))
+                found.append(TokenDifference(result.round, index, first_difference(theirs, ours)))
     if not num_requests:
         return None
     earliest = min(found, key=lambda difference: difference.position, default=None)
@@ -132,6 +153,6 @@ def equality(comparison: Comparison, arm: str, base: str, scenario: str) -> Equa
 
 
 def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """The first place at which two different sequences part; where one is the other's beginning, its length."""
+    """Index at which two different sequences diverge; the shorter length where one is a prefix of the other."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,19 +1,19 @@
-"""What the rounds of a comparison show about two configurations, in words."""
+"""The verdict of a comparison, in words."""
 
 from __future__ import annotations
 
 from container.measure.compare.interval import Ratio
-from container.measure.compare.numbers import NOTHING, number, percent
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
+from container.measure.numbers import NOTHING, number, percent
 
 _LARGEST_BOUND = 0.25
-"""With a larger bound on the difference the verdict is that the rounds were too few."""
+"""Above this bound on the difference the verdict is that there were too few rounds."""
 
 
 def headline(comparison: Comparison) -> tuple[str, ...]:
-    """Sentences on throughput and latency of each further configuration beside the first one."""
-    base, *others = [arm.name for arm in comparison.arms]
+    """Sentences that compare throughput and latency of each further configuration with the first one."""
+    base, *others = [config.name for config in comparison.configs]
     return tuple(
         f"{scenario.name}, {measure.title}: {verdict(comparison, name, base, scenario.name, measure)}."
         for scenario in comparison.plan.scenarios
@@ -23,7 +23,7 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
 
 
 def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
-    """A sentence without its full stop on one measure of configuration `name` beside `base`."""
+    """Compare one measure of configuration `name` with `base`: a sentence without its full stop."""
     seen = ratio(comparison, name, base, scenario, measure)
     if seen is None:
         return NOTHING

@@ -1,50 +1,77 @@
-"""What a kind of location is. Imports no torch."""
+"""The interface of a kind of model location. Imports no torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
+from container.models.errors import ModelNotAvailable
+from container.models.files import fetch
+from container.models.files.copies import copy_name, last_published
+from container.models.files.remote import Remote, Selection
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
 
-class ModelNotAvailable(Exception):
-    """The model cannot be had from where it is said to be. The text is one sentence for a person."""
-
-
-class RemoteUnreachable(ModelNotAvailable):
-    """The remote gives no answer now: no network, refused, timed out, or nothing but 'try later' (500, 503).
-
-    Nothing is known to be wrong with the model: a complete copy is served instead, and what came is kept.
-    """
-
-
-class DamagedContent(ModelNotAvailable):
-    """A file's content is not what its remote has."""
-
-
-class Scheme(Protocol):
+class Scheme(ABC):
     """One kind of location."""
 
+    @abstractmethod
     def owns(self, source: ModelSource) -> bool:
-        """Whether `source` speaks of this kind of location; the first scheme that says yes is asked."""
-
-    def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        """The folder, if the model is on this disk and complete; else None. Does no work, opens no connection."""
-
-    def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        """The folder, after whatever work that takes. Raises `ModelNotAvailable`."""
-
-
-class RemoteScheme(Scheme, Protocol):
-    """A kind of location that models are fetched from, by the one way in `fetch.py`."""
+        """Whether `source` is of this kind; the first scheme that owns it is used."""
 
     def refusal(self, source: ModelSource) -> str | None:
-        """Why a source of this kind can never be had, as far as its address tells; None when it may."""
+        """Why a source can never be had, judged by its address; else None."""
+        return None
 
+    @abstractmethod
+    def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        """The folder, if the model is complete on this disk; else None. Does no work and opens no connection."""
+
+    @abstractmethod
+    def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        """The folder, prepared if needed. Raises ModelNotAvailable."""
+
+
+class RemoteScheme(Scheme):
+    """A kind of location that models are fetched from."""
+
+    @abstractmethod
     def name(self, source: ModelSource) -> str:
-        """`Snapshot.name` of the source's copies. Raises `ModelNotAvailable` when it can never be had."""
+        """`Remote.name` of a source without a refusal."""
+
+    @abstractmethod
+    def remote(self, source: ModelSource) -> Remote:
+        """The remote of a source without a refusal. Raises ModelNotAvailable."""
+
+    def is_pinned(self, source: ModelSource) -> bool:
+        """Whether the source never changes, so that a complete copy needs no look at the remote."""
+        return False
+
+    def copy_name(self, source: ModelSource) -> str:
+        """The name of the source's copies in the cache. Raises ModelNotAvailable."""
+        if sentence := self.refusal(source):
+            raise ModelNotAvailable(sentence)
+        return copy_name(self.name(source), _selection(source))
+
+    def locate(self, source: ModelSource, cache: Path) -> Path | None:
+        return None if self.refusal(source) else last_published(self.copy_name(source), cache)
+
+    def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+        folder = self.locate(source, cache)
+        if folder is not None and self.is_pinned(source):
+            return folder
+        return fetch.obtain(self._remote(source), cache, view, _selection(source))
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        """As `obtain`; but a copy that is there is compared with its remote. Raises `ModelNotAvailable`."""
+        """As `obtain`, but compares the files of an existing copy with the remote. Raises ModelNotAvailable."""
+        return fetch.verify(self._remote(source), cache, view, _selection(source))
+
+    def _remote(self, source: ModelSource) -> Remote:
+        if sentence := self.refusal(source):
+            raise ModelNotAvailable(sentence)
+        return self.remote(source)
+
+
+def _selection(source: ModelSource) -> Selection:
+    return Selection(source.trust_remote_code, source.load_format != "dummy")

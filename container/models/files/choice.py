@@ -1,4 +1,4 @@
-"""Which of the listed files serving needs, and that none of their names leads out of the model's folder."""
+"""Choose the listed files that serving needs, and refuse names that lead out of the model's folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from container.models.files.base import ModelNotAvailable
+from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
 
 CONFIG = "config.json"
@@ -16,12 +16,12 @@ INDEX = "model.safetensors.index.json"
 _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
 _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
-"""Weights, configurations, chat templates, vocabularies and merges, and the tokenizers that are not JSON."""
+"""Weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 MAX_FILES = 4096
 MAX_SMALL_BYTES = 256 << 20
-"""For every file but weights; the biggest tokenizers have some 30 MiB."""
+"""Limit of every file but weights; the largest tokenizers have about 30 MiB."""
 MAX_TOTAL_BYTES = 8 << 40
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
@@ -32,19 +32,19 @@ def is_weights(path: str) -> bool:
 
 
 def safe_join(folder: Path, path: str) -> Path:
-    """`folder / path` for a relative path that comes from outside. Raises `ModelNotAvailable`, naming the path."""
+    """`folder / path` for an untrusted relative path. Raises ModelNotAvailable, naming the path."""
     if why := _unsafe(path):
         raise ModelNotAvailable(f"{shown(path)} is refused as a file name: {why}")
     return folder.joinpath(*path.split("/"))
 
 
 def shown(path: str) -> str:
-    """A name from outside as it may stand in a message: short, without control characters."""
+    """An untrusted name for a message: short, without control characters."""
     return repr(path if len(path) <= 120 else f"{path[:120]}...")
 
 
 def _unsafe(path: str) -> str:
-    """Why it must not become a path; empty when it may."""
+    """Why the name must not become a path; else empty."""
     if not path.isprintable():
         return "it has control characters"
     if "\\" in path:
@@ -62,26 +62,25 @@ def _unsafe(path: str) -> str:
 
 
 def choose(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with those files only that serving needs: top-level ones, by their endings.
+    """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes.
 
-    Raises: ModelNotAvailable: a name that is refused, no config.json, no safetensors where weights are wanted, or more
-        than is reasonable.
+    Raises: ModelNotAvailable: a refused name, no config.json, no safetensors where weights are needed, or too much.
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
             raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
-    suffixes = (*_SUFFIXES, ".py") if snapshot.with_code else _SUFFIXES
+    suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
     _require_model(snapshot, top)
-    chosen = {path: file for path, file in top.items() if path.endswith(suffixes)}
-    if not snapshot.with_weights:
-        chosen = {path: file for path, file in chosen.items() if not is_weights(path) and path != INDEX}
-    if _SINGLE in chosen:
-        # As transformers does: the one file is the model. Others are adapters, or the same weights once more.
-        weights = {path for path in chosen if is_weights(path)}
-        chosen = {path: file for path, file in chosen.items() if path == _SINGLE or path not in weights}
-        chosen.pop(INDEX, None)
-    files = tuple(chosen[path] for path in sorted(chosen))
+    selected = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    if not snapshot.selection.with_weights:
+        selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
+    if _SINGLE in selected:
+        # As in transformers, this one file is the model; others are adapters or copies of the same weights.
+        weights = {path for path in selected if is_weights(path)}
+        selected = {path: file for path, file in selected.items() if path == _SINGLE or path not in weights}
+        selected.pop(INDEX, None)
+    files = tuple(selected[path] for path in sorted(selected))
     _bound(snapshot.name, files)
     return dataclasses.replace(snapshot, files=files)
 
@@ -90,7 +89,7 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     name = snapshot.name
     if CONFIG not in top:
         raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_listed(top)}")
-    if not snapshot.with_weights or any(is_weights(path) for path in top):
+    if not snapshot.selection.with_weights or any(is_weights(path) for path in top):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
     if others:
@@ -114,7 +113,7 @@ def _bound(name: str, files: tuple[RemoteFile, ...]) -> None:
 
 
 def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
-    """The snapshot with those weights only that the index, already fetched, speaks of.
+    """The snapshot without the weights that the index, already fetched, does not name.
 
     Raises: ModelNotAvailable: the index cannot be read, or names a file that was not listed.
     """
@@ -154,7 +153,7 @@ def _listed(paths: Iterable[str]) -> str:
 
 
 def _short(paths: Iterable[str]) -> str:
-    """Some names, in a few words."""
+    """At most three names, and the number of the others."""
     names = sorted(paths)
     text = ", ".join(name if name.isprintable() and len(name) < 120 else shown(name) for name in names[:3])
     return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

@@ -1,9 +1,9 @@
-"""The copies of remote models in the cache: where each lies, and which of them belongs to which remote.
+"""The copies of remote models in the cache.
 
 models/<slug>-<digest>/                  a published copy: exactly the model's files
 models/.remote/<slug>-<digest>.json      its remote and its files with their sizes, written before the copy appears;
                                          locked (shared) by servers that use the copy
-models/.remote/<slug>-<name's hash>.*    for one remote: `json` its copy published last, `lock`, `<digest>.part`
+models/.remote/<slug>-<name's hash>.*    of one remote: `json` its last published copy, `lock`, `<digest>.part`
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from container.models.files.base import ModelNotAvailable
-from container.models.files.remote import RemoteFile, Snapshot
+from container.models.errors import ModelNotAvailable
+from container.models.files.remote import RemoteFile, Selection, Snapshot
 from container.models.publish import replace_text
 
 _MAX_JSON_BYTES = 4 << 20
@@ -33,18 +33,23 @@ def _slug(name: str) -> str:
 
 
 def folders(cache: Path) -> tuple[Path, Path]:
-    """Where copies are, and where everything is that belongs to them."""
+    """The folder of copies, and the folder of their metadata."""
     models = cache / "models"
     return models, models / ".remote"
 
 
 def key(name: str) -> str:
-    """Beginning of the names of a remote's files."""
+    """Prefix of the names of a remote's metadata files."""
     return f"{_slug(name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
+def copy_name(name: str, selection: Selection) -> str:
+    """Name of the copies of the remote `name`; a copy without weights is never used as a whole one."""
+    return name if selection.with_weights else f"{name} (without weights)"
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object; empty where there is none that can be read."""
+    """Read a small JSON object; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MAX_JSON_BYTES))
@@ -55,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copy of one snapshot, there or not."""
+    """The copy of one snapshot; it may not exist yet."""
 
     cache: Path
     snapshot: Snapshot
@@ -66,21 +71,21 @@ class Copy:
 
     @property
     def folder(self) -> Path:
-        """Where it is when it is published."""
+        """The folder of the published copy."""
         return folders(self.cache)[0] / self._id
 
     @property
     def lock(self) -> Path:
-        """For all copies of this remote."""
+        """Lock file of all copies of this remote."""
         return folders(self.cache)[1] / f"{key(self.snapshot.name)}.lock"
 
     @property
     def part(self) -> Path:
-        """Where it is made."""
+        """The folder in which it is made."""
         return folders(self.cache)[1] / f"{key(self.snapshot.name)}.{self.snapshot.digest}.part"
 
     def other_parts(self) -> list[Path]:
-        """What killed fetches of other snapshots of this remote have left."""
+        """Folders that killed fetches of other snapshots of this remote left."""
         found = self.part.parent.glob(f"{key(self.snapshot.name)}.*.part")
         return [path for path in found if path != self.part]
 
@@ -88,27 +93,27 @@ class Copy:
         return is_complete(self.cache, self._id)
 
     def write_list(self, files: tuple[RemoteFile, ...]) -> None:
-        """Note what is going to be published, so that a file that goes missing later is noticed."""
+        """Write the list of published files, by which a missing file is noticed later."""
         content = {"name": self.snapshot.name, "files": {file.path: file.size for file in files}}
         path = folders(self.cache)[1] / f"{self._id}.json"
-        if read_json(path) != content:  # else the locks on it stay
+        if read_json(path) != content:  # an unchanged file keeps its locks
             replace_text(path, json.dumps(content))
 
     def withdraw(self) -> None:
-        """Take back a copy that lacks files: those that have their sizes go to where it is made, others are removed."""
+        """Unpublish an incomplete copy: move files of the right size to `part` and remove the others."""
         for file in self.snapshot.files:
             if _size(self.folder / file.path) == file.size:
                 (self.folder / file.path).rename(self.part / file.path)
         shutil.rmtree(self.folder)
 
     def remember(self) -> None:
-        """Make it the one that `last_published` finds for its remote. The caller holds the lock."""
+        """Record it as the last published copy of its remote. The caller holds the lock."""
         index = folders(self.cache)[1] / f"{key(self.snapshot.name)}.json"
         replace_text(index, json.dumps({"name": self.snapshot.name, "copy": self._id}))
 
 
 def is_complete(cache: Path, copy: str) -> bool:
-    """Whether the copy is there with all its files."""
+    """Whether the copy exists with all its files."""
     models, aside = folders(cache)
     files = read_json(aside / f"{copy}.json").get("files")
     if not isinstance(files, dict) or not files:
@@ -117,7 +122,7 @@ def is_complete(cache: Path, copy: str) -> bool:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; -1 where there is none."""
+    """Size of a file in bytes; -1 without a file."""
     try:
         return path.stat().st_size
     except OSError:
@@ -140,14 +145,14 @@ def last_published(name: str, cache: Path) -> Path | None:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep a copy from being removed by `prune` while the block runs. Any other folder is left to itself.
+    """Keep a copy from being removed by `prune` while the block runs; does nothing for other folders.
 
-    Raises: ModelNotAvailable: it was removed just now.
+    Raises: ModelNotAvailable: it has just been removed.
     """
     with ExitStack() as stack:
-        with suppress(OSError):  # no copy; or a file system without locks, on which `prune` removes nothing
+        with suppress(OSError):  # not a copy, or a file system without locks, where `prune` removes nothing
             file = stack.enter_context((folder.parent / ".remote" / f"{folder.name}.json").open("rb"))
             fcntl.flock(file, fcntl.LOCK_SH)
         if not folder.is_dir():
-            raise ModelNotAvailable(f"{folder} was removed just now; start again")
+            raise ModelNotAvailable(f"{folder} has just been removed; start again")
         yield

@@ -1,7 +1,7 @@
-"""The one way from a remote into the cache: resolve, list, check disk space, fetch, verify, publish.
+"""Fetch a model from any remote into the cache: list, check the disk space, fetch, verify, publish.
 
-A copy appears under its name only when it is complete. A fetch that was killed or broke off is continued by the next
-one, if the model is still the same; a full disk or a damaged file costs only files that are not finished.
+A copy appears under its name only when it is complete. An interrupted fetch is resumed by the next one if the model is
+unchanged; a full disk or a damaged file costs only unfinished files.
 """
 
 from __future__ import annotations
@@ -11,49 +11,55 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, safetensors_headers
-from container.models.files.base import DamagedContent, ModelNotAvailable, RemoteUnreachable
-from container.models.files.copies import Copy, last_published
-from container.models.files.remote import Remote, RemoteFile, Report, Snapshot, Verification
-from container.models.publish import flush, lacking_space, locked, publish
+from container.models.files.copies import Copy, copy_name, last_published
+from container.models.files.remote import (
+    WITHOUT_CODE,
+    Remote,
+    RemoteFile,
+    Report,
+    Selection,
+    Snapshot,
+    Verification,
+)
+from container.models.publish import flush, locked, publish, require_space
 from container.progress import ProgressView
 
 _RESERVE_BYTES = 64 << 20
-"""Stays free on the disk, for whatever else writes there."""
+"""Disk space that is left free for other programs."""
 _UNFINISHED = ".unfinished"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def obtain(remote: Remote, cache: Path, view: ProgressView) -> Path:
-    """The model's folder in the cache, fetched if need be.
-
-    Raises: ModelNotAvailable, with one sentence for a person.
-    """
-    with _disk_errors(remote, cache):
+def obtain(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
+    """The model's folder in the cache, fetched if needed. Raises: ModelNotAvailable."""
+    name = copy_name(remote.name, selection)
+    with _disk_errors(name, cache):
         try:
-            copy = Copy(cache, choice.choose(remote.snapshot()))
+            copy = _list(remote, cache, selection)
         except RemoteUnreachable as error:
-            copy_folder = locate(remote.name, cache)
-            if copy_folder is None:
+            folder = last_published(name, cache)
+            if folder is None:
                 raise
-            view.say(f"note: {error}; serving the copy of {remote.name} in {copy_folder}")
-            return copy_folder
-        if locate(remote.name, cache) != copy.folder:
+            view.say(f"note: {error}; serving the copy of {name} in {folder}")
+            return folder
+        if last_published(name, cache) != copy.folder:
             with _locked(copy, view):
                 _make_complete(remote, copy, view)
         return copy.folder
 
 
-def verify(remote: Remote, cache: Path, view: ProgressView) -> Path:
-    """As `obtain`; but every file of a copy that is there is compared with the remote, and a damaged one fetched again.
+def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = WITHOUT_CODE) -> Path:
+    """As `obtain`, but compare all files of an existing copy with the remote, and fetch damaged ones again.
 
-    Raises: ModelNotAvailable, also when the remote cannot be reached.
+    Raises: ModelNotAvailable, also when the remote does not answer.
     """
-    with _disk_errors(remote, cache):
-        copy = Copy(cache, choice.choose(remote.snapshot()))
+    with _disk_errors(copy_name(remote.name, selection), cache):
+        copy = _list(remote, cache, selection)
         with _locked(copy, view):
             if copy.is_complete():
                 _drop_damaged(remote, copy, view)
@@ -61,32 +67,31 @@ def verify(remote: Remote, cache: Path, view: ProgressView) -> Path:
         return copy.folder
 
 
-def locate(name: str, cache: Path) -> Path | None:
-    """The complete copy that was published last for `Remote.name`; opens no connection."""
-    return last_published(name, cache)
+def _list(remote: Remote, cache: Path, selection: Selection) -> Copy:
+    snapshot = Snapshot(copy_name(remote.name, selection), remote.list_files(), selection)
+    return Copy(cache, choice.choose(snapshot))
 
 
 @contextmanager
-def _disk_errors(remote: Remote, cache: Path) -> Iterator[None]:
-    """Raise what the local disk answers as `ModelNotAvailable`."""
+def _disk_errors(name: str, cache: Path) -> Iterator[None]:
+    """Turn errors of the local disk into ModelNotAvailable."""
     try:
         yield
     except OSError as error:
         why = error.strerror or str(error)
         if error.errno in _FULL:
             raise ModelNotAvailable(
-                f"the disk of the cache {cache} is full ({why}): {remote.name} could not be fetched; make room there, "
-                "or name another place by LMI_CACHE_DIR; files that were finished are kept, and the next start goes "
-                "on with them"
+                f"the disk of the cache {cache} is full ({why}): {name} could not be fetched; free space there, or set "
+                "LMI_CACHE_DIR to another folder; finished files are kept, and the next start resumes with them"
             ) from error
         raise ModelNotAvailable(
-            f"cannot write the cache {cache} ({why}); LMI_CACHE_DIR names another"
+            f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
         ) from error
 
 
 @contextmanager
 def _locked(copy: Copy, view: ProgressView) -> Iterator[None]:
-    """Nobody else makes or removes copies of this remote while the block runs. Raises OSError."""
+    """Keep others from making or removing copies of this remote. Raises OSError."""
     copy.lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(copy.lock, f"fetching {copy.snapshot.name}", view):
         yield
@@ -99,11 +104,13 @@ def _make_complete(remote: Remote, copy: Copy, view: ProgressView) -> None:
 
 
 def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
-    """Remove files of a complete copy that are not what the remote has. Raises: ModelNotAvailable, OSError."""
+    """Remove files of a complete copy that differ from the remote's. Raises: ModelNotAvailable, OSError."""
     files = [file for file in copy.snapshot.files if (copy.folder / file.path).is_file()]
     verified: dict[Verification, list[str]] = {}
     done, total = 0, sum(file.size for file in files)
-    view.start(f"verifying {copy.folder} against {remote.name}, {len(files)} files, {total / 1e6:.0f} MB")
+    view.start(
+        f"verifying {copy.folder} against {copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB"
+    )
     try:
         for file in files:
             try:
@@ -116,27 +123,12 @@ def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
             view.update(done, total)
     finally:
         view.finish()
-        _say_verified(view, remote.name, verified)
-
-
-@dataclass(slots=True)
-class _Arrived:
-    """Counts bytes of all files, from any thread, and shows them."""
-
-    view: ProgressView
-    total: int
-    done: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            self.view.update(min(self.done, self.total), self.total)
+        _say_verified(view, copy.snapshot.name, verified)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """One fetch of one snapshot. Whoever makes it holds the lock, so every part folder is a dead one's."""
+    """One fetch of one snapshot. Its owner holds the lock, so every part folder was left by a killed fetch."""
 
     remote: Remote
     copy: Copy
@@ -149,11 +141,14 @@ class _Fetch:
             shutil.rmtree(left_over)
         (part / _UNFINISHED).mkdir(parents=True, exist_ok=True)
         if self.copy.folder.exists():
-            self.view.say(f"note: {self.copy.folder} is not complete any more; fetching what it lacks")
+            self.view.say(f"note: {self.copy.folder} is no longer complete; fetching the missing files")
             self.copy.withdraw()
         try:
             files = self._files()
-            self._require_space(files)
+            here = sum(path.stat().st_blocks * 512 for path in part.rglob("*") if path.is_file())
+            size = sum(file.size for file in files)
+            what = f"fetching {self.copy.snapshot.name} ({size / 1e6:.0f} MB)"
+            require_space(self.copy.folder.parent, max(0, size - here) + _RESERVE_BYTES, what)
             self._fetch_all(files)
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)
@@ -167,13 +162,13 @@ class _Fetch:
             raise
         except OSError as error:
             if error.errno in _FULL:
-                self._drop_unfinished()  # gives back room; finished files are kept
+                self._drop_unfinished()  # frees space; finished files are kept
             raise
         finally:
             self.view.finish()
 
     def _files(self) -> tuple[RemoteFile, ...]:
-        """What is to be fetched, once the index of a model in several files is here and says it."""
+        """The files to fetch; fetches the index of a model in several files first, which names its weights."""
         snapshot: Snapshot = self.copy.snapshot
         for file in snapshot.files:
             if file.path == choice.INDEX:
@@ -181,66 +176,65 @@ class _Fetch:
                 snapshot = choice.keep_shards(snapshot, choice.safe_join(self.copy.part, file.path))
         return snapshot.files
 
-    def _require_space(self, files: tuple[RemoteFile, ...]) -> None:
-        here = sum(path.stat().st_blocks * 512 for path in self.copy.part.rglob("*") if path.is_file())
-        size = sum(file.size for file in files)
-        needed = max(0, size - here) + _RESERVE_BYTES
-        what = f"fetching {self.remote.name} ({size / 1e6:.0f} MB)"
-        if lack := lacking_space(self.copy.folder.parent, needed, what):
-            raise ModelNotAvailable(lack)
-
     def _fetch_all(self, files: tuple[RemoteFile, ...]) -> None:
-        """Every file into the part folder; small ones first, so that what is wrong with them shows early."""
-        arrived = _Arrived(self.view, sum(file.size for file in files))
+        """Fetch all files into the part folder; small ones first, so that errors in them show early."""
+        done, total, lock = 0, sum(file.size for file in files), threading.Lock()
+
+        def report(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                self.view.update(min(done, total), total)
+
         verified: dict[Verification, list[str]] = {}
         if any((self.copy.part / _UNFINISHED).iterdir()):
-            self.view.say(f"note: going on with an earlier fetch of {self.remote.name} that broke off")
-        self.view.start(f"fetching {self.remote.name}, {len(files)} files, {arrived.total / 1e6:.0f} MB")
+            self.view.say(f"note: resuming an interrupted fetch of {self.copy.snapshot.name}")
+        self.view.start(f"fetching {self.copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB")
         try:
             for file in sorted(files, key=lambda file: (choice.is_weights(file.path), file.path)):
-                if verification := self._fetch(file, arrived.add):
+                if verification := self._fetch(file, report):
                     verified.setdefault(verification, []).append(file.path)
         finally:
-            _say_verified(self.view, self.remote.name, verified)
+            _say_verified(self.view, self.copy.snapshot.name, verified)
 
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
-        """One file, verified, into the part folder, where only whole files are; None where it is there already."""
+        """Fetch one file into the part folder, which has only whole files; None if it is there already."""
         target = choice.safe_join(self.copy.part, file.path)
         if target.exists():
             report(file.size)
             return None
         unfinished = choice.safe_join(self.copy.part / _UNFINISHED, file.path)
         verification = self.remote.fetch(file, unfinished, report)
-        where = f"{self.remote.name}{'' if self.remote.name.endswith('/') else ' '}{file.path}"
+        where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
         if (size := unfinished.stat().st_size) != file.size:
             raise ModelNotAvailable(f"{where} came with {size} bytes; {file.size} were listed")
         if choice.is_weights(file.path):
             try:
-                safetensors_headers.verify(unfinished)
+                safetensors_headers.require_complete(unfinished)
             except safetensors_headers.DamagedFile as error:
                 raise ModelNotAvailable(
-                    f"{where} is not a whole safetensors file: {error}; upload it again"
+                    f"{where} is not a complete safetensors file: {error}; upload it again"
                 ) from error
         flush(unfinished)
         unfinished.rename(target)
         return verification
 
     def _drop_unfinished(self) -> None:
-        """After a definite error: nothing half-made stays. Whole files do where there are weights among them."""
+        """Remove unfinished files after a permanent error; keep whole files if weights are among them."""
         part = self.copy.part
         worth = any(choice.is_weights(path.name) for path in part.glob("*"))
         shutil.rmtree(part / _UNFINISHED if worth else part, ignore_errors=True)
 
 
 def _say_verified(view: ProgressView, name: str, verified: Mapping[Verification, list[str]]) -> None:
-    """A line for each way in which files were verified, and for each reason why they were not."""
+    """Report how files were verified, or why they were not."""
     for verification, paths in verified.items():
         if verification.by:
             view.say(f"note: {name}: {_some(paths)}: verified by {verification.by}")
         else:
             view.say(
                 f"warning: {name}: {_some(paths)}: NOT VERIFIED: {verification.missing}; only sizes and the headers "
-                "of weights were looked at"
+                "of weights were checked"
             )
 
 

@@ -1,11 +1,12 @@
-"""A folder on this machine. Only read: it may be `/opt/ml/model`, mounted read-only."""
+"""The scheme of folders on this machine, which are only read: `/opt/ml/model` may be mounted read-only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from container.models.errors import ModelNotAvailable
 from container.models.files import choice, safetensors_headers
-from container.models.files.base import ModelNotAvailable
+from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
@@ -14,10 +15,10 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 def weights_problem(folder: Path) -> str | None:
-    """Why the weights in a model's folder cannot be loaded: one sentence; None when they are whole.
+    """Why the weights in a model's folder cannot be loaded, in one sentence; None if they are complete.
 
-    Held to the rules for what is fetched: safetensors, every file that the index names, no file cut short. Reads the
-    index and the headers of the files.
+    The rules are those of fetched models: safetensors, all files of the index, no truncated file. Reads the index and
+    the headers of the files.
     """
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
     listed += [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
@@ -30,13 +31,13 @@ def weights_problem(folder: Path) -> str | None:
         return str(error)
     for file in filter(lambda file: choice.is_weights(file.path), snapshot.files):
         try:
-            safetensors_headers.verify(folder / file.path)
+            safetensors_headers.require_complete(folder / file.path)
         except safetensors_headers.DamagedFile as error:
-            return f"{folder / file.path} is not a whole safetensors file: {error}"
+            return f"{folder / file.path} is not a complete safetensors file: {error}"
     return None
 
 
-class LocalFolder:
+class LocalFolder(Scheme):
     """A folder on this machine: `option.model_id`, or without it the folder of serving.properties."""
 
     def owns(self, source: ModelSource) -> bool:
@@ -56,6 +57,6 @@ class LocalFolder:
         if not folder.exists():
             raise ModelNotAvailable(f"the model folder {folder} does not exist (option.model_id)")
         if not folder.is_dir():
-            raise ModelNotAvailable(f"{folder} is a file; option.model_id takes the folder of a model")
+            raise ModelNotAvailable(f"{folder} is a file; set option.model_id to the folder of a model")
         hint = "" if source.model_id else "; set option.model_id, or put the model's files there"
         raise ModelNotAvailable(f"the folder {folder} holds no model: it has no config.json{hint}")

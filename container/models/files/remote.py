@@ -1,4 +1,4 @@
-"""What a place that models are fetched from has to tell; `fetch.py` does the rest, the same for all of them."""
+"""The interface of a place that models are fetched from; `fetch.py` does the rest, the same for all of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Protocol
 
 Report = Callable[[int], None]
-"""Called with the number of bytes that have come since the last call; from any thread."""
+"""Called with the number of bytes received since the last call; from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a model, as its remote knows it."""
+    """One file of a model, as the remote lists it."""
 
     path: str
-    """Relative to the model's folder, with `/`; comes from outside and is checked before it becomes a path."""
+    """Relative to the model's folder, with `/`; untrusted, so it is checked before it becomes a path."""
     size: int
     """Bytes."""
     version: str
@@ -25,17 +25,25 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Optional files of a model."""
+
+    with_code: bool = False
+    """Whether the model's *.py are fetched."""
+    with_weights: bool = True
+
+
+WITHOUT_CODE = Selection()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model at one moment: what a listing gave."""
+    """A model at one moment: the result of a listing."""
 
     name: str
-    """The place in words that the user knows: `s3://bucket/prefix/`, `owner/name@main`."""
+    """The place, as the user knows it: `s3://bucket/prefix/`, `owner/name@main`."""
     files: tuple[RemoteFile, ...]
-    """All that is there, as it was listed; `fetch.py` checks the names and chooses what serving needs."""
-    with_code: bool = False
-    """Whether the model's own *.py are wanted too."""
-    with_weights: bool = True
-    """Whether weights are wanted."""
+    selection: Selection = WITHOUT_CODE
 
     @property
     def size(self) -> int:
@@ -44,19 +52,19 @@ class Snapshot:
 
     @property
     def digest(self) -> str:
-        """Names the content: listings of one place with the same files in the same versions have the same digest."""
+        """A hash of the content: listings of one place with the same files and versions have the same digest."""
         lines = sorted(f"{file.path}\0{file.size}\0{file.version}" for file in self.files)
         return hashlib.sha256("\n".join([self.name, *lines]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How the content of a file was compared with what its remote knows of it."""
+    """How the content of a file was verified."""
 
     by: str
-    """What was compared: `sha256`, `CRC32 by part`; empty where there was nothing to compare with."""
+    """What was compared: `sha256`, `CRC32 by part`; empty when nothing could be compared."""
     missing: str = ""
-    """Why there was nothing: a phrase that follows the file's name and a colon."""
+    """Why nothing could be compared: a phrase that follows the file's name and a colon."""
 
 
 class Remote(Protocol):
@@ -64,33 +72,31 @@ class Remote(Protocol):
 
     @property
     def name(self) -> str:
-        """As `Snapshot.name`; also known before anything was asked."""
+        """As in `Snapshot`; known before the first request."""
 
-    def snapshot(self) -> Snapshot:
-        """Ask for the listing, within 10 s, retries included.
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        """All files of the model, within 10 s including retries.
 
-        Raises:
-            RemoteUnreachable: no answer. A complete copy in the cache is served then.
-            ModelNotAvailable: a definite answer: there is no such place, or it may not be read.
+        Raises: RemoteUnreachable; ModelNotAvailable: the place does not exist or may not be read.
         """
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
-        """Make `target` the file's whole content, verified against what the remote knows of it.
+        """Fetch the whole file into `target` and verify it.
 
-        `target` may hold the beginning from an earlier, broken attempt, which is then not fetched again (but is
-        reported). Whatever must be remembered for that is kept in files beside it that begin with its name.
+        `target` may hold bytes of an earlier, interrupted attempt, which are reported but not fetched again. Notes for
+        that are kept in files beside it whose names begin with its name.
 
         Raises:
-            RemoteUnreachable: given up without progress; what came is kept for the next attempt.
-            ModelNotAvailable: it cannot be had, is damaged, or is no longer what the snapshot says.
+            RemoteUnreachable: given up without progress; received bytes are kept for the next attempt.
+            ModelNotAvailable: it cannot be had, is damaged, or has changed since the listing.
             OSError: from the local disk.
         """
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
-        """Compare `path`, a file of the right size, with what the remote knows of the file's content.
+        """Compare the content of `path`, a file of the right size, with the remote's.
 
         Raises:
             DamagedContent: they differ.
-            ModelNotAvailable: the remote cannot be asked, or has no such file any more.
+            ModelNotAvailable: the remote does not answer, or no longer has the file.
             OSError: from the local disk.
         """

@@ -1,7 +1,7 @@
-"""Whether a safetensors file is whole, as far as its header tells. No torch: the engine's own reader needs it.
+"""Check by its header that a safetensors file is complete. No torch: the reader of the engine needs it.
 
-The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors without gaps. All numbers are
-Python's, so that none overflows.
+The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors without gaps. Python's
+integers cannot overflow.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DTYPE_BITS = {
 
 
 class DamagedFile(Exception):
-    """It is not a whole safetensors file. The text goes behind the file's name."""
+    """The file is not a complete safetensors file. The text follows the file's name."""
 
 
-def verify(path: Path) -> None:
-    """Check that the file has exactly the bytes that its header announces. Reads the header only.
+def require_complete(path: Path) -> None:
+    """Check that the file has exactly the size that its header states. Reads the header only.
 
     Raises: DamagedFile.
     """
@@ -40,7 +40,7 @@ def verify(path: Path) -> None:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
         if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise DamagedFile(f"it has {size} bytes, into which its header does not fit")
+            raise DamagedFile(f"its header does not fit into its {size} bytes")
         try:
             header: Any = json.loads(file.read(length))
         except (ValueError, RecursionError):
@@ -51,14 +51,14 @@ def verify(path: Path) -> None:
     spans = sorted(_span(name, entry) for name, entry in header.items() if name != "__metadata__")
     for begin, end, name in spans:
         if begin != stop:
-            raise DamagedFile(f"tensor {name!r} does not begin where the one before it ends")
+            raise DamagedFile(f"tensor {name!r} does not start where the one before it ends")
         stop = end
     if 8 + length + stop != size:
-        raise DamagedFile(f"it has {size} bytes, its header announces {8 + length + stop}")
+        raise DamagedFile(f"it has {size} bytes, its header states {8 + length + stop}")
 
 
 def _span(name: str, entry: Any) -> tuple[int, int, str]:
-    """(first byte, behind the last byte, name) of one tensor, counted from the header's end."""
+    """(start, end, name) of one tensor; half-open byte range from the end of the header."""
     shown = name if len(name) <= 120 else f"{name[:120]}..."
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -69,5 +69,5 @@ def _span(name: str, entry: Any) -> tuple[int, int, str]:
         raise DamagedFile(f"tensor {shown!r} is not described in whole numbers")
     bits = _DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is not None and math.prod(shape) * bits != (end - begin) * 8:
-        raise DamagedFile(f"tensor {shown!r} has not the bytes that its shape asks for")
+        raise DamagedFile(f"the size of tensor {shown!r} does not match its shape")
     return begin, end, shown

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import RotaryTables, cosines_and_sines
 from engines.layers.step_attention import GroupedStepAttention
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
@@ -52,7 +52,7 @@ class _Layout:
 def make_batch(
     plan: StepPlan,
     tables: BlockTables,
-    rotary: RotaryTable,
+    rotary_tables: RotaryTables,
     limits: GroupLimits,
     contiguous: bool,
     workspace: Workspace,
@@ -67,7 +67,8 @@ def make_batch(
     num_tokens = len(token_ids)
     num_rows = batch_invariant_rows(num_tokens, dense=limits.batch_invariant)
     padding = np.zeros(num_rows - num_tokens, dtype=np.int64)
-    cos, signed_sin = rotary.lookup(torch.from_numpy(np.concatenate((positions, padding))))
+    rows = torch.from_numpy(np.concatenate((positions, padding)))
+    rotary = {kind: cosines_and_sines(table, rows) for kind, table in rotary_tables.items()}
     sampled = np.flatnonzero(layout.wants & WANT_LOGITS)
     scored = np.flatnonzero(layout.wants & WANT_PROMPT_LOGPROBS)
     prompt_rows = None
@@ -76,9 +77,7 @@ def make_batch(
         prompt_rows = torch.from_numpy(_ranges(layout.first_rows[scored], lens))
     return Batch(
         input_ids=torch.from_numpy(np.concatenate((token_ids, padding))),
-        attention=GroupedStepAttention(
-            num_tokens, torch.from_numpy(slots), cos, signed_sin, groups, workspace
-        ),
+        attention=GroupedStepAttention(num_tokens, torch.from_numpy(slots), rotary, groups, workspace),
         sample_rows=torch.from_numpy((layout.first_rows + layout.query_lens - 1)[sampled]),
         prompt_rows=prompt_rows,
         prompt_lens=tuple(layout.query_lens[scored].tolist()),

@@ -9,11 +9,12 @@ import torch
 
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 from lmi_kernels import batch_invariant_rows
@@ -25,9 +26,9 @@ class CpuSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: KvCache,
-        rotary: RotaryTable,
+        tables: RotaryTables,
         limits: GroupLimits,
         contiguous: bool,
         leads: bool,
@@ -39,7 +40,7 @@ class CpuSteps:
         """
         self._model = model
         self._cache = cache
-        self._rotary = rotary
+        self._rotary_tables = tables
         self._limits = limits
         self._contiguous = contiguous
         self._leads = leads
@@ -55,7 +56,7 @@ class CpuSteps:
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Batch:
         return make_batch(
-            plan, self._tables, self._rotary, self._limits, self._contiguous, self._cache.workspace
+            plan, self._tables, self._rotary_tables, self._limits, self._contiguous, self._cache.workspace
         )
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 Runners live in the environments of the peers, so this is the standard library alone. A runner is started as
 `python RUNNER.py READ_FD WRITE_FD SETTINGS`. It writes `{"ready": VERSIONS}`, then answers each line
 `{"requests": [{"index", "prompt", "output_tokens"}, ...], "num_users": n}` by `{"outcomes": [...]}`, whose fields are
-those of `container.measure.bench.load.Outcome`.
+those of `container.measure.bench.load.RequestOutcome`.
 """
 
 from __future__ import annotations

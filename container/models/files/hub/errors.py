@@ -1,4 +1,4 @@
-"""What went wrong with the hub, as one sentence for a person. Imports huggingface_hub."""
+"""Errors of the hub as one sentence for users. Imports huggingface_hub."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ import httpx2
 from huggingface_hub import errors
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from container.models.files.base import ModelNotAvailable, RemoteUnreachable
+from container.models.errors import ModelNotAvailable, RemoteUnreachable, one_line
 
 _TRY_LATER = (408, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for, and of whom."""
+class HubAddress:
+    """A model on a hub."""
 
     repo_id: str
     revision: str
     endpoint: str
     folder: Path | None = None
-    """The local folder that the id would name, where it may have been meant."""
+    """The local folder of that name, which the user may have meant."""
 
     @property
     def name(self) -> str:
         return f"{self.repo_id}@{self.revision}"
 
 
-def unavailable(error: Exception, asked: Asked, file: str = "") -> ModelNotAvailable:
-    """The error as this package raises it. `file`: the path in the repository that was being read.
+def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelNotAvailable:
+    """RemoteUnreachable where trying later may help, else ModelNotAvailable.
 
-    `RemoteUnreachable` where trying later may help, else `ModelNotAvailable`.
+    file: the path in the repository that was being read.
     """
-    what = f"{asked.name}: {file}" if file else asked.name
+    what = f"{address.name}: {file}" if file else address.name
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return RemoteUnreachable(f"{asked.name}: HF_HUB_OFFLINE is set, so the hub is not asked")
+        return RemoteUnreachable(f"{address.name}: HF_HUB_OFFLINE is set, so the hub is not used")
     if isinstance(error, errors.HfHubHTTPError):
-        return _answered(error, asked, file, what)
+        return _answered(error, address, file, what)
     if isinstance(error, httpx2.HTTPError):
-        return RemoteUnreachable(f"{what}: {_no_answer(error, asked.endpoint)}")
+        return RemoteUnreachable(f"{what}: {_no_answer(error, address.endpoint)}")
     return ModelNotAvailable(
-        f"{what}: {asked.endpoint} does not answer as a model hub does ({one_line(error)})"
+        f"{what}: {address.endpoint} does not answer as a model hub does ({one_line(error)})"
     )
 
 
-def _answered(error: errors.HfHubHTTPError, asked: Asked, file: str, what: str) -> ModelNotAvailable:
-    """The hub has answered with an error."""
+def _answered(error: errors.HfHubHTTPError, address: HubAddress, file: str, what: str) -> ModelNotAvailable:
+    """For an error status of the hub."""
     status = error.response.status_code
     caller = "the token's account" if _with_token(error) else "a caller without HF_TOKEN"
     if status in _TRY_LATER:
-        return RemoteUnreachable(f"{what}: {_try_later(error, asked.endpoint)}")
+        return RemoteUnreachable(f"{what}: {_try_later(error, address.endpoint)}")
     if isinstance(error, errors.GatedRepoError):
-        sentence = f"{asked.repo_id} is gated, and {caller} has no access to it: "
+        sentence = f"{address.repo_id} is gated, and {caller} has no access to it: "
         return ModelNotAvailable(
-            f"{sentence}ask for it on {asked.endpoint}/{asked.repo_id}, then set HF_TOKEN"
+            f"{sentence}ask for it on {address.endpoint}/{address.repo_id}, then set HF_TOKEN"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         taken = "option.revision takes a branch, a tag or a commit"
-        return ModelNotAvailable(f"{asked.repo_id} has no revision '{asked.revision}'; {taken}")
+        return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
         return ModelNotAvailable(f"{what} is listed, but the hub does not have it")
     if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return ModelNotAvailable(f"{asked.name}: {asked.endpoint} does not accept the token (HF_TOKEN)")
+        return ModelNotAvailable(f"{address.name}: {address.endpoint} does not accept the token (HF_TOKEN)")
     if status == 403 or isinstance(error, errors.DisabledRepoError):
-        return ModelNotAvailable(f"{what}: {asked.endpoint} refuses {caller} access ({status})")
+        return ModelNotAvailable(f"{what}: {address.endpoint} refuses {caller} access ({status})")
     if status in (401, 404):
-        # The hub gives one answer for both, so that nobody learns what is private.
-        beside = f"; there is no folder {asked.folder} either" if asked.folder else ""
+        # The hub answers the same in both cases, to keep private models secret.
+        beside = f"; there is no folder {address.folder} either" if address.folder else ""
         who = f"it is private and {caller} may not read it"
-        return ModelNotAvailable(f"{asked.endpoint} has no model '{asked.repo_id}', or {who}{beside}")
-    return ModelNotAvailable(f"{what}: {asked.endpoint} answered with status {status}")
+        return ModelNotAvailable(f"{address.endpoint} has no model '{address.repo_id}', or {who}{beside}")
+    return ModelNotAvailable(f"{what}: {address.endpoint} answered with status {status}")
 
 
 def _try_later(error: errors.HfHubHTTPError, endpoint: str) -> str:
@@ -107,8 +107,3 @@ def _no_answer(error: httpx2.HTTPError, endpoint: str) -> str:
     if isinstance(error, httpx2.ConnectError):
         return f"no connection to {host} ({one_line(error)})"
     return f"the connection to {host} broke ({one_line(error)})"
-
-
-def one_line(error: BaseException) -> str:
-    """The beginning of an error's text, on one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

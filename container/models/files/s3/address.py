@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from container.models.files.base import ModelNotAvailable
+from container.models.errors import ModelNotAvailable
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
-"""Wider than today's rule: old buckets and other servers have capitals, underscores and longer names."""
+"""More than S3 allows today: old buckets and other servers have capitals, underscores and longer names."""
 _MAX_PREFIX_BYTES = 1024
 
 
@@ -26,13 +26,13 @@ class S3Address:
         return f"{SCHEME}{self.bucket}/{self.prefix}"
 
 
-def parse(model_id: str) -> S3Address:
-    """`s3://bucket/prefix`, with or without a slash at its end. Raises `ModelNotAvailable`."""
+def parse_address(model_id: str) -> S3Address:
+    """Parse `s3://bucket/prefix`, with or without a trailing slash. Raises ModelNotAvailable."""
     bucket, _, prefix = model_id.removeprefix(SCHEME).partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
         raise ModelNotAvailable(
-            f"option.model_id={model_id!r}: {bucket!r} is not the name of a bucket; accepted: s3://bucket/prefix"
+            f"option.model_id={model_id!r}: {bucket!r} is not a bucket name; allowed: s3://bucket/prefix"
         )
     if not prefix.isprintable() or len(prefix.encode()) > _MAX_PREFIX_BYTES:
         raise ModelNotAvailable(

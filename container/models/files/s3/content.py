@@ -1,7 +1,7 @@
-"""Whether a file has the content that S3 says the object has.
+"""Compare the content of a file with the checksums that S3 has of the object.
 
-S3 has a checksum of the whole object, or one of the checksums of its parts (COMPOSITE; what boto3 uploads in parts has
-that), or nothing but the ETag: the MD5 of the object, or the MD5 of the MD5s of its parts.
+S3 has a checksum of the whole object, or one of the checksums of its parts (COMPOSITE, as for multi-part uploads by
+boto3), or only the ETag: the MD5 of the object, or the MD5 of the MD5s of its parts.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any
 from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
 
 _PIECE_BYTES = 8 << 20
-"""CRCs of a whole object are joined from those of pieces, which several threads compute."""
+"""The CRC of a whole object is combined from those of pieces, which several threads compute."""
 _MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ObjectPart:
     """One part of an object that was uploaded in parts."""
 
     size: int
     digests: Mapping[str, bytes]
-    """By algorithm, as far as S3 gives them for single parts."""
+    """By algorithm, as far as S3 has them for single parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """The best that HeadObject's answer states of an object's content."""
+class ObjectChecksum:
+    """The best checksum of an object in the answer to HeadObject."""
 
     algorithm: Algorithm
     digest: bytes
     num_parts: int = 0
-    """0: `digest` is the object's; else it is that of the digests of so many parts."""
+    """Number of parts whose digests `digest` is made of; 0: it is the digest of the object itself."""
 
     @property
     def name(self) -> str:
@@ -50,8 +50,8 @@ class Stated:
         return f"{self.algorithm.name} by part" if self.num_parts else self.algorithm.name
 
 
-def stated(bucket: str, head: Mapping[str, Any]) -> Stated | None:
-    """What HeadObject's answer has; None where it has nothing."""
+def object_checksum(bucket: str, head: Mapping[str, Any]) -> ObjectChecksum | None:
+    """The best checksum in the answer to HeadObject; None without any."""
     for algorithm in ALGORITHMS:
         text = str(head.get(f"Checksum{algorithm.name}", ""))
         digest, _, count = text.partition("-")
@@ -59,15 +59,15 @@ def stated(bucket: str, head: Mapping[str, Any]) -> Stated | None:
         composite = head.get("ChecksumType") == "COMPOSITE" or bool(count)
         found = decoded(algorithm, digest)
         if found and composite == bool(num_parts):
-            return Stated(algorithm, found, num_parts)
+            return ObjectChecksum(algorithm, found, num_parts)
     etag = re.fullmatch(r'"([0-9a-fA-F]{32})(?:-([1-9][0-9]{0,4}))?"', str(head.get("ETag", "")))
     if etag and not _etag_is_no_md5(bucket, head):
-        return Stated(MD5, bytes.fromhex(etag[1]), int(etag[2] or 0))
+        return ObjectChecksum(MD5, bytes.fromhex(etag[1]), int(etag[2] or 0))
     return None
 
 
 def decoded(algorithm: Algorithm, text: str) -> bytes:
-    """A digest as S3 writes it; empty where it is none of the algorithm."""
+    """Decode a digest of S3; empty if it is not one of the algorithm."""
     try:
         digest = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -76,20 +76,22 @@ def decoded(algorithm: Algorithm, text: str) -> bytes:
 
 
 def _etag_is_no_md5(bucket: str, head: Mapping[str, Any]) -> bool:
-    """Encrypted with another key than S3's own, or in a directory bucket: the ETag is something else then."""
+    """Whether the ETag is something else: the object has a key of its own, or is in a directory bucket."""
     encrypted = str(head.get("ServerSideEncryption", "")).startswith("aws:") or "SSECustomerAlgorithm" in head
     return encrypted or bucket.endswith("--x-s3")
 
 
 class ContentCheck:
-    """Compares a file with what S3 states of the object, span by span, as soon as the bytes of a span are there."""
+    """Compares a file with a checksum of S3, span by span, as soon as all bytes of a span are there."""
 
-    def __init__(self, path: Path, size: int, statement: Stated, parts: Sequence[Part] = ()) -> None:
-        """`parts`, in order, for a statement of parts: their sizes add up to `size`."""
+    def __init__(
+        self, path: Path, size: int, expected: ObjectChecksum, parts: Sequence[ObjectPart] = ()
+    ) -> None:
+        """parts: in order, for a checksum of parts; their sizes add up to `size`."""
         self._path = path
-        self._stated = statement
+        self._expected = expected
         self._parts = parts
-        algorithm = statement.algorithm
+        algorithm = expected.algorithm
         if parts:
             sizes = [part.size for part in parts]
         elif algorithm.join is not None:
@@ -97,13 +99,13 @@ class ContentCheck:
         else:
             sizes = [size]
         self._ends = list(accumulate(sizes, initial=0))
-        """Where spans begin, and behind them where the last one ends."""
+        """Start of each span, and the end of the last one."""
         self._missing = sizes
         self._digests: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
     def arrived(self, start: int, stop: int) -> None:
-        """The bytes [start, stop) are in the file now: each is said once. May be called from any thread."""
+        """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread."""
         whole = []
         with self._lock:
             index = bisect_right(self._ends, start) - 1
@@ -116,21 +118,21 @@ class ContentCheck:
         self._compute(whole)
 
     def difference(self) -> str | None:
-        """What differs, in words, once all bytes are in the file; None where nothing does. Raises OSError."""
+        """Describe the difference once all bytes are in the file; None without one. Raises OSError."""
         count = len(self._ends) - 1
-        left = [index for index in range(count) if index not in self._digests]
+        remaining = [index for index in range(count) if index not in self._digests]
         with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-            list(pool.map(self._compute, ([index] for index in left)))
+            list(pool.map(self._compute, ([index] for index in remaining)))
         digests = [self._digests[index] for index in range(count)]
-        algorithm = self._stated.algorithm
+        algorithm = self._expected.algorithm
         if not self._parts:
             sizes = [stop - start for start, stop in pairwise(self._ends)]
             whole = algorithm.joined(digests, sizes) if algorithm.join else digests[0]
-            return None if whole == self._stated.digest else f"{algorithm.name} differs"
+            return None if whole == self._expected.digest else f"{algorithm.name} differs"
         for index, (part, digest) in enumerate(zip(self._parts, digests, strict=True)):
             if part.digests.get(algorithm.name, digest) != digest:
                 return f"{algorithm.name} of part {index + 1} of {count} differs"
-        right = algorithm.of(b"".join(digests)) == self._stated.digest
+        right = algorithm.of(b"".join(digests)) == self._expected.digest
         return None if right else f"{algorithm.name} of its {count} parts differs"
 
     def _compute(self, indices: list[int]) -> None:
@@ -140,6 +142,6 @@ class ContentCheck:
         try:
             for index in indices:
                 first, end = self._ends[index], self._ends[index + 1]
-                self._digests[index] = self._stated.algorithm.of_span(file, first, end)
+                self._digests[index] = self._expected.algorithm.of_span(file, first, end)
         finally:
             os.close(file)

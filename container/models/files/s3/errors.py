@@ -1,4 +1,4 @@
-"""What S3 and the way to it answer, in one sentence each that says what to do. No secret is in any of them."""
+"""Errors of S3 and of the connection to it, as one sentence that says what to do. They contain no secrets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from botocore import exceptions as aws
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from container.models.files.base import ModelNotAvailable, RemoteUnreachable
-from container.models.files.patience import Patience
+from container.models.errors import ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.files.retry import RetryBudget
 
 T = TypeVar("T")
 FAILURES = (BotoCoreError, ClientError, ResponseParserError)
-"""What a request raises."""
+"""Exceptions of a request."""
 
 _RETRIED = (
     aws.HTTPClientError,
@@ -57,7 +57,7 @@ _SENTENCES = {
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION to it",
     "IllegalLocationConstraintException": "the bucket is in another region; set AWS_REGION to it",
     "301": "the bucket is in another region; set AWS_REGION to it",
-    "InvalidBucketName": "this is not the name of a bucket; look at option.model_id",
+    "InvalidBucketName": "this is not a bucket name; check option.model_id",
     "InvalidObjectState": "the object is archived and cannot be read before it is restored",
     "InvalidRange": "the object is shorter than listed: it was changed or cut; upload it again",
     "416": "the object is shorter than listed: it was changed or cut; upload it again",
@@ -66,10 +66,10 @@ _SENTENCES = {
 }
 
 
-def attempt(what: Callable[[], T], patience: Patience, where: str) -> T:
-    """The result of one request, asked again while it fails in a way that may pass.
+def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
+    """The result of a request, retried while it fails with a temporary error.
 
-    `where` is the address in the sentence. Raises `ModelNotAvailable`.
+    where: the address in the sentence. Raises ModelNotAvailable.
     """
     failures = 0
     while True:
@@ -78,15 +78,15 @@ def attempt(what: Callable[[], T], patience: Patience, where: str) -> T:
             result = what()
         except FAILURES as error:
             failures += 1
-            if not may_pass(error) or not patience.again(began, failures):
+            if not may_pass(error) or not budget.again(began, failures):
                 raise refused(error, where) from error
         else:
-            patience.progress()
+            budget.progress()
             return result
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
+    """Whether the error is temporary."""
     if isinstance(error, ClientError):
         passing = _status(error) >= 500 and _status(error) != 501  # 501: the server does not know the request
         return passing or _code(error) in _THROTTLED or _code(error) == "RequestTimeout"
@@ -94,7 +94,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def refused(error: Exception, where: str) -> ModelNotAvailable:
-    """The sentence. A `RemoteUnreachable` where the failure might have passed, but did not in time."""
+    """RemoteUnreachable for a temporary error, else ModelNotAvailable."""
     kind = RemoteUnreachable if may_pass(error) else ModelNotAvailable
     return kind(f"{where}: {_reason(error)}")
 
@@ -103,45 +103,45 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ClientError):
         return _answered(error)
     if isinstance(error, _NO_CREDENTIALS):
-        return f"there are no AWS credentials that can be used; {_CREDENTIALS}"
+        return f"there are no usable AWS credentials; {_CREDENTIALS}"
     if isinstance(error, aws.ProxyConnectionError):
-        return "the HTTP proxy cannot be reached; look at HTTPS_PROXY and NO_PROXY"
+        return "the HTTP proxy cannot be reached; check HTTPS_PROXY and NO_PROXY"
     if isinstance(error, aws.SSLError):
         return "S3's certificate is not accepted; AWS_CA_BUNDLE names the certificates to trust"
     endpoint = _endpoint(error)
     if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
-        return f"S3{endpoint} does not answer in time; look at the network, AWS_ENDPOINT_URL and AWS_REGION"
+        return f"S3{endpoint} does not answer in time; check the network, AWS_ENDPOINT_URL and AWS_REGION"
     if isinstance(error, aws.EndpointConnectionError):
-        return f"S3{endpoint} cannot be reached; look at the network, AWS_ENDPOINT_URL and AWS_REGION"
+        return f"S3{endpoint} cannot be reached; check the network, AWS_ENDPOINT_URL and AWS_REGION"
     if isinstance(error, _RETRIED):
-        return "the connection to S3 breaks again and again; look at the network, then start again"
+        return "the connection to S3 breaks repeatedly; check the network, then start again"
     if isinstance(error, ValueError) and not isinstance(error, BotoCoreError):
-        return f"the endpoint is not an address ({_short(error)}); look at AWS_ENDPOINT_URL"
+        return f"the endpoint is not an address ({one_line(error)}); check AWS_ENDPOINT_URL"
     if isinstance(error, aws.InvalidRegionError):
-        return f"{_short(error)}; look at AWS_REGION"
-    return _short(error)
+        return f"{one_line(error)}; check AWS_REGION"
+    return one_line(error)
 
 
 def _answered(error: ClientError) -> str:
-    """For an answer of S3."""
+    """For an error status of S3."""
     code, status = _code(error), _status(error)
     if code == "NoSuchBucket":
-        return "there is no such bucket; look at option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
+        return "there is no such bucket; check option.model_id, AWS_ENDPOINT_URL and AWS_REGION"
     if code in _SENTENCES:
         return _SENTENCES[code]
     if code in ("NoSuchKey", "404") or status == 404:
-        return "the object is not there (any more); look at option.model_id, or upload it again"
+        return "the object does not exist (any more); check option.model_id, or upload it again"
     if code in _THROTTLED or status in (429, 503):
-        return f"S3 asks for fewer requests ({code}) and did not stop asking; start again later"
+        return f"S3 keeps throttling requests ({code}); start again later"
     if status >= 500:
-        return f"S3 answers with an error of its own ({status}, {code}) and did not stop; start again later"
+        return f"S3 keeps answering with an internal error ({status}, {code}); start again later"
     if code in _DENIED or status in (401, 403):
         return (
             f"no permission ({status}, {code}): the credentials need s3:ListBucket on the bucket and s3:GetObject on "
             "its objects"
         )
     message = error.response.get("Error", {}).get("Message", "")
-    return f"S3 answered {status}, {code}{': ' if message else ''}{_short(message)}"
+    return f"S3 answered {status}, {code}{': ' if message else ''}{one_line(message)}"
 
 
 def _code(error: ClientError) -> str:
@@ -153,12 +153,7 @@ def _status(error: ClientError) -> int:
 
 
 def _endpoint(error: Exception) -> str:
-    """` at http://host:port`, where the error knows it; nothing of path or query, which carries a signature."""
+    """` at http://host:port`, if the error has it; without path and query, which holds a signature."""
     url = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     parts = url.split("/")
     return f" at {parts[0]}//{parts[2].rpartition('@')[2]}" if len(parts) > 2 else ""
-
-
-def _short(text: object) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= 200 else f"{line[:200]}..."

@@ -1,4 +1,4 @@
-"""The parts that an object was uploaded in: their sizes, and their checksums where S3 gives them."""
+"""Sizes and checksums of the parts in which an object was uploaded."""
 
 from __future__ import annotations
 
@@ -7,92 +7,55 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from container.models.files.checksums import ALGORITHMS
-from container.models.files.patience import Patience
-from container.models.files.s3.content import Part, decoded
+from container.models.files.retry import RetryBudget
+from container.models.files.s3.content import ObjectPart, decoded
 from container.models.files.s3.errors import FAILURES, attempt, may_pass
 from container.models.files.s3.parts import THREADS, S3Object
 
 _MAX_PARTS = 10_000
 """S3's own limit."""
-_PAGE = 1000
 
 
-def layouts(source: S3Object, num_parts: int, patience: Patience) -> Iterator[tuple[Part, ...]]:
-    """Every layout that the object may have, the cheapest to ask for first; nothing where S3 gives none.
+def layouts(source: S3Object, num_parts: int) -> Iterator[tuple[ObjectPart, ...]]:
+    """Every layout that the object may have, the cheapest to request first; none where S3 has none.
 
-    HeadObject gives the sizes of the first and the last part, which nearly always tell the others. Where these do not
-    fit, GetObjectAttributes lists all parts, with a right that not everybody has; else HeadObject is asked for each.
-
-    Raises: RemoteUnreachable.
+    HeadObject has the sizes of the first and the last part, from which the others nearly always follow; if not, it is
+    sent for each part. Raises: RemoteUnreachable.
     """
     if num_parts > _MAX_PARTS:
         return
-    ends = _asked(source, sorted({1, num_parts}), patience)
+    budget = RetryBudget()
+    ends = _parts(source, sorted({1, num_parts}), budget)
     if min(part.size for part in ends) < 0:
-        return  # does not know parts; it might even take GetObjectAttributes for a read of the whole object
-    even = (ends[0],) * (num_parts - 1) + (ends[-1],)
-    if _fits(even, num_parts, source.file.size):
-        yield tuple(Part(part.size, {}) for part in even)
-    listed = _listed(source, patience)
-    if not _fits(listed, num_parts, source.file.size):
-        listed = _asked(source, range(1, num_parts + 1), patience)
-    if _fits(listed, num_parts, source.file.size):
-        yield tuple(listed)
+        return  # the server does not support parts
+    even = (ends[0].size,) * (num_parts - 1) + (ends[-1].size,)
+    if sum(even) == source.file.size:
+        yield tuple(ObjectPart(size, {}) for size in even)
+    parts = _parts(source, range(1, num_parts + 1), budget)
+    if sum(part.size for part in parts) == source.file.size:
+        yield tuple(parts)
 
 
-def _fits(parts: Sequence[Part], num_parts: int, size: int) -> bool:
-    return len(parts) == num_parts and sum(part.size for part in parts) == size
+def _parts(source: S3Object, numbers: Sequence[int], budget: RetryBudget) -> list[ObjectPart]:
+    """Parts by HeadObject; size -1 where the server refuses the request or does not know it."""
 
-
-def _listed(source: S3Object, patience: Patience) -> list[Part]:
-    """By GetObjectAttributes; what it does not answer is no part."""
-    parts: list[Part] = []
-    marker = 0
-    while marker < _MAX_PARTS:
-        answer = _answer(
-            source,
-            patience,
-            "get_object_attributes",
-            ObjectAttributes=["ObjectParts"],
-            PartNumberMarker=marker,
-        )
-        page: Mapping[str, Any] = answer.get("ObjectParts", {})
-        parts += [_part(entry, entry.get("Size", -1)) for entry in page.get("Parts", ())]
-        following = page.get("NextPartNumberMarker", 0)
-        if not page.get("IsTruncated") or following <= marker:
-            break
-        marker = following
-    return parts
-
-
-def _asked(source: S3Object, numbers: Sequence[int], patience: Patience) -> list[Part]:
-    """By HeadObject for each; a size of -1 where it is not answered."""
-
-    def ask(number: int) -> Part:
-        answer = _answer(source, patience, "head_object", PartNumber=number, ChecksumMode="ENABLED")
-        # A server that does not know PartNumber answers for the whole object.
-        return _part(answer, answer["ContentLength"] if "PartsCount" in answer else -1)
-
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
-        return list(pool.map(ask, numbers))
-
-
-def _part(answer: Mapping[str, Any], size: int) -> Part:
-    found = {one.name: decoded(one, str(answer.get(f"Checksum{one.name}", ""))) for one in ALGORITHMS}
-    return Part(size, {name: digest for name, digest in found.items() if digest})
-
-
-def _answer(source: S3Object, patience: Patience, operation: str, **asked: Any) -> Mapping[str, Any]:
-    """The answer to a request about the object; empty where the server refuses or does not know it."""
-    request = getattr(source.client, operation)
-
-    def once() -> Any:
+    def once(number: int) -> Mapping[str, Any]:
         try:
-            return request(Bucket=source.bucket, Key=source.key, **asked)
+            answer: Mapping[str, Any] = source.client.head_object(
+                Bucket=source.bucket, Key=source.key, PartNumber=number, ChecksumMode="ENABLED"
+            )
         except FAILURES as error:
             if may_pass(error):
                 raise
             return {}
+        return answer
 
-    answer: Mapping[str, Any] = attempt(once, patience, source.where)
-    return answer
+    def part(number: int) -> ObjectPart:
+        answer = attempt(lambda: once(number), budget, source.where)
+        digests = {one.name: decoded(one, str(answer.get(f"Checksum{one.name}", ""))) for one in ALGORITHMS}
+        # A server without support for PartNumber answers for the whole object.
+        size = answer["ContentLength"] if "PartsCount" in answer else -1
+        return ObjectPart(size, {name: digest for name, digest in digests.items() if digest})
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+        return list(pool.map(part, numbers))

@@ -1,4 +1,4 @@
-"""One object into one file: parts in parallel, each read again from the byte where it broke."""
+"""Fetch one object into one file: parts in parallel, each resumed at the byte where it was interrupted."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from container.models.files.base import ModelNotAvailable
+from container.models.errors import ModelNotAvailable
 from container.models.files.journal import PART_BYTES, PartsFile, forget
-from container.models.files.patience import Patience
 from container.models.files.remote import RemoteFile, Report
+from container.models.files.retry import RetryBudget
 from container.models.files.s3.errors import FAILURES, may_pass, refused
 
 THREADS = 8
 _READ_BYTES = 256 << 10
-"""What a break throws away at most, besides what the system holds of the connection."""
+"""Most bytes that an interruption loses, besides the buffers of the connection."""
 _MAX_RUN = 8
-"""Parts that one request asks for at most: a request takes some milliseconds of Python."""
+"""Most parts of one request: a request takes some milliseconds of Python."""
 _REQUESTS_PER_THREAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """What is read."""
+    """One object."""
 
     client: Any
-    """boto3's; its clients may be used by several threads."""
+    """A boto3 client, which is thread-safe."""
     bucket: str
     key: str
     file: RemoteFile
@@ -42,45 +42,41 @@ class S3Object:
 
 
 Arrived = Callable[[int, int], None]
-"""Called with [start, stop), bytes that are in the file now; from any thread."""
+"""Called with a range [start, stop) of bytes that are in the file now; from any thread."""
 
 
-def fetch_parts(source: S3Object, target: Path, report: Report, patience: Patience, arrived: Arrived) -> None:
-    """Make `target` the object's bytes; goes on with what an earlier call left, and leaves what came when it fails.
+def fetch_parts(source: S3Object, target: Path, report: Report, arrived: Arrived) -> None:
+    """Fetch the object into `target`; resumes an earlier call, and keeps the received bytes when it fails.
 
-    `arrived` is called for every part that this call completes.
+    arrived: called for every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
+        reader = _Reader(source, file, report, RetryBudget(), arrived)
+        report(sum(file.done))
+        queue: SimpleQueue[range] = SimpleQueue()
+        runs = list(_runs(file))
+        for run in runs:
+            queue.put(run)
         try:
-            _fetch_into(file, _Reader(source, file, report, patience, arrived))
+            with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+                futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
+                try:
+                    for future in as_completed(futures):
+                        future.result()
+                finally:
+                    reader.budget.stop.set()
         except ModelNotAvailable:
             if not any(file.done):
-                forget(target)  # nothing came that would be worth going on with
+                forget(target)  # nothing to resume
             raise
 
 
-def _fetch_into(file: PartsFile, reader: _Reader) -> None:
-    reader.report(sum(file.done))
-    queue: SimpleQueue[range] = SimpleQueue()
-    runs = list(_runs(file))
-    for run in runs:
-        queue.put(run)
-    reader.patience.progress()
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
-        futures = [pool.submit(reader.read_all, queue) for _ in range(min(THREADS, len(runs)))]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        finally:
-            reader.patience.stop.set()
-
-
 def _runs(file: PartsFile) -> Iterator[range]:
-    """Parts that one request can ask for: they follow each other, and only the first may have begun.
+    """Consecutive parts for one request each; only the first part of a run may have bytes already.
 
-    So many of them together that every thread still gets several requests.
+    Runs are short enough for every thread to get several requests.
     """
     parts = file.open_parts()
     most = max(1, min(_MAX_RUN, len(parts) // (THREADS * _REQUESTS_PER_THREAD)))
@@ -96,17 +92,17 @@ def _runs(file: PartsFile) -> Iterator[range]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What each thread does."""
+    """Reads runs of parts; used by all threads."""
 
     source: S3Object
     file: PartsFile
     report: Report
-    patience: Patience
+    budget: RetryBudget
     arrived: Arrived
 
     def read_all(self, queue: SimpleQueue[range]) -> None:
-        """One run of parts after the other, until there is none left or another thread has failed."""
-        while not self.patience.stop.is_set():
+        """Read one run after the other until the queue is empty or another thread fails."""
+        while not self.budget.stop.is_set():
             try:
                 run = queue.get_nowait()
             except Empty:
@@ -114,21 +110,21 @@ class _Reader:
             self._read_run(run)
 
     def _read_run(self, run: range) -> None:
-        """Every part of the run; after a break, from the byte where it broke."""
+        """Read every part of the run, resumed after interruptions."""
         failures = 0
-        while (left := self._unread(run)) and not self.patience.stop.is_set():
+        while (unread := self._unread(run)) and not self.budget.stop.is_set():
             began, before = time.monotonic(), self._done(run)
             try:
-                self._read_range(left)
+                self._read_range(unread)
             except FAILURES as error:
                 failures = 1 if self._done(run) > before else failures + 1
                 if not may_pass(error):
                     raise refused(error, self.source.where) from error
-                if not self.patience.again(began, failures) and not self.patience.stop.is_set():
+                if not self.budget.again(began, failures) and not self.budget.stop.is_set():
                     raise refused(error, self.source.where) from error
 
     def _unread(self, run: range) -> range:
-        """The run without the parts at its beginning that are whole."""
+        """The run without its leading complete parts."""
         whole = next(
             (i for i, part in enumerate(run) if self.file.done[part] < self.file.part_size(part)), len(run)
         )
@@ -138,7 +134,7 @@ class _Reader:
         return sum(self.file.done[part] for part in run)
 
     def _read_range(self, run: range) -> None:
-        """Ask for what is missing of the parts, of which only the first has a beginning, and write it as it comes."""
+        """Request the missing bytes of the parts, of which only the first may have some, and write them."""
         start = run[0] * PART_BYTES + self.file.done[run[0]]
         stop = run[-1] * PART_BYTES + self.file.part_size(run[-1])
         answer = self.source.client.get_object(
@@ -147,7 +143,7 @@ class _Reader:
             Range=f"bytes={start}-{stop - 1}",
             IfMatch=self.source.file.version,
         )
-        # As a context manager it gives a stream whose errors are not botocore's.
+        # Used as a context manager, it gives a stream whose errors are not botocore's.
         with closing(answer["Body"]) as body:
             self._check(answer, start, stop)
             for part in run:
@@ -155,19 +151,19 @@ class _Reader:
                     return
 
     def _read_part(self, part: int, body: Any) -> bool:
-        """Write what is missing of a part; False where the answer ended before. Raises one of `FAILURES`."""
+        """Write the missing bytes of a part; False if the answer ended early. Raises one of `FAILURES`."""
         while missing := self.file.part_size(part) - self.file.done[part]:
-            data = b"" if self.patience.stop.is_set() else body.read(min(_READ_BYTES, missing))
+            data = b"" if self.budget.stop.is_set() else body.read(min(_READ_BYTES, missing))
             if not data:
                 return False
             self.file.append(part, data)
             self.report(len(data))
-            self.patience.progress()
+            self.budget.progress()
         self.arrived(part * PART_BYTES, part * PART_BYTES + self.file.part_size(part))
         return True
 
     def _check(self, answer: dict[str, Any], start: int, stop: int) -> None:
-        """That the bytes that follow are those asked for, of the object that was listed."""
+        """Check that the answer has the requested bytes of the listed object. Raises ModelNotAvailable."""
         if answer["ETag"] != self.source.file.version:
             raise ModelNotAvailable(
                 f"{self.source.where}: the object changed while it was read; start again when its upload is over"
@@ -178,11 +174,11 @@ class _Reader:
             if answer["ContentLength"] == size == stop - start:
                 return
             raise ModelNotAvailable(
-                f"{self.source.where}: the server does not read ranges as S3 does; look at AWS_ENDPOINT_URL"
+                f"{self.source.where}: the server does not support ranges as S3 does; check AWS_ENDPOINT_URL"
             )
         first, last, total = (int(text) for text in range_given.groups())
         if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
             raise ModelNotAvailable(
                 f"{self.source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
-                f"{first} to {last} of {total} where {start} to {stop - 1} were asked for); upload it again"
+                f"{first} to {last} of {total} where {start} to {stop - 1} were requested); upload it again"
             )

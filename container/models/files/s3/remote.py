@@ -1,4 +1,4 @@
-"""A model in S3 as a `Remote`: the listing, and one object after the other in parallel ranged reads."""
+"""A model in S3: the listing, and each object in parallel ranged reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import boto3
 from botocore.config import Config
 
-from container.models.files.base import DamagedContent, ModelNotAvailable
+from container.models.errors import DamagedContent, ModelNotAvailable
 from container.models.files.choice import shown
 from container.models.files.journal import forget
-from container.models.files.patience import Patience
-from container.models.files.remote import RemoteFile, Report, Snapshot, Verification
+from container.models.files.remote import RemoteFile, Report, Verification
+from container.models.files.retry import RetryBudget
 from container.models.files.s3.address import S3Address
 from container.models.files.s3.errors import FAILURES, attempt, refused
 from container.models.files.s3.parts import THREADS, S3Object, fetch_parts
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS = 2.0
 _READ_SECONDS = 3.4
-"""Twice and a start of the program in between fit into 10 s."""
+"""Two attempts and the start of the program take less than 10 s."""
 _MAX_PAGES = 10
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 
 
 def connect(environ: Mapping[str, str]) -> Any:
-    """A boto3 client. Endpoint, credentials, profile and the rest boto3 reads itself; AWS_REGION it does not."""
+    """Make a boto3 client. boto3 reads endpoint, credentials and profile itself, but not AWS_REGION."""
     session = boto3.session.Session(region_name=environ.get("AWS_REGION") or None)
     region = session.region_name or "us-east-1"
     client = session.client("s3", region_name=region, config=_config(None))
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     if host.endswith(_AMAZON) or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
-    # Another server than Amazon's: rarely has it a name for each bucket.
+    # Servers other than Amazon's rarely have a host name for each bucket.
     return session.client("s3", region_name=region, config=_config("path"))
 
 
@@ -47,9 +47,9 @@ def _config(addressing_style: str | None) -> Config:
     return Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
-        retries={"total_max_attempts": 1},  # asked again by our own `Patience`, which has a limit in time
+        retries={"total_max_attempts": 1},  # `RetryBudget` retries, with a time limit
         max_pool_connections=THREADS + 2,
-        response_checksum_validation="when_required",  # whole files are verified at the end, whatever they came in
+        response_checksum_validation="when_required",  # whole files are verified at the end
         s3={"addressing_style": addressing_style} if addressing_style else None,
     )
 
@@ -60,15 +60,14 @@ class S3Remote:
 
     address: S3Address
     environ: Mapping[str, str] = field(repr=False)
-    with_code: bool = False
     _clients: list[Any] = field(default_factory=list, repr=False)
-    """The one client, once there is one."""
+    """The one client, once it is connected."""
 
     @property
     def name(self) -> str:
         return self.address.name
 
-    def snapshot(self) -> Snapshot:
+    def list_files(self) -> tuple[RemoteFile, ...]:
         try:
             self._clients[:] = [connect(self.environ)]
         except (*FAILURES, ValueError) as error:  # ValueError: an endpoint that is no URL
@@ -78,22 +77,22 @@ class S3Remote:
         for page in self._pages():
             for entry in page.get("Contents", ()):
                 path = self._below(entry["Key"])
-                if path:  # the prefix itself may be an object: how consoles make folders
+                if path:  # the prefix itself may be an object: consoles make folders this way
                     files.append(RemoteFile(path, int(entry["Size"]), str(entry["ETag"])))
             folders += [self._below(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
         for folder in folders:
             if folder.startswith(("/", "../", "./")):
                 raise ModelNotAvailable(
-                    f"{self.name}: the key {shown(folder)} below it is refused: it is no file name"
+                    f"{self.name}: the key {shown(folder)} below it is refused: not a file name"
                 )
         if not files:
             raise ModelNotAvailable(f"{self.name}: there is no object {self._elsewhere(folders)}")
-        return Snapshot(self.name, tuple(files), self.with_code)
+        return tuple(files)
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         source, head = self._object(file)
         check = ObjectCheck(source, head, target)
-        fetch_parts(source, target, report, Patience(), check.arrived)
+        fetch_parts(source, target, report, check.arrived)
         try:
             return check.verify()
         except DamagedContent as error:
@@ -105,11 +104,11 @@ class S3Remote:
         return ObjectCheck(source, head, path).verify()
 
     def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
-        """The object of a listed file, and what HeadObject says of it. Raises `ModelNotAvailable`."""
+        """The object of a listed file, and the answer to HeadObject. Raises ModelNotAvailable."""
         source = S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
         head = attempt(
             lambda: source.client.head_object(Bucket=source.bucket, Key=source.key, ChecksumMode="ENABLED"),
-            Patience(),
+            RetryBudget(),
             source.where,
         )
         if head["ETag"] != file.version:
@@ -124,21 +123,17 @@ class S3Remote:
         return source, head
 
     def _pages(self) -> Iterator[Mapping[str, Any]]:
-        """The listing, one folder deep: `s3://b/falcon` is not `s3://b/falcon-40b/...`."""
-        client, patience = self._clients[0], Patience()
-        asked: dict[str, Any] = {
-            "Bucket": self.address.bucket,
-            "Prefix": self.address.prefix,
-            "Delimiter": "/",
-        }
+        """The pages of the listing, one folder deep: `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
+        client, budget = self._clients[0], RetryBudget()
+        address = {"Bucket": self.address.bucket, "Prefix": self.address.prefix, "Delimiter": "/"}
         for _ in range(_MAX_PAGES):
-            page = attempt(lambda: client.list_objects_v2(**asked), patience, self.name)
+            page = attempt(lambda: client.list_objects_v2(**address), budget, self.name)
             yield page
             if not page.get("IsTruncated"):
                 return
-            asked["ContinuationToken"] = page["NextContinuationToken"]
+            address["ContinuationToken"] = page["NextContinuationToken"]
         raise ModelNotAvailable(
-            f"{self.name}: more than {_MAX_PAGES * 1000} objects are no model; look at option.model_id"
+            f"{self.name}: more than {_MAX_PAGES * 1000} objects are not one model; check option.model_id"
         )
 
     def _below(self, key: str) -> str:
@@ -147,5 +142,5 @@ class S3Remote:
     def _elsewhere(self, folders: list[str]) -> str:
         if folders:
             names = ", ".join(shown(folder) for folder in sorted(folders)[:3])
-            return f"directly under it, but there are folders ({names}); option.model_id names the model's own folder"
-        return "under it; look at option.model_id, which names the folder that holds config.json"
+            return f"directly under it, but there are folders ({names}); set option.model_id to the folder of the model"
+        return "under it; set option.model_id to the folder that holds config.json"

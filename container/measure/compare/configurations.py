@@ -1,0 +1,145 @@
+"""The configurations of a comparison, with their effective values on this machine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from container.explain import check as checking
+from container.explain.resolve import CannotServe, obstacles
+from container.machine import Machine
+from container.models.files import ModelNotAvailable
+from container.run import launch
+from lmi_server.config import ModelSource
+from lmi_server.properties import loader
+from lmi_server.properties.problems import PropertiesError
+
+
+class BadConfiguration(Exception):
+    """A configuration cannot be served on this machine. The text is for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A configuration before its file is read."""
+
+    name: str
+    path: Path
+    """A folder with a serving.properties, or such a file."""
+    origin: str = ""
+    """How a configuration made for this comparison was derived; empty for the user's own files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration that can be served on this machine."""
+
+    name: str
+    """Unique within a comparison."""
+    path: Path
+    """Argument for `lmi serve`."""
+    engine: str
+    """`MPI` or `Python`."""
+    model: str
+    """The model as the file names it."""
+    model_folder: Path
+    """The model's files on this disk."""
+    values: dict[str, str]
+    """Effective values by key, as `lmi check` prints them."""
+    loading_timeout: float
+    """Seconds until the engine must be ready."""
+    origin: str = ""
+    """As in `NamedPath`."""
+
+    @property
+    def dtype(self) -> str:
+        return self.values.get("option.dtype", "")
+
+
+def names_for(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The folder name of each path; a name that occurs twice gets a number."""
+    plain = [_plain_name(path) for path in paths]
+    names: list[str] = []
+    for name in plain:
+        numbered = (f"{name}-{number}" for number in itertools.count(1))
+        free = (candidate for candidate in numbered if candidate not in (*plain, *names))
+        names.append(name if plain.count(name) == 1 else next(free))
+    return tuple(names)
+
+
+def _plain_name(path: Path) -> str:
+    resolved = path.resolve()
+    if resolved.is_dir():
+        return resolved.name or "root"
+    return resolved.parent.name if resolved.name == loader.FILE_NAME else resolved.stem
+
+
+def read_configurations(
+    paths: Sequence[NamedPath],
+    environ: Mapping[str, str],
+    machine: Machine,
+    obtain: Callable[[ModelSource], Path],
+) -> tuple[Configuration, ...]:
+    """Read each file, fetch its model and decide all open values for this machine. Starts no server.
+
+    obtain: prepares a model and returns its folder; may raise ModelNotAvailable.
+    Raises: BadConfiguration, naming every configuration that cannot be served and why.
+    """
+    configs: list[Configuration] = []
+    problems: list[str] = []
+    for named in paths:
+        try:
+            configs.append(_read(named, environ, machine, obtain))
+        except (PropertiesError, ModelNotAvailable, CannotServe) as error:
+            problems.append(f"{named.name}: {error}")
+    if problems:
+        raise BadConfiguration("\n".join(problems))
+    return tuple(configs)
+
+
+def _read(
+    named: NamedPath, environ: Mapping[str, str], machine: Machine, obtain: Callable[[ModelSource], Path]
+) -> Configuration:
+    config = loader.load(named.path, environ).config
+    if reasons := obstacles(config, machine):
+        raise CannotServe("; ".join(reasons))
+    folder = obtain(config.source)
+    allowed = launch.remote_code_allowed(environ)
+    report = checking.check(named.path, environ, machine, lambda source: folder, allow_remote_code=allowed)
+    if not report.can_serve:
+        raise CannotServe("; ".join(report.reasons))
+    return Configuration(
+        name=named.name,
+        path=named.path,
+        engine=config.engine,
+        model=config.source.model_id or str(folder),
+        model_folder=folder,
+        values={value.key: value.value for value in report.values},
+        loading_timeout=config.options.model_loading_timeout,
+        origin=named.origin,
+    )
+
+
+def differing_values(configs: Sequence[Configuration]) -> dict[str, tuple[str, ...]]:
+    """Values of each key that is not the same in all configurations; empty where an engine has no such key."""
+    keys = dict.fromkeys(key for config in configs for key in config.values)
+    rows = {key: tuple(config.values.get(key, "") for config in configs) for key in keys}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def warnings(configs: Sequence[Configuration]) -> tuple[str, ...]:
+    """Sentences on differing models and precisions, which make speeds hard to compare."""
+    found = []
+    if len({config.model_folder for config in configs}) > 1:
+        models = ", ".join(f"{config.name}: {config.model}" for config in configs)
+        found.append(
+            f"the configurations serve different models ({models}): their tokens/s may not be comparable"
+        )
+    if len({config.dtype for config in configs}) > 1:
+        dtypes = ", ".join(f"{config.name}: {config.dtype}" for config in configs)
+        found.append(
+            f"the configurations compute in different precisions ({dtypes}): tokens and speed may differ"
+        )
+    return tuple(found)

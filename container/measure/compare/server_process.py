@@ -1,0 +1,171 @@
+"""A server as a child process, from its start to an orderly stop."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+from container.measure.compare.configurations import Configuration
+from container.run.processes import Child, process_tree
+
+_HOST = "127.0.0.1"
+_POLL_SECONDS = 0.1
+_PING_SECONDS = 5.0
+_SPARE_SECONDS = 60.0
+"""Added to the configuration's own time limit for loading, which its server watches itself."""
+_TAIL_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimeouts:
+    """Seconds allowed for each step of stopping a server."""
+
+    stop: float = 35.0
+    """After SIGTERM, while it finishes its requests."""
+    second_signal: float = 1.5
+    """Until the second SIGTERM, on which it stops at once; it counts signals within one second as one."""
+    at_once: float = 5.0
+    """After the second SIGTERM; then it is killed."""
+
+
+class ServerFailed(Exception):
+    """A server did not start or stop as it should. The text ends with the last lines of its log."""
+
+
+class ReadyServer(Protocol):
+    """A server that answers requests."""
+
+    url: str
+    """`http://host:port`."""
+    start_up_seconds: float
+    """From the start of the process to the first 200 of `/ping`."""
+
+    def peak_memory(self) -> int | None:
+        """Sum of the peak resident sets of its processes, bytes; None where they are unknown."""
+
+    def stop(self) -> None:
+        """Stop it and wait. Raises ServerFailed when it does not stop well."""
+
+    def kill(self) -> None:
+        """Stop it at once, whatever its state; harmless after its end."""
+
+
+StartServer = Callable[[Configuration, Path], ReadyServer]
+"""Starts a configuration with its log in the given file and returns when it is ready. Raises ServerFailed."""
+
+
+class ServerProcess:
+    """`python -m container serve`; the kernel kills it when this process ends."""
+
+    def __init__(
+        self, name: str, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
+    ) -> None:
+        self.url = f"http://{_HOST}:{port}"
+        self.pid = child.pid
+        self.start_up_seconds = 0.0
+        self._name = name
+        self._child = child
+        self._log = log
+        self._timeouts = timeouts
+
+    @classmethod
+    def start(cls, config: Configuration, log_path: Path, environ: Mapping[str, str]) -> Self:
+        """Start and wait until `/ping` answers 200. Raises ServerFailed."""
+        command = [sys.executable, "-m", "container", "serve", str(config.path.resolve())]
+        command += ["--host", _HOST, "--port"]
+        return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)
+
+    @classmethod
+    def launch(
+        cls,
+        name: str,
+        command: Sequence[str],
+        limit: float,
+        log_path: Path,
+        environ: Mapping[str, str],
+        health: str = "/ping",
+    ) -> Self:
+        """Start any server by `command` with a port appended, and wait until `health` answers 200.
+
+        limit: seconds until then. Raises ServerFailed.
+        """
+        with socket.socket() as probe:
+            probe.bind((_HOST, 0))
+            port: int = probe.getsockname()[1]
+        started = time.monotonic()
+        log = log_path.open("ab", buffering=0)
+        child = Child.start(name, [*command, str(port)], environ, log=log)
+        server = cls(name, child, port, log)
+        try:
+            server._wait_ready(started, limit, health)
+        except BaseException:
+            server.kill()
+            raise
+        return server
+
+    def peak_memory(self) -> int | None:
+        return sum(_peak_bytes(pid) for pid in process_tree(self.pid)) or None
+
+    def stop(self) -> None:
+        self._child.terminate()
+        code = self._child.wait(self._timeouts.stop)
+        self.kill()
+        if code is None:
+            raise self._failed(f"its server did not end within {self._timeouts.stop:g} s of SIGTERM")
+        if code != 0:
+            raise self._failed(f"its server ended with exit code {code}")
+
+    def kill(self) -> None:
+        if self._child.poll() is None:
+            # On a second SIGTERM it ends at once, and still cleans up.
+            self._child.terminate()
+            if self._child.wait(self._timeouts.second_signal) is None:
+                self._child.terminate()
+                self._child.wait(self._timeouts.at_once)
+        self._child.kill_all()
+        self._child.last_lines()  # waits until all its output is in the log
+        self._log.close()
+
+    def _wait_ready(self, started: float, limit: float, health: str) -> None:
+        while time.monotonic() < started + limit:
+            code = self._child.poll()
+            if code is not None:
+                raise self._failed(f"its server ended with exit code {code} before it was ready")
+            if _is_healthy(self.url + health):
+                self.start_up_seconds = time.monotonic() - started
+                return
+            time.sleep(_POLL_SECONDS)
+        raise self._failed(f"its server was not ready within {limit:g} s")
+
+    def _failed(self, what: str) -> ServerFailed:
+        self._child.last_lines()
+        path = Path(self._log.name)
+        tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+        lines = "\n".join(f"  {line}" for line in tail)
+        return ServerFailed(f"{self._name}: {what}. Its log, {path}, ends with\n{lines}")
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_PING_SECONDS) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError, http.client.HTTPException):
+        return False
+
+
+def _peak_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/status").read_text()
+        if match := re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE):
+            return int(match[1]) * 1024
+    return 0

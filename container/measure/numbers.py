@@ -1,0 +1,32 @@
+"""Numbers in tables and sentences: three significant digits, a unit, a dash where there is no value."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "-"
+
+
+def number(value: float) -> str:
+    """About three significant digits: 1.23e-06, 0.0123, 1.23, 12.3, 123, 1234, 1.23e+07."""
+    if not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{max(0, digits)}f}" if -4 < digits <= 6 else f"{value:.2e}"
+
+
+def seconds(value: float) -> str:
+    """A time with its unit: milliseconds below a second."""
+    if not math.isfinite(value):
+        return NOTHING
+    return f"{number(value)} s" if value >= 1 else f"{number(value * 1000)} ms"
+
+
+def percent(share: float | None) -> str:
+    return NOTHING if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def gibibytes(num_bytes: float | None) -> str:
+    return NOTHING if num_bytes is None else f"{num_bytes / 1024**3:.2f} GiB"

@@ -1,0 +1,108 @@
+"""Results of the measuring commands: tables on the terminal and in Markdown, and JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+_WIDTH = 140
+"""Characters of a line where the output is not a terminal."""
+
+json_option = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write all results to this file as JSON; - is stdout.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, a header, and rows with as many cells as the header."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_left: int = 1
+    """Number of leading columns that are left-aligned; the others are right-aligned."""
+
+    def markdown(self) -> str:
+        """A pipe table without the title."""
+        ruler = ("---" if place < self.num_left else "---:" for place in range(len(self.header)))
+        lines = [self.header, ruler, *self.rows]
+        return "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines)
+
+    def print_to(self, console: Console) -> None:
+        table = RichTable()
+        for place, name in enumerate(self.header):
+            table.add_column(name, justify="left" if place < self.num_left else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        # A title stays on one line however narrow the terminal is: it may hold a path to copy.
+        console.print(Text(self.title, style="bold"), soft_wrap=True)
+        console.print(table)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def console_for(json_path: Path | None) -> Console:
+    """A console on stdout, or on stderr when the JSON goes to stdout."""
+    console = Console(file=sys.stderr if str(json_path) == "-" else sys.stdout)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def show(table: Table, notes: Sequence[str], json_path: Path | None) -> None:
+    """Print a table, then a line for each note."""
+    console = console_for(json_path)
+    table.print_to(console)
+    for note in notes:
+        console.print(Text(note))
+
+
+def require_folders(*files: Path | None) -> None:
+    """Check, before a long measurement, that files can be written. Raises click.UsageError."""
+    for file in files:
+        if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
+            raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
+
+
+def write_json(values: Any, json_path: Path | None) -> None:
+    """Write `values` where the user asked for JSON. Raises click.ClickException: the file cannot be written."""
+    if json_path is None:
+        return
+    text = json.dumps(as_json(values), indent=1)
+    if str(json_path) == "-":
+        click.echo(text)
+        return
+    try:
+        json_path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--json: cannot write {json_path}: {error.strerror}") from error
+
+
+def as_json(value: Any) -> Any:
+    """Plain JSON values: dataclasses become objects, paths become text, NaN and infinity become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return as_json(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)

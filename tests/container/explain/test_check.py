@@ -1,0 +1,189 @@
+"""`lmi check`: what it prints, what it concludes, and that it stays light."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from container.explain.check import CheckReport, check
+from container.machine import Machine
+from container.models.files.bundled import BUNDLED_MODEL
+from lmi_server.config import ModelSource
+from tests.support.model_files import EMPTY_SAFETENSORS
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "properties_examples"
+GIB = 1024**3
+CPU = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+}
+
+
+def nowhere(source: ModelSource) -> Path | None:
+    return None
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def check_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> CheckReport:
+    (folder / "serving.properties").write_text(text)
+    return check(folder, environ or {}, CPU)
+
+
+def value_line(report: CheckReport, key: str) -> list[str]:
+    [line] = [line for line in report.render().splitlines() if line.startswith(f"  {key} ")]
+    return line.split(maxsplit=2)
+
+
+AWS = [
+    (
+        "aws-post-dynamic",
+        "tiiuae/falcon-40b",
+        "spreads the layers over 8 GPUs under engine=Python; this machine has none",
+    ),
+    ("aws-post-rolling", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
+    ("aws-post-rolling-paged", "s3://my-bucket/falcon-40b/", "needs 8 GPUs; this machine has none"),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "reason"), AWS)
+def test_the_aws_files_are_valid_and_say_why_they_cannot_be_served(
+    name: str, model: str, reason: str
+) -> None:
+    report = check(EXAMPLES / name, {}, CPU, nowhere)
+    assert (report.exit_code, report.can_serve) == (0, False)
+    assert len(report.lines) == len((EXAMPLES / name / "serving.properties").read_text().splitlines())
+    assert all(line.explanation for line in report.lines)
+    assert report.model == f"{model}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once"
+    last = report.render().splitlines()[-1]
+    assert last.startswith("can serve here: no: option.tensor_parallel_degree=8 ")
+    assert reason in last
+
+
+def test_a_model_without_a_tokenizer_is_a_reason(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer" in check_text(model, "").render().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in EXAMPLES.glob("*/serving.properties")), ids=str
+)
+def test_every_line_of_the_file_is_explained(folder: Path) -> None:
+    report = check(folder, {}, CPU, nowhere)
+    text = (folder / "serving.properties").read_text()
+    assert [line.line for line in report.lines] == list(range(1, len(text.splitlines()) + 1))
+    assert all(len(line.explanation) > 20 for line in report.lines)
+    assert "***" not in report.render()
+
+
+def test_the_bundled_model_can_be_served_before_and_after_it_is_prepared(model: Path) -> None:
+    before = check(EXAMPLES / "smollm2-rolling", {}, CPU, nowhere)
+    assert before.can_serve
+    assert f"{BUNDLED_MODEL}: comes with this installation" in before.model
+    after = check(EXAMPLES / "smollm2-rolling", {}, CPU, lambda source: model)
+    assert after.can_serve
+    assert f"ready in {model}" in after.model
+
+
+def test_values_come_with_their_sources_and_decisions(model: Path) -> None:
+    report = check_text(model, "\noption.block_size=16\n", {"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
+    assert report.render().splitlines()[-1] == "can serve here: yes"
+    assert value_line(report, "option.block_size") == ["option.block_size", "16", "serving.properties:2"]
+    assert value_line(report, "option.max_rolling_batch_size")[1:] == [
+        "4",
+        "environment variable OPTION_MAX_ROLLING_BATCH_SIZE",
+    ]
+    assert value_line(report, "job_queue_size")[1:] == ["1000", "default"]
+    assert value_line(report, "option.max_model_len")[1:] == ["512", "computed: the model's context"]
+    dtype = value_line(report, "option.dtype")
+    assert dtype[1] == "fp32"
+    assert dtype[2].startswith("computed: on a CPU")
+
+
+def test_the_engine_is_the_one_that_serves_and_a_note_says_why(model: Path) -> None:
+    report = check_text(model, "engine=Python\noption.rolling_batch=vllm\n")
+    assert value_line(report, "engine") == [
+        *("engine", "MPI", "serving.properties:1: engine=Python with option.rolling_batch=vllm")
+    ]
+    assert sum("serving.properties:1: engine=Python with" in note for note in report.notes) == 1
+    assert report.can_serve
+
+
+def test_a_given_auto_shows_what_it_came_to_and_who_said_it(model: Path) -> None:
+    report = check_text(model, "option.tensor_parallel_degree=max\n")
+    _, value, source = value_line(report, "option.tensor_parallel_degree")
+    assert value == "1"
+    assert source.endswith("(serving.properties:1 says max)")
+
+
+def test_an_invalid_file_exits_with_1_and_shows_every_problem(model: Path) -> None:
+    report = check_text(model, "option.dtpye=fp16\noption.block_size=3\n")
+    text = report.render()
+    assert (report.exit_code, report.can_serve) == (1, False)
+    assert "did you mean option.dtype?" in text
+    assert "accepted: a power of two" in text
+    assert text.splitlines()[-1] == "can serve here: no: the configuration has 2 problems"
+
+
+def test_a_key_given_twice_is_explained_as_not_used(model: Path) -> None:
+    first, second = check_text(model, "option.block_size=16\noption.block_size=32\n").lines
+    assert first.explanation == "not used: line 2 sets the key again"
+    assert second.explanation.startswith("Tokens in a KV block")
+
+
+def test_a_model_that_cannot_be_served_leaves_the_file_valid(model: Path) -> None:
+    report = check_text(model, "option.tensor_parallel_degree=5\n")
+    assert (report.exit_code, report.can_serve) == (0, False)
+    assert "needs 5 GPUs" in report.reasons[0]
+
+
+def test_an_empty_model_folder_is_said(tmp_path: Path) -> None:
+    report = check_text(tmp_path, "engine=MPI\n")
+    assert (report.exit_code, report.can_serve) == (0, False)
+    assert "no config.json" in report.reasons[-1]
+
+
+PROGRAM = """
+import os, socket, sys, time
+from pathlib import Path
+start = time.process_time()
+def refuse(*args, **kwargs): raise SystemExit("a socket was opened")
+socket.socket.connect = refuse
+from container.explain.check import check
+from container.machine import detect
+check(Path(sys.argv[1]), {}, detect(os.environ)).render()
+heavy = {"torch", "transformers", "boto3", "flask", "huggingface_hub", "httpx2"} & set(sys.modules)
+print(sorted(heavy), time.process_time() - start)
+"""
+
+
+@pytest.mark.parametrize("name", ["smollm2-rolling-paged", "aws-post-rolling"])
+def test_is_light_fast_and_opens_no_connection(name: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    command = [sys.executable, "-c", PROGRAM, str(EXAMPLES / name)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    heavy, seconds = done.stdout.rsplit(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 3

@@ -1,0 +1,70 @@
+"""`option.load_format=dummy`: what is decided and checked for a model without weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.explain.check import check
+from container.explain.resolve import CannotServe, Resolved, resolve
+from container.machine import Machine
+from engines.config import MpiEngineConfig
+from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.support.paths import REPO_ROOT
+
+GIB = 1024**3
+CPU = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
+GPUS = dataclasses.replace(CPU, gpu_count=2, gpu_names=("NVIDIA H200",) * 2)
+EXAMPLE = REPO_ROOT / "properties_examples" / "llama-dummy"
+
+
+def decide(machine: Machine, load_format: str = "dummy", **options: Any) -> Resolved:
+    config = LmiConfig(source=ModelSource(load_format=load_format), options=EngineOptions(**options))
+    return resolve(config, EXAMPLE, machine)
+
+
+def test_a_config_alone_is_enough_and_the_engine_is_told() -> None:
+    resolved = decide(CPU)
+    assert resolved.config.model.load_format == "dummy"
+    assert isinstance(resolved.config, MpiEngineConfig)
+    assert MpiEngineConfig.from_json(resolved.config.to_json()) == resolved.config
+    with pytest.raises(CannotServe, match=r"holds no \*\.safetensors file"):
+        decide(CPU, "auto")
+
+
+def test_the_note_says_what_random_weights_take() -> None:
+    # 8 layers of 512x1024 + 512x512 + 3 * 512x1408 numbers, two tables of 32000x512.
+    numbers = 8 * (512 * 1024 + 512 * 512 + 3 * 512 * 1408) + 2 * 32000 * 512
+    (note,) = (note for note in decide(GPUS, tensor_parallel_degree=1).notes if "load_format" in note)
+    assert note == (
+        "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
+        f" {numbers * 2 / GIB:.3g} GiB in memory"
+    )
+    (shared,) = (note for note in decide(GPUS).notes if "load_format" in note)
+    assert shared.endswith(f"they take {numbers / GIB:.3g} GiB on each of 2 GPUs")
+    (wide,) = (note for note in decide(GPUS, dtype="fp32").notes if "load_format" in note)
+    assert wide.endswith(f"{numbers * 2 / GIB:.3g} GiB on each of 2 GPUs")
+    assert "on each of 2 ranks" in " ".join(decide(CPU, tensor_parallel_degree=2).notes)
+
+
+def test_random_weights_that_do_not_fit_into_main_memory_are_refused() -> None:
+    small = Machine(cpu_count=2, memory_available_bytes=20 << 20)
+    with pytest.raises(CannotServe, match=r"the weights take 0\.2 GiB in memory, and only 0\.0 GiB are free"):
+        decide(small, kv_cache_gb=0.01)
+
+
+def test_check_says_yes_and_what_stands_in_for_what() -> None:
+    text = check(EXAMPLE, {}, CPU).render()
+    assert text.splitlines()[-1] == "can serve here: yes"
+    assert "the weights are random, so answers are meaningless" in text
+    assert "has no tokenizer, so texts are read as bytes" in text
+
+
+def test_check_refuses_a_vocabulary_without_place_for_bytes(tmp_path: Path) -> None:
+    config = (EXAMPLE / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace("32000", "200"))
+    (tmp_path / "serving.properties").write_text("option.load_format=dummy\n")
+    assert "none can be made: vocab_size is 200" in check(tmp_path, {}, CPU).render().splitlines()[-1]

@@ -1,0 +1,333 @@
+"""What is decided for a model on a machine, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.explain.resolve import CannotServe, Resolved, resolve
+from container.machine import Machine
+from engines.config import MpiEngineConfig
+from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.support.model_files import EMPTY_SAFETENSORS
+
+GIB = 1024**3
+CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
+GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
+
+# SmolLM2-135M's shape: a token of its KV cache has 2 * 30 * 3 * 64 numbers.
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
+
+
+def make_model(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **changes}))
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+    return folder
+
+
+def config(engine: str = "MPI", trust_remote_code: bool = False, **options: Any) -> LmiConfig:
+    source = ModelSource(model_id="some/name", trust_remote_code=trust_remote_code)
+    return LmiConfig(engine=engine, source=source, options=EngineOptions(**options))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path)
+
+
+def test_everything_open_is_decided_on_a_cpu(model: Path) -> None:
+    resolved = resolve(config(), model, CPU)
+    engine = resolved.config
+    assert (engine.engine, engine.model.path, engine.model.name) == ("MPI", str(model), "some/name")
+    assert (engine.model.dtype, engine.model.max_model_len) == ("fp32", 8192)
+    assert (engine.parallel.tp_size, engine.parallel.device, engine.parallel.threads_per_rank) == (
+        1,
+        "cpu",
+        8,
+    )
+    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (16, 4 * GIB)
+    assert (engine.cache.paged, engine.cache.prefix_caching) == (True, True)
+    settings = engine.scheduler.settings
+    assert (settings.max_prefill_tokens, settings.max_num_batched_tokens) == (256, 256)
+    assert settings.max_num_seqs == EngineOptions().max_rolling_batch_size
+    assert settings.max_waiting == EngineOptions().job_queue_size
+    assert engine.scheduler.batch_scheduler_policy == "max_utilization"
+    assert set(resolved.origins) == set(resolved.values)
+    assert resolved.values["option.kv_cache_gb"] == "4"
+    assert all(origin.startswith("computed: ") for origin in resolved.origins.values())
+
+
+def test_everything_open_is_decided_on_gpus(model: Path) -> None:
+    resolved = resolve(config(), model, GPUS)
+    engine = resolved.config
+    assert (engine.model.dtype, engine.parallel.device) == ("bf16", "cuda")
+    assert engine.parallel.tp_size == 3, "4 GPUs, but only 3 kv heads"
+    assert (engine.cache.block_size, engine.cache.kv_cache_bytes) == (16, None)
+    assert engine.scheduler.settings.max_prefill_tokens == 2048
+    assert engine.scheduler.settings.max_num_batched_tokens == 2048
+    assert resolved.kv_capacity_tokens is None
+
+
+def test_what_is_given_is_taken(model: Path) -> None:
+    given_options = {
+        "dtype": "fp16",
+        "tensor_parallel_degree": 2,
+        "max_rolling_batch_size": 5,
+        "max_rolling_batch_prefill_tokens": 99,
+        "max_num_batched_tokens": 120,
+        "max_queued_tokens": 5000,
+        "scheduling_policy": "fair",
+        "enable_chunked_prefill": False,
+        "waiting_served_ratio": 0.5,
+        "max_waiting_tokens": 7,
+        "waiting_steps": 2,
+        "step_trace": str(model / "steps.jsonl"),
+        "enable_prefix_caching": False,
+        "paged_attention": False,
+        "block_size": 16,
+        "enforce_eager": True,
+        "max_model_len": 1000,
+        "gpu_memory_utilization": 0.5,
+        "kv_cache_gb": 0.5,
+        "job_queue_size": 3,
+        "batch_scheduler_policy": "static_batch",
+    }
+    resolved = resolve(config(**given_options), model, GPUS)
+    engine = resolved.config
+    assert (engine.model.dtype, engine.model.max_model_len, engine.parallel.tp_size) == ("fp16", 1000, 2)
+    assert engine.parallel.enforce_eager
+    assert dataclasses.astuple(engine.cache) == (16, False, GIB // 2, 0.5, False, "auto")
+    settings = (5, 99, 120, 3, 5000, "fair", False, 0.5, 7, 2)
+    assert dataclasses.astuple(engine.scheduler) == (
+        settings,
+        "static_batch",
+        str(model / "steps.jsonl"),
+    )
+    assert resolved.origins == {}
+
+
+@pytest.mark.parametrize("given", ["max_rolling_batch_prefill_tokens", "max_num_batched_tokens"])
+def test_of_the_two_budgets_the_one_that_is_not_given_is_the_other(model: Path, given: str) -> None:
+    resolved = resolve(config(**{given: 777}), model, CPU)
+    settings = resolved.config.scheduler.settings
+    assert (settings.max_prefill_tokens, settings.max_num_batched_tokens) == (777, 777)
+    (other,) = {"max_rolling_batch_prefill_tokens", "max_num_batched_tokens"} - {given}
+    assert resolved.origins[f"option.{other}"] == f"computed: as option.{given}"
+
+
+def test_a_contiguous_cache_neither_preempts_nor_shares(model: Path) -> None:
+    engine = resolve(config(paged_attention=False), model, CPU).config
+    assert engine.scheduler.batch_scheduler_policy == "guaranteed_no_evict"
+    assert not engine.cache.prefix_caching
+
+
+def test_steps_that_are_smaller_than_the_batch_are_pointed_out(model: Path) -> None:
+    notes = resolve(config(max_num_batched_tokens=8), model, CPU).notes
+    assert any("max_num_batched_tokens is 8, less than" in note for note in notes)
+
+
+def test_on_a_gpu_nobody_promises_equal_bits(model: Path) -> None:
+    with pytest.raises(CannotServe, match="only CPUs support it"):
+        resolve(config(batch_invariant=True), model, GPUS)
+    assert resolve(config(batch_invariant=True), model, CPU).config.parallel.batch_invariant
+    assert not resolve(config(), model, CPU).config.parallel.batch_invariant
+
+
+@pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])
+def test_a_step_trace_overwrites_nothing_but_a_trace(model: Path, path: str) -> None:
+    with pytest.raises(CannotServe, match=r"allowed: a file that ends in \.jsonl, in an existing folder"):
+        resolve(config(step_trace=path), model, CPU)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "bf16")]
+)
+def test_auto_dtype_on_gpus_follows_the_checkpoint(tmp_path: Path, checkpoint: str, dtype: str) -> None:
+    folder = make_model(tmp_path, torch_dtype=checkpoint)
+    assert resolve(config(), folder, GPUS).config.model.dtype == dtype
+
+
+def test_half_precision_on_a_cpu_has_a_note(model: Path) -> None:
+    [note] = resolve(config(dtype="bf16"), model, CPU).notes
+    assert "computed in fp32" in note
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_ranks_share_the_cores(model: Path, degree: int) -> None:
+    parallel = resolve(config(tensor_parallel_degree=degree), model, CPU).config.parallel
+    assert (parallel.tp_size, parallel.threads_per_rank) == (degree, 8 // degree)
+
+
+def test_more_ranks_than_cores_has_a_note(model: Path) -> None:
+    resolved = resolve(config(tensor_parallel_degree=3), model, dataclasses.replace(CPU, cpu_count=2))
+    assert resolved.config.parallel.threads_per_rank == 1
+    assert "3 ranks on 2 cores" in resolved.notes[0]
+
+
+def test_a_degree_below_the_gpus_says_that_there_is_one_copy(model: Path) -> None:
+    [note] = resolve(config(tensor_parallel_degree=2), model, GPUS).notes
+    assert "one copy on the first 2 of 4 GPUs" in note
+
+
+def test_trust_remote_code_has_a_note(model: Path) -> None:
+    assert "no remote code is run" in resolve(config(trust_remote_code=True), model, CPU).notes[0]
+
+
+def test_the_kv_cache_is_a_quarter_of_little_memory(model: Path) -> None:
+    small = dataclasses.replace(CPU, memory_available_bytes=2 * GIB)
+    resolved = resolve(config(), model, small)
+    assert resolved.config.cache.kv_cache_bytes == GIB // 2
+    assert resolved.kv_capacity_tokens == GIB // 2 // (KV_BYTES_PER_TOKEN * 32) * 32
+
+
+def test_the_context_shrinks_to_the_kv_cache_with_a_note(model: Path) -> None:
+    resolved = resolve(config(kv_cache_gb=KV_BYTES_PER_TOKEN * 1000 / GIB), model, CPU)
+    assert resolved.config.model.max_model_len == 992, "whole blocks of 32"
+    assert "less than the model's 8192" in resolved.notes[0]
+    assert "KV cache" in resolved.origins["option.max_model_len"]
+
+
+REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
+    (
+        {"engine": "Python", "tensor_parallel_degree": 2},
+        CPU,
+        "2 GPUs under engine=Python; this machine has none",
+    ),
+    ({"tensor_parallel_degree": 10}, CPU, "9 heads"),
+    (
+        {"tensor_parallel_degree": 17},
+        CPU,
+        "17 GPUs; this machine has none, and its 8 core.s. can run at most 16 ranks",
+    ),
+    ({"tensor_parallel_degree": 8}, GPUS, "needs 8 GPUs; this machine has 4"),
+    ({"max_model_len": 8193}, CPU, "more than the model's context, 8192"),
+    ({"max_model_len": 1000, "kv_cache_gb": 0.01}, CPU, "more than the KV cache holds"),
+    ({"kv_cache_gb": 0.0001}, CPU, "holds no block of 16 tokens"),
+    ({"kv_cache_gb": 33.0}, CPU, "more than the free memory"),
+]
+
+
+def test_weights_that_do_not_fit_in_memory_are_refused_by_engine_python(model: Path) -> None:
+    with (model / "big.safetensors").open("wb") as file:
+        file.truncate(2 * GIB)
+    small = dataclasses.replace(CPU, memory_available_bytes=GIB)
+    with pytest.raises(CannotServe, match=r"take 4\.0 GiB in memory, and only 1\.0 GiB are free"):
+        resolve(config(engine="Python"), model, small)
+
+
+def test_weights_are_counted_as_the_engine_will_hold_them(model: Path) -> None:
+    """2 bytes a number for a bf16 checkpoint under native kernels, 4 without them."""
+    little = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
+    with pytest.raises(CannotServe, match=r"take 0\.5 GiB in memory, and only 0\.4 GiB are free"):
+        resolve(config(kv_cache_gb=0.1), model, little)
+    resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(little, cpu_kernels="avx512"))
+
+
+@pytest.mark.parametrize(("options", "machine", "reason"), REFUSALS)
+def test_refuses_with_the_reason(model: Path, options: dict[str, Any], machine: Machine, reason: str) -> None:
+    with pytest.raises(CannotServe, match=reason):
+        resolve(config(**options), model, machine)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_an_unknown_architecture_is_refused_with_what_is_known(tmp_path: Path, trust: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTNeoXForCausalLM"]}))
+    with pytest.raises(
+        CannotServe, match=r"GPTNeoXForCausalLM.*it knows FalconForCausalLM, LlamaForCausalLM"
+    ):
+        resolve(config(trust_remote_code=trust), tmp_path, CPU)
+
+
+def test_a_folder_without_config_or_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotServe, match=r"config\.json"):
+        resolve(config(), tmp_path, CPU)
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CannotServe, match=r"no \*\.safetensors file \(there is pytorch_model\.bin"):
+        resolve(config(), tmp_path, CPU)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
+    gpus = draw(st.integers(0, 8))
+    machine = Machine(draw(st.integers(1, 64)), draw(st.integers(0, 64 * GIB)), gpus, ("x",) * gpus)
+    options = {
+        "dtype": draw(st.sampled_from(["auto", "fp32", "fp16", "bf16"])),
+        "tensor_parallel_degree": draw(st.sampled_from(["max", 1, 2, 3, 4, 9, 10])),
+        "block_size": draw(st.none() | st.sampled_from([1, 16, 1024])),
+        "max_model_len": draw(st.none() | st.integers(2, 10_000)),
+        "kv_cache_gb": draw(st.none() | st.floats(0.001, 64)),
+    }
+    return config(**options), machine
+
+
+@given(questions())
+def test_whatever_is_decided_holds_together(
+    tmp_path_factory: pytest.TempPathFactory, case: tuple[LmiConfig, Machine]
+) -> None:
+    asked, machine = case
+    folder = make_model(tmp_path_factory.mktemp("model"))
+    try:
+        resolved: Resolved = resolve(asked, folder, machine)
+    except CannotServe:
+        return
+    engine = resolved.config
+    assert 1 <= engine.parallel.tp_size <= min(9, machine.gpu_count or 9)
+    assert engine.parallel.threads_per_rank >= 1
+    assert engine.model.dtype in ("fp32", "fp16", "bf16")
+    assert 1 <= engine.model.max_model_len <= 8192
+    if engine.parallel.device == "cpu":
+        assert engine.cache.kv_cache_bytes is not None
+        assert engine.cache.kv_cache_bytes <= machine.memory_available_bytes
+    if resolved.kv_capacity_tokens is not None:
+        assert engine.model.max_model_len <= resolved.kv_capacity_tokens
+        assert resolved.kv_capacity_tokens % engine.cache.block_size == 0
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_cache_dtype": "bf16"}], ids=str)
+def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, str]) -> None:
+    ((name, value),) = options.items()
+    resolved = resolve(config(**options), model, dataclasses.replace(CPU, cpu_kernels="avx2"))
+    engine = resolved.config
+    assert isinstance(engine, MpiEngineConfig)
+    assert value in (engine.model.quantize, engine.cache.dtype)
+    capacity = 4 * GIB // (KV_BYTES_PER_TOKEN // (2 if name == "kv_cache_dtype" else 1)) // 16 * 16
+    assert resolved.kv_capacity_tokens == capacity
+    with pytest.raises(
+        CannotServe, match=rf"option.{name}={value}: it needs the native CPU kernels.*compiler"
+    ):
+        resolve(config(**options), model, CPU)
+    with pytest.raises(CannotServe, match=rf"option.{name}={value}: only for CPUs"):
+        resolve(config(**options), model, GPUS)
+
+
+def test_native_kernels_need_no_batch_invariance(model: Path) -> None:
+    native = dataclasses.replace(CPU, cpu_kernels="avx512")
+    notes = resolve(config(batch_invariant=True), model, native).notes
+    assert any("option.batch_invariant=true changes nothing" in note for note in notes)
+    assert not any(
+        "batch_invariant" in note for note in resolve(config(batch_invariant=True), model, CPU).notes
+    )

@@ -1,0 +1,109 @@
+"""What is decided for engine=Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.explain.resolve import CannotServe, resolve
+from container.machine import Machine
+from container.models.transformers_models import generating_architectures
+from engines.config import BatchConfig, PythonEngineConfig
+from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
+from tests.support.model_files import EMPTY_SAFETENSORS
+
+GIB = 1024**3
+CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
+GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
+
+
+def model(folder: Path, **config: Any) -> Path:
+    shape = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
+    (folder / "config.json").write_text(json.dumps({**shape, **config}))
+    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+    return folder
+
+
+def config(trust_remote_code: bool = False, **options: Any) -> LmiConfig:
+    source = ModelSource(model_id="some/name", trust_remote_code=trust_remote_code)
+    server = ServerConfig(predict_timeout=17.0)
+    return LmiConfig(engine="Python", source=source, options=EngineOptions(**options), server=server)
+
+
+def engine(folder: Path, machine: Machine = CPU, **options: Any) -> PythonEngineConfig:
+    resolved = resolve(config(**options), folder, machine).config
+    assert isinstance(resolved, PythonEngineConfig)
+    return resolved
+
+
+def test_batching_is_what_the_file_says(tmp_path: Path) -> None:
+    found = engine(model(tmp_path), batch_size=6, max_batch_delay=250, job_queue_size=9)
+    assert found.batching == BatchConfig(6, 0.25, 9, 17.0)
+    assert found.parallel.threads_per_rank == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({}, 1024),
+        ({"n_positions": None, "max_position_embeddings": 77}, 77),
+        ({"n_positions": None, "text_config": {"max_position_embeddings": 99}}, 99),
+        ({"n_positions": None}, 2048),
+    ],
+)
+def test_the_context_has_many_names(tmp_path: Path, fields: dict[str, Any], context: int) -> None:
+    assert engine(model(tmp_path, **fields)).model.max_model_len == context
+
+
+def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
+    assert engine(model(tmp_path), max_model_len=1024).model.max_model_len == 1024
+    with pytest.raises(CannotServe, match="1025 is more than the model's context, 1024"):
+        engine(model(tmp_path), max_model_len=1025)
+
+
+def test_layers_are_spread_over_gpus(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    assert engine(folder, GPUS, tensor_parallel_degree=2).parallel.tp_size == 2
+    assert engine(folder, GPUS, tensor_parallel_degree="max").parallel.tp_size == 4
+    assert engine(folder, CPU, tensor_parallel_degree="max").parallel.tp_size == 1
+    with pytest.raises(
+        CannotServe, match="8 spreads the layers over 8 GPUs under engine=Python; this machine has 4"
+    ):
+        engine(folder, GPUS, tensor_parallel_degree=8)
+
+
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(
+        CannotServe, match="no GPT2LMHeadModl that generates text; did you mean GPT2LMHeadModel"
+    ):
+        engine(model(tmp_path, architectures=["GPT2LMHeadModl"]))
+
+
+def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> None:
+    folder = model(tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.Own"})
+    with pytest.raises(CannotServe, match=r"only with option\.trust_remote_code=true"):
+        resolve(config(), folder, CPU, allow_remote_code=True)
+    with pytest.raises(CannotServe, match="--allow-remote-code"):
+        resolve(config(trust_remote_code=True), folder, CPU)
+    resolved = resolve(config(trust_remote_code=True), folder, CPU, allow_remote_code=True)
+    assert isinstance(resolved.config, PythonEngineConfig)
+    assert resolved.config.trust_remote_code
+    assert "is run" in resolved.notes[-1]
+
+
+def test_code_that_is_not_needed_is_not_run(tmp_path: Path) -> None:
+    folder = model(tmp_path, auto_map={"AutoModelForCausalLM": "own.Own"})
+    resolved = resolve(config(trust_remote_code=True), folder, CPU, allow_remote_code=True)
+    assert isinstance(resolved.config, PythonEngineConfig)
+    assert not resolved.config.trust_remote_code
+    assert "no remote code is run" in resolved.notes[-1]
+
+
+def test_the_tables_of_transformers_are_read() -> None:
+    names = generating_architectures()
+    assert {"LlamaForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"} <= names
+    assert not {"BertForSequenceClassification", "ViTModel"} & names

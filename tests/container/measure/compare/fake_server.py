@@ -1,0 +1,117 @@
+"""Servers of configurations without an engine: scripted ones in this process, with `/metrics`."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import ReadyServer, ServerFailed
+from tests.container.measure.bench.scripted_server import Script, ScriptedServer
+
+Token = Callable[[str, int], int]
+"""(prompt, position) -> token id."""
+
+
+def plain_token(prompt: str, position: int) -> int:
+    return zlib.crc32(f"{prompt}/{position}".encode()) % 1000
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """How a server behaves."""
+
+    token: Token = plain_token
+    refuses: Callable[[dict[str, Any]], bool] = lambda body: False
+    """Requests that get an error."""
+    before_answer: Callable[[FakeServer, int], None] = lambda server, number: None
+    """Called before each answer; requests count from 0 in the order of their arrival."""
+    kv: bool = True
+    metrics_text: str | None = None
+    """Content of `/metrics` in place of everything else."""
+    input_length: int | None = None
+    """The number of prompt tokens that it reports."""
+    exit_code: int = 0
+
+
+class FakeServer:
+    """One life of one server."""
+
+    def __init__(self, config: Configuration, behaviour: Behaviour, journal: list[str]) -> None:
+        self.start_up_seconds = 1.5
+        self.behaviour = behaviour
+        self.prompts: list[str] = []
+        self.looked = threading.Event()
+        """Set by each look at `/metrics`."""
+        self.over = threading.Event()
+        self._name = config.name
+        self._journal = journal
+        self._server = ScriptedServer(self._answer, metrics=self._metrics)
+        self._server.__enter__()
+        self.url = self._server.url
+        journal.append(f"start {config.name}")
+
+    def peak_memory(self) -> int | None:
+        return 1 << 20
+
+    def stop(self) -> None:
+        self._end("stop")
+        if self.behaviour.exit_code:
+            raise ServerFailed(f"{self._name}: its server ended with exit code {self.behaviour.exit_code}")
+
+    def kill(self) -> None:
+        self._end("kill")
+
+    def _end(self, how: str) -> None:
+        if self.over.is_set():
+            return
+        self.over.set()
+        self._journal.append(f"{how} {self._name}")
+        self._server.__exit__(None, None, None)
+
+    def _answer(self, number: int, body: dict[str, Any]) -> Script:
+        prompt, behaviour = body["inputs"], self.behaviour
+        self.prompts.append(prompt)
+        behaviour.before_answer(self, number)
+        if behaviour.refuses(body):
+            return Script(status=424, body=b'{"error": "no such thing", "code": 424}')
+        count = body["parameters"]["max_new_tokens"]
+        ids = tuple(behaviour.token(prompt, position) for position in range(count))
+        return Script(prompt_tokens=behaviour.input_length, token_ids=ids)
+
+    def _metrics(self) -> bytes:
+        """Each request was in 4 steps of 3 sequences, and 2 of 10 blocks are held, half full."""
+        self.looked.set()
+        if self.behaviour.metrics_text is not None:
+            return self.behaviour.metrics_text.encode()
+        count = 4 * len(self.prompts)
+        lines = [
+            "# TYPE lmi_batch_size histogram",
+            f'lmi_batch_size_bucket{{le="+Inf"}} {count}',
+            f"lmi_batch_size_count {count}",
+            f"lmi_batch_size_sum {3 * count}",
+        ]
+        blocks = {"blocks_total": 10, "blocks_free": 8, "blocks_cached": 0}
+        for name, value in (
+            {**blocks, "slots_total": 160, "slots_unfilled": 16}.items() if self.behaviour.kv else ()
+        ):
+            lines += [f"# TYPE lmi_kv_{name} gauge", f"lmi_kv_{name} {value}"]
+        return "\n".join(lines).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class FakeServers:
+    """Starts servers, remembers all, and keeps a journal of starts and ends."""
+
+    behaviours: dict[str, Behaviour] = field(default_factory=dict)
+    journal: list[str] = field(default_factory=list)
+    lives: dict[str, list[FakeServer]] = field(default_factory=dict)
+
+    def __call__(self, config: Configuration, log: Path) -> ReadyServer:
+        life = FakeServer(config, self.behaviours.get(config.name, Behaviour()), self.journal)
+        self.lives.setdefault(config.name, []).append(life)
+        return life

@@ -1,0 +1,94 @@
+"""Made-up configurations, rounds and comparisons, with figures that can be computed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from container.measure.bench.figures import ErrorCount, Figures, Spread
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.plan import Plan, Scenario, stays
+from container.measure.compare.report import Provenance
+from container.measure.compare.results import Comparison, RoundResult, StayResult
+from container.measure.compare.scrape import BatchSizes, KvUse
+
+SCENARIO = Scenario("8 tokens in, 4 out", 8, 4, 2, 2)
+TOKENS = ((1, 2, 3, 4), (5, 6, 7, 8))
+PROVENANCE = Provenance(
+    "lmi compare a b",
+    "2030-01-02 03:04 UTC",
+    "2 cores (Abacus 9), 8.0 GiB of memory free, no GPU",
+    {"torch": "9.9"},
+)
+
+
+def make_configuration(
+    name: str, *, engine: str = "MPI", model: str = "model", **values: str
+) -> Configuration:
+    """`values`: effective values by key, `option.` left out."""
+    return Configuration(
+        name=name,
+        path=Path("/configs") / name,
+        engine=engine,
+        model=model,
+        model_folder=Path("/models") / model,
+        values={"engine": engine, **{f"option.{key}": value for key, value in values.items()}},
+        loading_timeout=10.0,
+    )
+
+
+def make_figures(
+    tokens_per_second: float = 100.0, latency: float = 2.0, errors: Sequence[str] = (), limited: str = ""
+) -> Figures:
+    spread = Spread(latency / 2, latency, latency)
+    return Figures(
+        num_requests=2,
+        num_errors=len(errors),
+        errors=tuple(ErrorCount(text, 1) for text in errors),
+        wall_seconds=1.0,
+        output_tokens=8,
+        output_tokens_per_second=tokens_per_second,
+        requests_per_second=tokens_per_second / 4,
+        ttft=spread,
+        gap=spread,
+        latency=spread,
+        worst_lag_seconds=0.0,
+        client_cpu_share=0.1,
+        client_limited=limited,
+    )
+
+
+def make_round(
+    config: str,
+    number: int,
+    figures: Figures | None = None,
+    *,
+    scenario: str = SCENARIO.name,
+    token_ids: tuple[tuple[int, ...], ...] = TOKENS,
+    batches: BatchSizes | None = None,
+    kv: KvUse | None = None,
+) -> RoundResult:
+    return RoundResult(config, scenario, number, figures or make_figures(), token_ids, batches, kv)
+
+
+def make_comparison(
+    configs: Sequence[Configuration],
+    rounds: Sequence[RoundResult],
+    scenarios: Sequence[Scenario] = (SCENARIO,),
+) -> Comparison:
+    num_rounds = max((result.round for result in rounds), default=1)
+    lives = tuple(
+        StayResult(stay.configuration, stay.rounds, 3.0, 1 << 30)
+        for stay in stays([config.name for config in configs], num_rounds)
+    )
+    return Comparison(tuple(configs), Plan(tuple(scenarios), num_rounds, seed=0), tuple(rounds), lives)
+
+
+def compare_speeds(speeds: Mapping[str, Sequence[float]], scenario: Scenario = SCENARIO) -> Comparison:
+    """Configurations by name with their output tokens/s round by round; latencies are 100 over them."""
+    rounds = [
+        make_round(name, number, make_figures(speed, 100 / speed), scenario=scenario.name)
+        for name, values in speeds.items()
+        for number, speed in enumerate(values, start=1)
+    ]
+    return make_comparison([make_configuration(name) for name in speeds], rounds, (scenario,))

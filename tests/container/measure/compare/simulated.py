@@ -1,0 +1,95 @@
+"""Comparisons put together from recorded rounds of two equal configurations (`aa_rounds.json`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from container.measure.bench.figures import Figures, Spread
+from container.measure.compare.interval import Ratio
+from container.measure.compare.results import Comparison
+from container.measure.compare.summary import MEASURES, Measure, ratio
+from tests.container.measure.compare.made_up import (
+    SCENARIO,
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
+
+NAMES = ("a", "b")
+ROUNDS_FILE = Path(__file__).with_name("aa_rounds.json")
+"""By kind and round, the figures of both configurations by measure.
+
+`rolling` was recorded on a busy machine, whose noise is some 50 % of a round, `dynamic` with far less noise.
+"""
+KINDS = ("rolling", "dynamic")
+
+Pair = list[dict[str, float]]
+
+
+def recorded_rounds(kind: str) -> list[Pair]:
+    rounds: list[Pair] = json.loads(ROUNDS_FILE.read_text())[kind]
+    return rounds
+
+
+def simulate(rounds: list[Pair], speed: float = 1.0) -> Comparison:
+    """A comparison of `a` and `b` that had these rounds, but for `b`, which is made `speed` times as fast."""
+    made = []
+    for number, (first, second) in enumerate(rounds, start=1):
+        made.append(make_round("a", number, _figures(first, 1.0)))
+        made.append(make_round("b", number, _figures(second, speed)))
+    return make_comparison([make_configuration(name) for name in NAMES], made)
+
+
+def _figures(values: dict[str, float], speed: float) -> Figures:
+    def spread(name: str) -> Spread:
+        return Spread(values[f"{name}_p50"] / speed, values[f"{name}_p90"] / speed, math.nan)
+
+    rate = values["output_tokens_per_second"] * speed
+    return replace(make_figures(rate), ttft=spread("ttft"), gap=spread("gap"), latency=spread("latency"))
+
+
+def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> Iterator[Comparison]:
+    """Simulated ones, with rounds drawn from the recorded ones, each at most once in a comparison.
+
+    A coin decides which of a pair is `a`.
+    """
+    recorded, rng = recorded_rounds(kind), random.Random(num_rounds)
+    for _ in range(count):
+        drawn = rng.sample(recorded, num_rounds)
+        yield simulate([pair[:: rng.choice((1, -1))] for pair in drawn], speed)
+
+
+def consecutive(kind: str, num_rounds: int) -> Iterator[Comparison]:
+    """All runs of so many recorded rounds as they followed each other."""
+    recorded = recorded_rounds(kind)
+    for start in range(len(recorded) - num_rounds + 1):
+        yield simulate(recorded[start : start + num_rounds])
+
+
+def share_different(made: Iterable[Comparison]) -> float:
+    """The share of comparisons that call any measure different."""
+    return statistics.fmean(any(one.differs for one in _ratios(comparison).values()) for comparison in made)
+
+
+def share_found(made: Iterable[Comparison]) -> float:
+    """The share of comparisons that call `b` better in any measure, and worse in none."""
+    return statistics.fmean(_finds_b(_ratios(comparison)) for comparison in made)
+
+
+def _finds_b(ratios: dict[Measure, Ratio]) -> bool:
+    directions = {
+        (one.value > 1) == measure.higher_is_better for measure, one in ratios.items() if one.differs
+    }
+    return directions == {True}
+
+
+def _ratios(comparison: Comparison) -> dict[Measure, Ratio]:
+    made = {measure: ratio(comparison, "b", "a", SCENARIO.name, measure) for measure in MEASURES}
+    return {measure: one for measure, one in made.items() if one is not None}

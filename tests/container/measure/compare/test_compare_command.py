@@ -1,0 +1,118 @@
+"""The command line of `lmi compare`: what goes together, and what it says before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from container.measure.bench.lengths import Lengths
+from container.measure.bench.workload import load_tokenizer, make_requests
+from container.measure.compare import compare_command
+from container.measure.compare.compare_command import CompareOptions, compare
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import StartServer
+from tests.container.measure.compare.made_up import make_configuration
+from tests.lmi_server.fakes import build_model_folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "PATH: give at least two configurations (got 0)"),
+        (["one"], "(got 1)"),
+        (["one", "two", "--examples", "x"], "--examples: only with --aws-post"),
+        (["--aws-post", "one"], "PATH: not with --aws-post, which has its own configurations (got one)"),
+        (["--aws-post", "--input-tokens", "32"], "--input-tokens: not with --aws-post"),
+        (["--aws-post", "--lengths", "fixed"], "--lengths: not with --aws-post"),
+        (["--aws-post", "--output-tokens", "8"], "--output-tokens"),
+        (["one", "two", "--output", "nowhere/at/all.md"], "nowhere/at/all.md: there is no folder"),
+        (["one", "two", "--rounds", "0"], "--rounds"),
+        (["one", "two", "--dialect", "latin"], "'lmi', 'openai'"),
+    ],
+)
+def test_words_that_do_not_go_together(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(compare, arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_configurations_that_cannot_be_served_are_all_named_and_nothing_is_started(tmp_path: Path) -> None:
+    folder = tmp_path / "typo"
+    folder.mkdir()
+    (folder / "serving.properties").write_text("engine=MPI\nbatch_sise=2\n")
+    output = tmp_path / "report.md"
+    done = CliRunner().invoke(compare, [str(folder), str(tmp_path / "none"), "--output", str(output)])
+    assert done.exit_code == 1
+    assert "typo: " in done.output
+    assert "did you mean batch_size?" in done.output
+    assert "none: " in done.output
+    assert "there is no such file" in done.output
+    assert not output.exists()
+
+
+def test_the_posts_examples_may_be_elsewhere_and_a_sentence_says_when_they_are_not(tmp_path: Path) -> None:
+    done = CliRunner().invoke(compare, ["--aws-post", "--examples", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "smollm2-dynamic" in done.output
+    assert "--examples names that folder" in done.output
+
+
+def asked_by(arguments: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> CompareOptions:
+    """The command line as the command reads it; nothing is run."""
+    seen: list[CompareOptions] = []
+
+    def note(asked: CompareOptions, *others: object) -> int:
+        seen.append(asked)
+        return 0
+
+    monkeypatch.setattr(compare_command, "run_comparison", note)
+    done = CliRunner().invoke(compare, [*arguments, "--output", str(folder / "report.md")])
+    assert done.exit_code == 0, done.output
+    return seen[0]
+
+
+def test_by_default_there_are_five_rounds_of_several_waves_of_spread_lengths(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = asked_by(["one", "two"], monkeypatch, tmp_path).plan
+    assert plan.num_rounds >= 5
+    (scenario,) = plan.scenarios
+    assert scenario.num_requests >= 3 * scenario.num_users
+    tokenizer = load_tokenizer(build_model_folder(tmp_path / "model"))
+    requests = make_requests(scenario.workload(plan.round_seed(1)), tokenizer)
+    for tokens in ([one.prompt_tokens for one in requests], [one.output_tokens for one in requests]):
+        assert len(set(tokens)) > 20
+
+
+def test_a_fixed_load_is_one_option_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ["--lengths", "fixed", "--output-tokens", "128", "--requests", "32"]
+    (scenario,) = asked_by(["one", "two", *options], monkeypatch, tmp_path).plan.scenarios
+    assert (scenario.name, scenario.num_requests) == ("32 tokens in, 128 out", 32)
+    assert scenario.lengths is Lengths.FIXED
+
+
+def test_the_posts_scenarios_keep_their_own_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for scenario in asked_by(["--aws-post"], monkeypatch, tmp_path).plan.scenarios:
+        assert (scenario.num_requests, scenario.num_users) == (32, 32)
+        assert scenario.lengths is Lengths.FIXED
+
+
+def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environs: list[dict[str, str]] = []
+
+    def start(config: Configuration, log: Path, environ: dict[str, str]) -> None:
+        environs.append(environ)
+
+    def run(options: CompareOptions, environ: object, machine: object, start: StartServer) -> int:
+        start(make_configuration("a"), tmp_path / "log")
+        return 0
+
+    monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
+    monkeypatch.setattr(compare_command.ServerProcess, "start", start)
+    monkeypatch.setattr(compare_command, "run_comparison", run)
+    CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    assert [("LMI_ADMIN_TOKEN" in environ, "PATH" in environ) for environ in environs] == [(False, True)]

@@ -1,0 +1,136 @@
+"""Configurations: their names, what they come to on a machine, and in what they differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from container.machine import Machine
+from container.measure.compare.configurations import (
+    BadConfiguration,
+    NamedPath,
+    differing_values,
+    names_for,
+    read_configurations,
+    warnings,
+)
+from container.models.files import ModelNotAvailable
+from lmi_server.config import ModelSource
+from tests.container.measure.compare.made_up import make_configuration
+
+MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model to who does not load it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return folder
+
+
+def write_configuration(folder: Path, *lines: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "serving.properties").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_ambiguous(
+    tmp_path: Path,
+) -> None:
+    one, two, three = (write_configuration(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
+    file = tmp_path / "fast.properties"
+    file.write_text("engine=MPI\n")
+    assert names_for([one, two / "serving.properties", three, file]) == (
+        "paged-1",
+        "paged-2",
+        "plain",
+        "fast",
+    )
+
+
+def test_a_number_that_a_folder_has_already_is_left_to_it(tmp_path: Path) -> None:
+    paths = [write_configuration(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
+    assert names_for(paths) == ("a-2", "a-3", "a-1")
+
+
+def test_differences_are_those_of_effective_values_defaults_and_decisions_included(
+    tmp_path: Path, model: Path
+) -> None:
+    common = ("engine=MPI", f"option.model_id={model}", "option.kv_cache_gb=1")
+    one = write_configuration(tmp_path / "one", *common)
+    two = write_configuration(tmp_path / "two", *common, "option.paged_attention=false", "option.dtype=fp32")
+    configs = read_configurations(
+        [NamedPath("one", one), NamedPath("two", two)], {}, MACHINE, lambda source: model
+    )
+    # fp32 is what the first config's dtype comes to on a CPU: no difference.
+    assert differing_values(configs) == {
+        "option.batch_scheduler_policy": ("max_utilization", "guaranteed_no_evict"),
+        "option.paged_attention": ("true", "false"),
+        "option.enable_prefix_caching": ("true", "false"),
+    }
+    assert [config.dtype for config in configs] == ["fp32", "fp32"]
+    assert not warnings(configs)
+
+
+def test_every_configuration_that_cannot_be_served_is_named_with_its_reason(
+    tmp_path: Path, model: Path
+) -> None:
+    good = write_configuration(tmp_path / "good", "engine=MPI", f"option.model_id={model}")
+    typo = write_configuration(tmp_path / "typo", "engine=MPI", "option.tensor_paralel_degree=1")
+    wide = write_configuration(
+        tmp_path / "wide", f"option.model_id={model}", "option.tensor_parallel_degree=5"
+    )
+    gone = write_configuration(tmp_path / "gone", "option.model_id=nobody/nothing")
+
+    def obtain(source: ModelSource) -> Path:
+        if source.model_id == "nobody/nothing":
+            raise ModelNotAvailable("there is no such model")
+        return model
+
+    named = [NamedPath(path.name, path) for path in (good, typo, wide, gone)]
+    with pytest.raises(BadConfiguration) as caught:
+        read_configurations(named, {}, MACHINE, obtain)
+    text = str(caught.value)
+    assert "typo: " in text
+    assert "tensor_parallel_degree" in text
+    assert "wide: option.tensor_parallel_degree=5" in text
+    assert "gone: there is no such model" in text
+    assert "good" not in text
+
+
+def test_other_models_and_other_precisions_are_warned_of() -> None:
+    configs = [make_configuration("a", dtype="fp32"), make_configuration("b", model="other", dtype="bf16")]
+    models, dtypes = warnings(configs)
+    assert "different models" in models
+    assert "a: model, b: other" in models
+    assert "a: fp32, b: bf16" in dtypes
+
+
+def test_a_key_of_one_engine_only_is_empty_in_the_other_configuration() -> None:
+    configs = [
+        make_configuration("a", paged_attention="true"),
+        make_configuration("b", engine="Python", batch_size="4"),
+    ]
+    assert differing_values(configs) == {
+        "engine": ("MPI", "Python"),
+        "option.paged_attention": ("true", ""),
+        "option.batch_size": ("", "4"),
+    }

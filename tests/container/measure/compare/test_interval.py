@@ -1,0 +1,84 @@
+"""Intervals: quantiles as in published tables, coverage, and how often equal configurations are called different."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from container.measure.compare.interval import Ratio, ratio_of_rounds, t_quantile
+from tests.container.measure.compare.simulated import KINDS, comparisons, share_different, share_found
+
+
+@pytest.mark.parametrize(
+    ("freedom", "five_per_cent", "one_per_mille"),
+    [
+        (1, 12.706, 636.619),
+        (2, 4.303, 31.599),
+        (3, 3.182, 12.924),
+        (4, 2.776, 8.610),
+        (5, 2.571, 6.869),
+        (9, 2.262, 4.781),
+        (10, 2.228, 4.587),
+        (30, 2.042, 3.646),
+        (60, 2.000, 3.460),
+        (120, 1.980, 3.373),
+    ],
+)
+def test_quantiles_are_those_of_published_tables(
+    freedom: int, five_per_cent: float, one_per_mille: float
+) -> None:
+    """Two-sided, Student's t: Fisher and Yates, Statistical Tables, table III."""
+    assert t_quantile(0.05, freedom) == pytest.approx(five_per_cent, abs=5.1e-4)
+    assert t_quantile(0.001, freedom) == pytest.approx(one_per_mille, abs=5.1e-4)
+
+
+def test_an_interval_by_hand() -> None:
+    found = ratio_of_rounds([1.1, 1.2, 1.1, 1.2], num_intervals=1)
+    assert found is not None
+    centre = math.sqrt(1.1 * 1.2)
+    deviation = math.log(1.2 / 1.1) / 2 * math.sqrt(4 / 3)
+    half_width = math.exp(3.18245 * deviation / 2)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (centre, centre / half_width, centre * half_width), rel=1e-5
+    )
+    assert found.differs
+    assert not Ratio(1.1, 0.99, 1.2, 5).differs
+
+
+def test_few_rounds_leave_much_open_and_one_leaves_everything_open() -> None:
+    assert ratio_of_rounds([4.0], 1) == Ratio(pytest.approx(4.0), 0.0, math.inf, 1)
+    widths = []
+    for count in (2, 4, 8, 16):
+        found = ratio_of_rounds([0.95, 1.05] * (count // 2), num_intervals=7)
+        assert found is not None
+        widths.append(found.high / found.low)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 1000  # two rounds: a factor of 30 either way
+
+
+def test_rounds_without_a_ratio_are_left_out() -> None:
+    assert ratio_of_rounds([math.nan, 0.0, math.inf], 1) is None
+    found = ratio_of_rounds([math.nan, 2.0, 2.0], 1)
+    assert found is not None
+    assert found.count == 2
+
+
+def test_intervals_too_wide_for_a_number_are_unbounded() -> None:
+    found = ratio_of_rounds([1e-5, 1e5], num_intervals=100)
+    assert found is not None
+    assert (found.low, found.high) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rounds", [3, 10])
+def test_equal_configurations_are_seldom_called_different(kind: str, num_rounds: int) -> None:
+    """Any measure counts; 5 % is the design. `make verify` does 1,000 comparisons."""
+    assert share_different(comparisons(kind, num_rounds, count=100)) <= 0.065
+
+
+def test_a_true_difference_of_5_per_cent_is_found_more_often_with_more_rounds() -> None:
+    found = [
+        share_found(comparisons("dynamic", num_rounds, count=60, speed=1.05)) for num_rounds in (3, 5, 10)
+    ]
+    assert found[0] < found[1] < found[2]

@@ -1,0 +1,164 @@
+"""The report: what was run, the verdicts, the figures and their limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from container.measure.compare import report, tables
+from container.measure.compare.caveats import caveats
+from container.measure.compare.interval import Ratio
+from container.measure.compare.report import Section
+from container.measure.compare.scrape import BatchSizes, KvUse
+from container.measure.compare.summary import spread, times
+from container.measure.numbers import NOTHING, gibibytes, number, percent, seconds
+from container.measure.output import Table, as_json
+from tests.container.measure.compare.made_up import (
+    PROVENANCE,
+    SCENARIO,
+    TOKENS,
+    compare_speeds,
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
+
+
+def row(table: Table, title: str) -> tuple[str, ...]:
+    """The cells behind a row's title."""
+    (found,) = [cells for cells in table.rows if cells[0] == title]
+    return found[1:]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0.012345, "0.0123"), (1.2345, "1.23"), (12.345, "12.3"), (123.45, "123"), (1234.5, "1234")),
+        *((0.0, "0"), (1.2345e-6, "1.23e-06"), (1.2345e7, "1.23e+07")),
+    ],
+)
+def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    unknown = [number(math.nan), seconds(math.nan), percent(None), gibibytes(None), spread(None), times(None)]
+    assert set(unknown) == {NOTHING}
+
+
+def test_a_ratio_carries_its_interval_where_it_has_one() -> None:
+    assert times(Ratio(4.0, 3.9, 4.1, 3)) == "4.00x (3.90 to 4.10)"
+    assert times(Ratio(4.0, 0.0, math.inf, 1)) == "4.00x"
+
+
+def test_figures_and_ratios_by_hand() -> None:
+    made = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [400.0, 200.0, 40.0]})
+    figures = tables.figures_table(made, SCENARIO.name)
+    assert figures.header == ("", "a", "b")
+    assert row(figures, "output tokens/s") == ("50.0 (10.0 to 100)", "200 (40.0 to 400)")
+    assert row(figures, "latency p90, s") == ("2.00 (1.00 to 10.0)", "0.500 (0.250 to 2.50)")
+    # The median gap of round one, in milliseconds.
+    assert row(figures, "gap between tokens p50, ms") == ("1000 (500 to 5000)", "250 (125 to 1250)")
+    ratios = tables.ratios_table(made, SCENARIO.name)
+    by_measure = {cells[1]: cells[2:] for cells in ratios.rows}
+    assert by_measure["output tokens/s"] == (
+        "b is faster than a by 300.0 % (95 % interval 300.0 % to 300.0 %)",
+        "4.00x (4.00 to 4.00)",
+    )
+    assert by_measure["latency p90"][1] == "0.250x (0.250 to 0.250)"
+    short = tables.short_table(made)
+    assert short.rows[0][:6] == (SCENARIO.name, "a", "50.0", "1", "2.00", "1")
+    assert short.rows[1][:4] == (SCENARIO.name, "b", "200", "4.00x (4.00 to 4.00)")
+
+
+def test_batches_kv_and_tokens_of_the_servers() -> None:
+    configs = [make_configuration("a"), make_configuration("b", engine="Python")]
+    rounds = [
+        make_round("a", 1, batches=BatchSizes(10, 2.0), kv=KvUse(4, 1000.0, 100.0, 200.0, 0.1)),
+        make_round("a", 2, batches=BatchSizes(30, 4.0), kv=KvUse(4, 1000.0, 300.0, 400.0, 0.3)),
+        make_round("b", 1, batches=BatchSizes(8, 4.0), token_ids=(TOKENS[0], (5, 6, 0, 8))),
+        make_round("b", 2, batches=BatchSizes(8, 4.0)),
+    ]
+    table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
+    assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
+    assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
+    assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
+    assert row(table, "waste: allocated slots without a token") == ("20.0 %", NOTHING)
+    assert row(table, "answers with the tokens of a") == (NOTHING, "3 of 4")
+    assert row(table, "first difference at output token") == (NOTHING, "3 (round 1, request 2)")
+
+
+def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() -> None:
+    made = compare_speeds({"a": [100.0, 101.0], "b": [400.0, 410.0]})
+    text = report.markdown(
+        made, PROVENANCE, [Section("Extra", "Words.", (Table("t", ("x", "y"), (("1", "2"),)),))]
+    )
+    assert text.startswith("# Comparison of a and b\n")
+    for needed in (
+        "medians of 2 rounds",
+        "`lmi compare a b`, 2030-01-02 03:04 UTC",
+        "2 cores (Abacus 9)",
+        "torch 9.9",
+        "each round has 2 requests by 2 users, 8 tokens in, 4 out",
+        "- 8 tokens in, 4 out, output tokens/s: b is faster than a by 303.0 %",
+        "a (round 1), b (rounds 1 and 2), a (round 2)",
+        "Their effective values are the same.",
+        "## Extra\n\nWords.\n\n| x | y |\n| --- | ---: |\n| 1 | 2 |",
+        "## Limits of these figures",
+    ):
+        assert needed in text, needed
+    assert "nan" not in text.lower()
+
+
+def test_differences_stand_in_a_table() -> None:
+    configs = [
+        make_configuration("a", paged_attention="true"),
+        make_configuration("b", paged_attention="false"),
+    ]
+    text = report.markdown(make_comparison(configs, [make_round("a", 1), make_round("b", 1)]), PROVENANCE)
+    assert "| option.paged_attention | true | false |" in text
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    assert Table("t", ("a",), (("x|y\nz",),)).markdown().splitlines()[-1] == "| x\\|y z |"
+
+
+def test_caveats_name_failures_and_the_limits_of_the_client() -> None:
+    configs = [make_configuration("a"), make_configuration("b", engine="Python")]
+    rounds = [
+        make_round("a", 1, make_figures(100.0)),
+        make_round("a", 2, make_figures(100.0, limited="the client itself computed all the time")),
+        make_round("b", 1, make_figures(90.0, errors=["gone away"])),
+        make_round("b", 2, make_figures(120.0)),
+    ]
+    text = "\n".join(caveats(make_comparison(configs, rounds)))
+    assert "1 of 2 requests failed: b, 8 tokens in, 4 out, round 1: gone away" in text
+    assert "a, 8 tokens in, 4 out, round 2: the client itself computed all the time." in text
+    assert "The two mean batch sizes cannot be compared" in text
+
+
+def test_the_json_is_strict_and_has_every_round() -> None:
+    made = compare_speeds({"a": [100.0, math.nan], "b": [200.0, 300.0]})
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(constant)
+
+    data = json.loads(json.dumps(as_json(report.json_values(made, PROVENANCE))), parse_constant=refuse)
+    assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
+        ("a", 1),
+        ("a", 2),
+        ("b", 1),
+        ("b", 2),
+    ]
+    assert data["rounds"][1]["figures"]["output_tokens_per_second"] is None
+    assert data["rounds"][0]["token_ids"] == [list(ids) for ids in TOKENS]
+    (summary,) = [one for one in data["summary"] if one["configuration"] == "b"]
+    assert summary["ratios_to_first"]["output_tokens_per_second"]["value"] == 2.0
+    assert summary["ratios_to_first"]["output_tokens_per_second"]["high"] is None
+    assert summary["verdicts"]["output_tokens_per_second"].startswith("too few rounds: one")
+    assert summary["tokens_of_first"]["num_identical"] == 4
+    assert data["setting"]["machine"] == PROVENANCE.machine

@@ -1,0 +1,166 @@
+"""A whole comparison over HTTP with scripted servers: requests, measurements, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from container.measure.bench.workload import BenchError
+from container.measure.compare.plan import Plan, Scenario
+from container.measure.compare.results import Comparison
+from container.measure.compare.run import ComparisonRunner
+from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.server_process import ServerFailed
+from container.measure.compare.summary import equality
+from container.progress import LogLines
+from container.run.stop_signals import StopRequested, StopSignals
+from tests.container.measure.compare.fake_server import Behaviour, FakeServer, FakeServers, plain_token
+from tests.container.measure.compare.made_up import make_configuration
+from tests.lmi_server.fakes import build_model_folder
+
+SHORT = Scenario("short", 8, 4, 3, 2)
+LONG = Scenario("long", 12, 2, 2, 2)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model_folder(tmp_path_factory.mktemp("model"))
+
+
+def run(fakes: FakeServers, model: Path, tmp_path: Path, plan: Plan, *names: str) -> tuple[Comparison, str]:
+    """The results and the log."""
+    log = io.StringIO()
+    configs = tuple(make_configuration(name) for name in names)
+    runner = ComparisonRunner(configs, plan, dict.fromkeys(names, model), fakes, tmp_path, LogLines(log))
+    return runner.run(), log.getvalue()
+
+
+def test_configurations_run_one_at_a_time_in_turn_and_all_get_the_same_prompts(
+    model: Path, tmp_path: Path
+) -> None:
+    fakes = FakeServers()
+    made, log = run(fakes, model, tmp_path, Plan((SHORT, LONG), 2, seed=5), "a", "b")
+    assert fakes.journal == ["start a", "stop a", "start b", "stop b", "start a", "stop a"]
+    order = [(result.configuration, result.round, result.scenario) for result in made.rounds]
+    assert order == [
+        *(("a", 1, "short"), ("a", 1, "long")),
+        *(("b", 1, "short"), ("b", 1, "long"), ("b", 2, "short"), ("b", 2, "long")),
+        *(("a", 2, "short"), ("a", 2, "long")),
+    ]
+    # Each life begins with a warm-up of both scenarios, 2 requests each; then 3 and 2 requests a round.
+    first, third = [life.prompts[4:] for life in fakes.lives["a"]]
+    (second,) = [life.prompts[4:] for life in fakes.lives["b"]]
+    assert sorted(second) == sorted([*first, *third])
+    assert len(set(second)) == 10
+    warm_ups = {prompt for lives in fakes.lives.values() for life in lives for prompt in life.prompts[:4]}
+    assert not warm_ups & set(second)
+    assert log.count("ready after 1.5 s") == 3
+    assert log.count("tokens/s, TTFT p50") == len(made.rounds)
+    assert "a: round 1 of 2, short: 100 %" in log
+    assert [stay.rounds for stay in made.stays] == [(1,), (1, 2), (2,)]
+    assert {stay.start_up_seconds for stay in made.stays} == {1.5}
+
+
+def test_figures_batches_and_kv_are_those_of_the_round_alone(model: Path, tmp_path: Path) -> None:
+    made, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    for result in made.rounds:
+        assert (result.figures.num_requests, result.figures.num_errors) == (3, 0)
+        assert result.figures.output_tokens == 12
+        assert result.batches is not None
+        # 4 steps for each of the round's 3 requests; the warm-up's are not in it.
+        assert (result.batches.count, result.batches.mean) == (12, 3.0)
+
+
+def test_kv_use_is_looked_at_while_the_round_runs(model: Path, tmp_path: Path) -> None:
+    def wait_for_a_look(config: FakeServer, number: int) -> None:
+        if number == 2:  # the round's first request: the warm-up has two
+            config.looked.clear()
+            assert config.looked.wait(20.0)
+
+    waiting = Behaviour(before_answer=wait_for_a_look)
+    fakes = FakeServers({"a": waiting, "b": dataclasses.replace(waiting, kv=False)})
+    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    kv = made.of("a", "short")[0].kv
+    assert kv is not None
+    assert (kv.slots_total, kv.mean_allocated, kv.waste) == (160.0, 32.0, 0.5)
+    assert made.of("b", "short")[0].kv is None
+
+
+def test_tokens_are_kept_by_request_so_that_configurations_can_be_compared(
+    model: Path, tmp_path: Path
+) -> None:
+    def off_by_one_at_the_end(prompt: str, position: int) -> int:
+        return plain_token(prompt, position) + (position == 3)
+
+    fakes = FakeServers({"b": Behaviour(token=off_by_one_at_the_end)})
+    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b", "c")
+    same = equality(made, "c", "a", "short")
+    assert same is not None
+    assert (same.num_requests, same.num_identical) == (3, 3)
+    other = equality(made, "b", "a", "short")
+    assert other is not None
+    assert other.num_identical == 0
+    assert other.earliest is not None
+    assert other.earliest.position == 3
+
+
+def test_requests_that_fail_are_counted_and_have_no_tokens(model: Path, tmp_path: Path) -> None:
+    fakes = FakeServers({"b": Behaviour(refuses=lambda body: body["parameters"]["max_new_tokens"] == 4)})
+    made, _ = run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    (bad,) = made.of("b", "short")
+    assert bad.figures.num_errors == 3
+    assert "no such thing" in bad.figures.errors[0].text
+    assert bad.token_ids == ((), (), ())
+    assert made.num_failed == 3
+
+
+def test_answers_that_count_as_failed_are_not_compared(model: Path, tmp_path: Path) -> None:
+    made, _ = run(
+        FakeServers({"b": Behaviour(input_length=99)}), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b"
+    )
+    (bad,) = made.of("b", "short")
+    assert bad.figures.num_errors == 3
+    assert bad.token_ids == ((), (), ())
+
+
+def test_a_server_without_metrics_ends_the_comparison_and_is_ended(model: Path, tmp_path: Path) -> None:
+    fakes = FakeServers({"a": Behaviour(metrics_text="<html>")})
+    with pytest.raises(NoMetrics):
+        run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    assert fakes.journal == ["start a", "kill a"]
+
+
+def test_a_server_that_ends_badly_ends_the_comparison(model: Path, tmp_path: Path) -> None:
+    fakes = FakeServers({"a": Behaviour(exit_code=1)})
+    with pytest.raises(ServerFailed, match="a: its server ended with exit code 1"):
+        run(fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    assert fakes.journal == ["start a", "stop a"]
+
+
+def test_a_workload_that_cannot_be_made_starts_no_server(tmp_path: Path) -> None:
+    fakes = FakeServers()
+    with pytest.raises(BenchError):
+        run(fakes, tmp_path / "nothing", tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    assert fakes.journal == []
+
+
+def test_a_signal_to_stop_ends_the_server_and_the_comparison_at_once(model: Path, tmp_path: Path) -> None:
+    ended_meanwhile: list[bool] = []
+
+    def stop_us(config: FakeServer, number: int) -> None:
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        ended_meanwhile.append(config.over.wait(20.0))
+
+    fakes = FakeServers({"a": Behaviour(before_answer=stop_us)})
+    with StopSignals(), pytest.raises(StopRequested):
+        run(fakes, model, tmp_path, Plan((SHORT,), 3, seed=0), "a", "b")
+    assert fakes.journal == ["start a", "kill a"]
+    assert all(ended_meanwhile)
+    assert not any(thread.name.startswith("load") for thread in threading.enumerate())

@@ -1,0 +1,138 @@
+"""What is read off `/metrics`: differences of the batch histogram, use and waste of the KV cache."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+from container.measure.compare.scrape import (
+    MetricsSnapshot,
+    NoMetrics,
+    kv_use,
+    parse_metrics,
+    sampling,
+    scrape,
+)
+
+_TEXT = """\
+# HELP lmi_kv_blocks_total kv blocks total
+# TYPE lmi_kv_blocks_total gauge
+lmi_kv_blocks_total 100.0
+# TYPE lmi_kv_blocks_free gauge
+lmi_kv_blocks_free 90.0
+# TYPE lmi_kv_blocks_cached gauge
+lmi_kv_blocks_cached 2.0
+# TYPE lmi_kv_slots_total gauge
+lmi_kv_slots_total 3200.0
+# TYPE lmi_kv_slots_unfilled gauge
+lmi_kv_slots_unfilled 64.0
+# TYPE lmi_requests_running gauge
+lmi_requests_running 3.0
+# TYPE lmi_requests_waiting gauge
+lmi_requests_waiting 0.0
+# TYPE lmi_batch_size histogram
+lmi_batch_size_bucket{le="1.0"} 2.0
+lmi_batch_size_bucket{le="4.0"} 6.0
+lmi_batch_size_bucket{le="+Inf"} 6.0
+lmi_batch_size_count 6.0
+lmi_batch_size_sum 18.0
+"""
+
+
+def kv_snapshot(allocated_blocks: float, unfilled: float) -> MetricsSnapshot:
+    """Of 10 blocks of 16 slots."""
+    values = {
+        "blocks_total": 10,
+        "blocks_free": 10 - allocated_blocks,
+        "blocks_cached": 0,
+        "slots_total": 160,
+    }
+    return MetricsSnapshot(
+        {f"lmi_kv_{name}": float(v) for name, v in {**values, "slots_unfilled": unfilled}.items()}
+    )
+
+
+def test_batches_of_a_round_are_the_difference_of_the_histogram() -> None:
+    before = MetricsSnapshot({"lmi_batch_size_count": 2.0, "lmi_batch_size_sum": 2.0})
+    batches = parse_metrics(_TEXT).batches_since(before)
+    assert batches is not None
+    assert (batches.count, batches.mean) == (4, 4.0)
+
+
+@pytest.mark.parametrize(
+    "before", [parse_metrics(_TEXT), parse_metrics("")], ids=["no batch ran", "histogram is new"]
+)
+def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> None:
+    batches = parse_metrics(_TEXT).batches_since(before)
+    if before.samples:
+        assert batches is None
+    else:
+        assert batches is not None
+        assert (batches.count, batches.mean) == (6, 3.0)
+
+
+def test_without_a_histogram_there_are_no_batches() -> None:
+    assert parse_metrics("").batches_since(parse_metrics(_TEXT)) is None
+
+
+def test_slots_are_counted_from_blocks_that_are_neither_free_nor_cached() -> None:
+    assert parse_metrics(_TEXT).kv_slots == (3200.0, 8 * 32.0, 64.0)
+
+
+def test_an_engine_without_a_kv_cache_has_no_slots() -> None:
+    assert parse_metrics("lmi_engine_up 1\n").kv_slots is None
+    assert kv_use([parse_metrics("lmi_engine_up 1\n")]) is None
+
+
+def test_idle_means_that_nothing_runs_or_waits() -> None:
+    assert not parse_metrics(_TEXT).idle
+    assert parse_metrics(_TEXT.replace("running 3.0", "running 0.0")).idle
+
+
+def test_use_is_a_mean_and_a_peak_and_waste_is_a_share_of_what_is_allocated() -> None:
+    use = kv_use([kv_snapshot(0, 0), kv_snapshot(2, 16), kv_snapshot(4, 8)])
+    assert use is not None
+    assert use.num_samples == 3
+    assert (use.mean_allocated, use.peak_allocated) == (32.0, 64.0)
+    assert (use.mean_share, use.peak_share) == (0.2, 0.4)
+    assert use.waste is not None
+    assert math.isclose(use.waste, 24 / 96)
+
+
+def test_nothing_allocated_is_no_waste() -> None:
+    use = kv_use([kv_snapshot(0, 0)])
+    assert use is not None
+    assert use.waste is None
+
+
+def test_text_of_another_kind_is_said_to_be_so() -> None:
+    with pytest.raises(NoMetrics, match="Prometheus"):
+        parse_metrics("<html>503 Service Unavailable</html>")
+
+
+def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
+    with pytest.raises(NoMetrics, match=r"127\.0\.0\.1:9/metrics does not answer"):
+        scrape("http://127.0.0.1:9")
+
+
+def test_the_sampler_looks_until_its_end_and_goes_on_after_a_look_that_fails() -> None:
+    looks: list[int] = []
+    enough = threading.Event()
+
+    def look() -> MetricsSnapshot:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            raise NoMetrics("busy")
+        if len(looks) == 4:
+            enough.set()
+        return MetricsSnapshot({"look": float(len(looks))})
+
+    with sampling(look, seconds=0.001) as snapshots:
+        assert enough.wait(10.0)
+    seen = [int(snapshot.samples["look"]) for snapshot in snapshots]
+    assert seen[:3] == [1, 3, 4]
+    count = len(looks)
+    assert len(seen) == count - 1
+    assert not any(thread.name == "metrics-sampler" for thread in threading.enumerate())

@@ -1,0 +1,96 @@
+"""A configuration's server as a child process: what is said when it does not come up, and that nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from container.measure.compare.server_process import ServerFailed, ServerProcess, StopTimeouts
+from container.run.processes import Child
+from tests.container.measure.compare.made_up import make_configuration
+from tests.support.paths import child_environment
+
+
+def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("engine=MPI\noption.tensor_paralel_degree=1\n")
+    config = dataclasses.replace(make_configuration("typo"), path=tmp_path)
+    log = tmp_path / "server.log"
+    with pytest.raises(ServerFailed) as caught:
+        ServerProcess.start(config, log, child_environment())
+    text = str(caught.value)
+    assert text.startswith("typo: its server ended with exit code 1 before it was ready")
+    assert str(log) in text
+    assert "did you mean option.tensor_parallel_degree?" in text
+
+
+def test_a_server_that_is_killed_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
+    """Its time is over before it begins."""
+    config = dataclasses.replace(make_configuration("slow"), path=tmp_path, loading_timeout=-60.0)
+    (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
+    with pytest.raises(ServerFailed, match=r"slow: its server was not ready within 0 s"):
+        ServerProcess.start(config, tmp_path / "server.log", child_environment())
+    assert processes_with(str(tmp_path)) == []
+
+
+def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProcess:
+    """A configuration whose server is `program`, which has said that it is up."""
+    log_path = tmp_path / "server.log"
+    log = log_path.open("ab", buffering=0)
+    child = Child.start(
+        "made-up", [sys.executable, "-c", program, str(tmp_path)], child_environment(), log=log
+    )
+    deadline = time.monotonic() + 20.0
+    while "up" not in log_path.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return ServerProcess("made-up", child, 1, log, timeouts)
+
+
+_SIGTERM_GIVES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda number, frame: {then})
+print('up', flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_proper_end_is_one_with_exit_code_0(tmp_path: Path) -> None:
+    server = started(tmp_path, _SIGTERM_GIVES.format(then="sys.exit(0)"), StopTimeouts())
+    memory = server.peak_memory()
+    assert memory is not None
+    assert memory > 1 << 20
+    server.stop()
+    server.kill()
+    assert processes_with(str(tmp_path)) == []
+
+
+def test_another_exit_code_is_a_failure(tmp_path: Path) -> None:
+    server = started(tmp_path, _SIGTERM_GIVES.format(then="sys.exit('the last word')"), StopTimeouts())
+    with pytest.raises(
+        ServerFailed, match=r"made-up: its server ended with exit code 1\.(.|\n)*the last word"
+    ):
+        server.stop()
+
+
+def test_a_server_that_does_not_end_is_killed_and_that_is_a_failure(tmp_path: Path) -> None:
+    server = started(tmp_path, _SIGTERM_GIVES.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
+    with pytest.raises(ServerFailed, match=r"did not end within 0\.05 s of SIGTERM"):
+        server.stop()
+    assert processes_with(str(tmp_path)) == []
+
+
+def processes_with(word: str) -> list[int]:
+    """Living processes with `word` in their command line, this one left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if word in command:
+            found.append(int(folder.name))
+    return found

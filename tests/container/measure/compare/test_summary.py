@@ -1,0 +1,112 @@
+"""Medians, ratios of paired rounds, token equality, against figures computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.measure.compare.summary import (
+    LATENCY_P90,
+    TOKENS_PER_SECOND,
+    Median,
+    TokenDifference,
+    equality,
+    first_difference,
+    median,
+    over_rounds,
+    ratio,
+)
+from tests.container.measure.compare.made_up import (
+    SCENARIO,
+    TOKENS,
+    compare_speeds,
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
+
+NAME = SCENARIO.name
+
+
+def test_a_figure_is_the_median_over_rounds_with_its_ends() -> None:
+    made = compare_speeds({"a": [120.0, 100.0, 110.0], "b": [1.0, 1.0, 1.0]})
+    assert over_rounds(made, "a", NAME, TOKENS_PER_SECOND) == Median(110.0, 100.0, 120.0, 3)
+    assert over_rounds(made, "a", NAME, LATENCY_P90) == Median(100 / 110, 100 / 120, 1.0, 3)
+
+
+def test_ratios_are_paired_by_round_and_their_geometric_mean_is_taken() -> None:
+    made = compare_speeds({"a": [100.0, 50.0, 10.0], "b": [200.0, 400.0, 40.0]})
+    # Round by round 2, 8, 4. The ratio of the medians would be 4 too, that of the sums 4.
+    speed = ratio(made, "b", "a", NAME, TOKENS_PER_SECOND)
+    latency = ratio(made, "b", "a", NAME, LATENCY_P90)
+    assert speed is not None
+    assert latency is not None
+    assert (speed.value, speed.count) == (pytest.approx(4.0), 3)
+    assert (latency.low, latency.high) == (pytest.approx(1 / speed.high), pytest.approx(1 / speed.low))
+    # t(0.05 / 7 measures, 2 degrees) is 11.769; the logarithms of 2, 8, 4 have a deviation of log 2.
+    assert speed.high == pytest.approx(4.0 * 2 ** (11.7687 / math.sqrt(3)), rel=1e-3)
+
+
+def test_a_round_without_a_figure_is_left_out() -> None:
+    made = compare_speeds({"a": [100.0, 100.0], "b": [200.0, math.nan]})
+    speed = ratio(made, "b", "a", NAME, TOKENS_PER_SECOND)
+    assert speed is not None
+    assert (speed.value, speed.count) == (pytest.approx(2.0), 1)
+    assert median([math.nan]) is None
+
+
+def test_intervals_widen_with_the_number_of_configurations_and_scenarios() -> None:
+    speeds = {"a": [100.0, 102.0, 99.0], "b": [101.0, 99.0, 98.0]}
+    two = ratio(compare_speeds(speeds), "b", "a", NAME, TOKENS_PER_SECOND)
+    three = ratio(compare_speeds({**speeds, "c": [1.0] * 3}), "b", "a", NAME, TOKENS_PER_SECOND)
+    assert two is not None
+    assert three is not None
+    assert three.low < two.low < two.high < three.high
+
+
+def test_equal_tokens_are_counted_and_the_earliest_difference_named() -> None:
+    configs = [make_configuration("a"), make_configuration("b")]
+    rounds = [
+        make_round("a", 1),
+        make_round("a", 2),
+        make_round("b", 1, token_ids=(TOKENS[0], (5, 6, 7, 9))),
+        make_round("b", 2, token_ids=((1, 9, 3, 4), TOKENS[1])),
+    ]
+    same = equality(make_comparison(configs, rounds), "b", "a", NAME)
+    assert same is not None
+    assert (same.num_requests, same.num_identical) == (4, 2)
+    assert same.earliest == TokenDifference(round=2, request=0, position=1)
+
+
+def test_answers_that_failed_are_not_compared() -> None:
+    rounds = [
+        make_round("a", 1),
+        make_round("b", 1, make_figures(errors=["gone"]), token_ids=((), TOKENS[1])),
+    ]
+    same = equality(
+        make_comparison([make_configuration("a"), make_configuration("b")], rounds), "b", "a", NAME
+    )
+    assert same is not None
+    assert (same.num_requests, same.num_identical, same.earliest) == (1, 1, None)
+
+
+def test_tokens_of_different_models_or_without_ids_are_not_compared() -> None:
+    rounds = [make_round("a", 1), make_round("b", 1)]
+    other = [make_configuration("a"), make_configuration("b", model="another")]
+    assert equality(make_comparison(other, rounds), "b", "a", NAME) is None
+    silent = [make_round(name, 1, token_ids=((), ())) for name in ("a", "b")]
+    assert (
+        equality(make_comparison([make_configuration("a"), make_configuration("b")], silent), "b", "a", NAME)
+        is None
+    )
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_the_first_difference_is_where_the_common_beginning_ends(one: list[int], other: list[int]) -> None:
+    place = first_difference(tuple(one), tuple(other))
+    assert one[:place] == other[:place]
+    assert one[place : place + 1] != other[place : place + 1] or one == other

@@ -1,0 +1,54 @@
+"""A place in a bucket for each test, behind a proxy that obeys the test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from container.models.files import retry
+from tests.container.models.files.s3_lab import BUCKET, S3Lab
+from tests.support.faulty_proxy import faulty_proxy
+from tests.support.model_folders import write_model
+from tests.support.seaweed import Seaweed, credentials
+
+MODEL_BYTES = 20 << 20
+"""Three parts of an object, so that reads are parallel."""
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("small"), MODEL_BYTES)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In two files with an index."""
+    return write_model(tmp_path_factory.mktemp("tiny"), 200_000, shards=2)
+
+
+@pytest.fixture(scope="session")
+def test_numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def s3(
+    seaweed: Seaweed, test_numbers: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[S3Lab]:
+    """An empty place, an empty cache, and the environment that leads to them."""
+    seaweed.make_bucket(BUCKET)
+    with faulty_proxy(seaweed.url) as proxy:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in credentials(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", tmp_path / "cache")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives up after a second, where it does not matter how long it takes."""
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", 1.0)

@@ -1,0 +1,128 @@
+"""The bundled model, prepared for real."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from container.models.errors import ModelNotAvailable
+from container.models.files import bundled
+from container.progress import LogLines
+from container.run.launch import cache_dir, environment
+from tests.support.randomness import FULL
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def start(cache: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "LMI_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "container", "prepare", bundled.BUNDLED_MODEL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Path:
+    """The folder in the usual cache, so that the conversion runs once for all tests."""
+    return bundled.prepare_bundled(cache_dir(environment()), LogLines(io.StringIO()))
+
+
+@pytest.mark.model
+def test_a_killed_preparation_is_never_served_and_the_next_ones_share_the_work(tmp_path: Path) -> None:
+    cut = start(tmp_path)
+    models = tmp_path / "models"
+    deadline = time.monotonic() + 60
+    while not list(models.glob(".*part-*/model.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    cut.send_signal(signal.SIGKILL)
+    cut.communicate()
+    target = bundled.bundled_folder(tmp_path)
+    assert not target.exists()
+    assert list(models.glob(".*part-*"))
+
+    both = [start(tmp_path), start(tmp_path)]
+    answers = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [out.splitlines()[-1] for out, _ in answers] == [str(target)] * 2
+    assert sum("100 %" in err for _, err in answers) == 1
+    assert all("Q4_1" in err for _, err in answers)
+    assert [path.name for path in models.iterdir() if "part" in path.name] == []
+    assert (target / "model.safetensors").stat().st_size == 269060552
+
+
+@pytest.mark.model
+def test_the_folder_can_be_read_by_others_and_holds_what_a_server_needs(prepared: Path) -> None:
+    names = {path.name for path in prepared.iterdir()}
+    needed = {
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+    }
+    assert names == needed | {"model.safetensors"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in prepared.iterdir()} == {0o644}
+
+
+@pytest.mark.model
+def test_the_configuration_is_the_model_s(prepared: Path) -> None:
+    config = json.loads((prepared / "config.json").read_text())
+    shape = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+    )
+    assert [config[key] for key in shape] == [30, 576, 9, 3, 1536]
+    assert (config["vocab_size"], config["tie_word_embeddings"]) == (49152, True)
+    assert config["rms_norm_eps"] == 1e-05
+    assert config["rope_parameters"]["rope_theta"] == 100000.0
+    assert [key for key in config if key.startswith("_")] == []
+
+
+@pytest.mark.model
+def test_the_tokenizer_splits_digits_as_the_model_was_trained(prepared: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(prepared / "tokenizer.json"))
+    encoded = tokenizer.encode("<|im_start|>a\n\n12")
+    assert encoded.tokens == ["<|im_start|>", "a", "ĊĊ", "1", "2"]
+    text = "  Größe: 10 €\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not FULL, reason="takes long: LMI_TEST_EXAMPLES=full")
+def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    file = bundled.bundled_file()
+    # With a configuration it reads the file once, not twice.
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, config=AutoConfig.from_pretrained(prepared), dtype=torch.float32
+    )
+    ours = load_file(prepared / "model.safetensors")
+    expected = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
+    assert set(ours) == set(expected)
+    assert [name for name in ours if not torch.equal(ours[name], expected[name].to(torch.bfloat16))] == []
+
+
+def test_a_full_or_forbidden_cache_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("a file where the folder should be")
+    with pytest.raises(ModelNotAvailable, match="LMI_CACHE_DIR"):
+        bundled.prepare_bundled(tmp_path, LogLines(io.StringIO()))

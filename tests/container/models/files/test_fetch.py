@@ -1,0 +1,267 @@
+"""The way from any remote into the cache, with a remote that does what the test says."""
+
+from __future__ import annotations
+
+import errno
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from container.models.errors import DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.files import choice, fetch
+from container.models.files.copies import last_published
+from container.models.files.remote import RemoteFile, Report, Verification
+from container.progress import LogLines
+from tests.support.model_folders import safetensors_bytes
+
+_WEIGHTS = safetensors_bytes(["a"], 10_000)
+_MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": _WEIGHTS}
+
+
+_BY_SHA256 = Verification("sha256")
+
+
+@dataclass
+class ScriptedRemote:
+    """Files in memory; `break_at` raises before a file comes, after its first half was written."""
+
+    files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
+    name: str = "test://model"
+    listing_error: Exception | None = None
+    break_at: dict[str, Exception] = field(default_factory=dict)
+    verification: Verification = _BY_SHA256
+    fetched: list[str] = field(default_factory=list)
+
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        if self.listing_error is not None:
+            raise self.listing_error
+        return tuple(
+            RemoteFile(path, len(content), str(hash(content))) for path, content in self.files.items()
+        )
+
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        self.fetched.append(file.path)
+        content = self.files[file.path]
+        if error := self.break_at.get(file.path):
+            target.write_bytes(content[: len(content) // 2])
+            raise error
+        target.write_bytes(content)
+        report(len(content))
+        return self.verification
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        if self.verification.by and path.read_bytes() != self.files[file.path]:
+            raise DamagedContent(f"{self.name} {file.path}: sha256 differs")
+        return self.verification
+
+
+class Obtained(NamedTuple):
+    folder: Path
+    said: str
+
+
+Obtain = Callable[[ScriptedRemote], Obtained]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def obtain(cache: Path) -> Obtain:
+    def run(remote: ScriptedRemote) -> Obtained:
+        said = io.StringIO()
+        return Obtained(fetch.obtain(remote, cache, LogLines(said)), said.getvalue())
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def parts(cache: Path) -> list[str]:
+    aside = cache / "models" / ".remote"
+    return sorted(path.name for path in aside.glob("*.part")) if aside.exists() else []
+
+
+def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path) -> None:
+    remote = ScriptedRemote(name="s3://my-bucket/falcon 40b/")
+    folder = obtain(remote).folder
+    assert folder.parent == cache / "models"
+    assert folder.name.startswith("s3-my-bucket-falcon-40b-")
+    assert contents(folder) == _MODEL
+    assert last_published(remote.name, cache) == folder
+    assert last_published("s3://my-bucket/falcon-40b/", cache) is None
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", '{"name": "test://model"}', '{"name": "test://model", "copy": "../.."}', "\0" * 20]
+)
+def test_a_damaged_index_locates_nothing_and_is_mended(index: str, obtain: Obtain, cache: Path) -> None:
+    folder = obtain(ScriptedRemote()).folder
+    (file,) = (cache / "models" / ".remote").glob("test-model-????????.json")
+    file.write_text(index)
+    assert last_published("test://model", cache) is None
+    remote = ScriptedRemote()
+    assert obtain(remote).folder == folder
+    assert remote.fetched == []
+    assert last_published("test://model", cache) == folder
+
+
+def test_an_unreachable_remote_without_a_copy_is_an_error(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(RemoteUnreachable, match="no network"):
+        obtain(ScriptedRemote(listing_error=RemoteUnreachable("no network")))
+    assert not cache.exists()
+
+
+def test_an_unreachable_remote_with_a_copy_is_a_note(obtain: Obtain) -> None:
+    folder = obtain(ScriptedRemote()).folder
+    again = obtain(ScriptedRemote(listing_error=RemoteUnreachable("no network")))
+    assert again.folder == folder
+    assert again.said == f"note: no network; serving the copy of test://model in {folder}\n"
+
+
+def test_a_refusal_is_an_error_even_with_a_copy(obtain: Obtain) -> None:
+    obtain(ScriptedRemote())
+    with pytest.raises(ModelNotAvailable, match="forbidden"):
+        obtain(ScriptedRemote(listing_error=ModelNotAvailable("forbidden")))
+
+
+def test_a_fetch_that_broke_off_is_gone_on_with(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(RemoteUnreachable):
+        obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
+    assert len(parts(cache)) == 1
+    remote = ScriptedRemote()
+    folder, said = obtain(remote)
+    assert contents(folder) == _MODEL
+    assert remote.fetched == ["model.safetensors"], "whole files were fetched again"
+    assert "resuming an interrupted fetch" in said
+    assert parts(cache) == []
+
+
+def test_what_broke_off_of_another_content_is_removed(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(RemoteUnreachable):
+        obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
+    other = ScriptedRemote(files={**_MODEL, "config.json": b'{"a": 1}'})
+    obtain(other)
+    assert sorted(other.fetched) == sorted(_MODEL)
+    assert parts(cache) == []
+
+
+def test_nothing_half_made_stays_after_a_definite_error(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="damaged"):
+        obtain(ScriptedRemote(break_at={"model.safetensors": ModelNotAvailable("damaged")}))
+    assert parts(cache) == []
+
+
+def test_whole_shards_stay_when_another_is_damaged(obtain: Obtain, cache: Path) -> None:
+    files = _SHARDS
+    with pytest.raises(ModelNotAvailable, match="damaged"):
+        obtain(ScriptedRemote(files=files, break_at={"m2.safetensors": ModelNotAvailable("damaged")}))
+    left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
+    assert left == set(files) - {"m2.safetensors"}
+    remote = ScriptedRemote(files=files)
+    assert contents(obtain(remote).folder) == files
+    assert remote.fetched == ["m2.safetensors"]
+
+
+def test_notes_of_many_files_are_one(obtain: Obtain) -> None:
+    said = obtain(ScriptedRemote()).said
+    notes = [line for line in said.splitlines() if line.startswith("note:")]
+    assert notes == ["note: test://model: 3 files (config.json, ...): verified by sha256"]
+
+
+def test_what_is_not_verified_is_said_even_when_the_fetch_breaks_off(obtain: Obtain) -> None:
+    said = obtain(ScriptedRemote(verification=Verification("", "there is no checksum"))).said
+    warning = (
+        "warning: test://model: 3 files (config.json, ...): NOT VERIFIED: there is no checksum; only sizes and the "
+        "headers of weights were checked"
+    )
+    assert warning in said.splitlines()
+
+
+def test_room_is_looked_for_before_anything_is_fetched(
+    obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type(shutil.disk_usage("/"))(10 << 30, 10 << 30, 5 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    remote = ScriptedRemote()
+    with pytest.raises(ModelNotAvailable, match="has 5 MiB free") as caught:
+        obtain(remote)
+    assert "LMI_CACHE_DIR" in str(caught.value)
+    assert remote.fetched == []
+    assert parts(cache) == []
+
+
+_SHARDS = {
+    "config.json": b"{}",
+    choice.INDEX: b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}',
+    "m1.safetensors": safetensors_bytes(["a"], 10_000),
+    "m2.safetensors": safetensors_bytes(["b"], 10_000),
+}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_keeps_whole_shards(number: int, obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="is full") as caught:
+        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": OSError(number, "No space left")}))
+    assert str(cache) in str(caught.value)
+    left = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
+    assert left == set(_SHARDS) - {"m2.safetensors"}, "half of a shard stayed, or a whole one did not"
+    remote = ScriptedRemote(files=_SHARDS)
+    assert contents(obtain(remote).folder) == _SHARDS
+    assert remote.fetched == ["m2.safetensors"]
+
+
+def test_a_full_disk_is_given_back_where_no_shard_is_whole(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="is full"):
+        obtain(ScriptedRemote(break_at={"model.safetensors": OSError(errno.ENOSPC, "No space left")}))
+    assert parts(cache) == []
+
+
+def test_a_copy_that_lost_a_file_fetches_only_that_one(obtain: Obtain) -> None:
+    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
+    (folder / "m2.safetensors").unlink()
+    remote = ScriptedRemote(files=_SHARDS)
+    assert contents(obtain(remote).folder) == _SHARDS
+    assert remote.fetched == ["m2.safetensors"]
+
+
+def test_a_cache_that_cannot_be_written(obtain: Obtain, cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(ModelNotAvailable, match="cannot write the cache"):
+        obtain(ScriptedRemote())
+
+
+@pytest.mark.parametrize("wrong", [_WEIGHTS[:-100], _WEIGHTS + b"more", b"no safetensors at all", b""])
+def test_weights_that_are_not_whole_are_not_published(wrong: bytes, obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(ModelNotAvailable, match="is not a complete safetensors file"):
+        obtain(ScriptedRemote(files={**_MODEL, "model.safetensors": wrong}))
+    assert [path.name for path in (cache / "models").iterdir()] == [".remote"]
+    assert parts(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "no 'weight_map'"),
+        (b'{"weight_map": {"a": "../m.safetensors"}}', "which is no .safetensors file"),
+        (b'{"weight_map": {"a": "m.bin"}}', "which is no .safetensors file"),
+        (b'{"weight_map": {"a": 7}}', "which is no .safetensors file"),
+        (b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}', "not there: m2.safetensors"),
+    ],
+)
+def test_an_index_that_does_not_fit(index: bytes, words: str, obtain: Obtain) -> None:
+    remote = ScriptedRemote(files={"config.json": b"{}", choice.INDEX: index, "m1.safetensors": _WEIGHTS})
+    with pytest.raises(ModelNotAvailable) as caught:
+        obtain(remote)
+    assert words in str(caught.value)
+    assert remote.fetched == [choice.INDEX]

@@ -1,0 +1,86 @@
+"""Folders on this machine: what is in them is told before anything starts, and they are only read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from container.explain.check import check
+from container.explain.resolve import CannotServe, resolve
+from container.machine import Machine
+from container.models import files as model_files
+from container.models.files.folder import weights_problem
+from container.progress import LogLines
+from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.support.model_files import content, weights
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+TWO = f'{{"weight_map": {{"a": "{FIRST}", "b": "{SECOND}"}}}}'.encode()
+CONFIG = (
+    b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "vocab_size": 9,'
+    b' "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 64,'
+    b' "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}'
+)
+MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
+BYTES = weights(size_bytes=4096)
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in {"config.json": CONFIG, **files}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.safetensors": BYTES},
+        {INDEX: TWO, FIRST: BYTES, SECOND: BYTES},
+        {"model.safetensors": BYTES, "pytorch_model.bin": b"pickle", "train.txt": b"text"},
+    ],
+)
+def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> None:
+    assert weights_problem(write(tmp_path / "model", files)) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({INDEX: TWO, FIRST: BYTES}, f"names 2 files of weights, and 1 of them are not there: {SECOND}"),
+        ({INDEX: b"{", FIRST: BYTES, SECOND: BYTES}, "is not JSON"),
+        ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
+        ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
+        ({"pytorch_model.bin": b"pickle"}, "pytorch_model.bin"),
+        ({}, "no *.safetensors file"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["MPI", "Python"])
+def test_what_is_missing_is_said_before_anything_starts_and_by_check(
+    engine: str, files: Mapping[str, bytes], words: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "model", files)
+    config = LmiConfig(engine, ModelSource(str(folder)), EngineOptions(tensor_parallel_degree=1))
+    with pytest.raises(CannotServe) as caught:
+        resolve(config, folder, MACHINE)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    text = f"engine={engine}\noption.model_id=model\noption.tensor_parallel_degree=1\n"
+    (tmp_path / "serving.properties").write_text(text)
+    last = check(tmp_path, {}, MACHINE).render().splitlines()[-1]
+    assert last == f"can serve here: no: {caught.value}"
+
+
+def test_a_folder_is_only_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", {"model.safetensors": BYTES})
+    before = content(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
+    source = ModelSource("model", str(tmp_path))
+    assert model_files.obtain(source, LogLines(io.StringIO()), tmp_path / "cache") == folder
+    assert weights_problem(folder) is None
+    assert content(tmp_path) == before
+    assert {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]} == times

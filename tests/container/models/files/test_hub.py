@@ -1,0 +1,275 @@
+"""Models of a hub, fetched from a local one by the real huggingface_hub."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable, retry
+from container.progress import LogLines
+from lmi_server.config import ModelSource
+from tests.support.hub_server import Fault, HubServer
+from tests.support.model_files import NO_PROXY, content, model
+
+ID = "owner/tiny"
+STORE = "model.safetensors/"
+"""In the paths of the storage host only."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server
+    huggingface_hub.close_session()
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+Obtain = Callable[..., Path]
+
+
+@pytest.fixture
+def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
+    """Obtain a model into a cache that is the test's own."""
+
+    def run(model_id: str = ID, revision: str | None = None, with_code: bool = False) -> Path:
+        source = ModelSource(model_id, str(tmp_path), revision, with_code)
+        return model_files.obtain(source, LogLines(log), tmp_path / "cache")
+
+    return run
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that brings nothing is given up soon."""
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", 0.5)
+
+
+def complete_models(cache: Path) -> list[Path]:
+    return [path for path in (cache / "models").glob("*") if not path.name.startswith(".")]
+
+
+def test_what_serving_needs_is_fetched_and_nothing_else(
+    hub: HubServer, obtain: Obtain, tmp_path: Path
+) -> None:
+    files = model()
+    aside = {
+        "README.md": b"read",
+        "pytorch_model.bin": b"pickle",
+        "onnx/model.onnx": b"o",
+        "code.py": b"pass",
+    }
+    hub.commit(ID, {**files, **aside})
+    folder = obtain()
+    assert content(folder) == files
+    assert model_files.locate(ModelSource(ID), tmp_path / "cache") == folder
+    assert complete_models(tmp_path / "cache") == [folder]
+
+
+def test_a_models_own_code_comes_where_it_is_asked_for(hub: HubServer, obtain: Obtain) -> None:
+    commit = hub.commit(ID, model(**{"code.py": b"pass"}))
+    assert not (obtain(revision=commit) / "code.py").exists()
+    assert (obtain(revision=commit, with_code=True) / "code.py").read_bytes() == b"pass"
+
+
+@pytest.mark.parametrize("revision", ["side", "refs/pr/1", "v1.0", "the commit", None])
+def test_a_revision_is_a_branch_a_tag_or_a_commit(
+    revision: str | None, hub: HubServer, obtain: Obtain
+) -> None:
+    named = "side" if revision == "the commit" else revision or "main"
+    for other in {"main", "side", "refs/pr/1"} - {named}:
+        hub.commit(ID, model(seed=1), branch=other)
+    commit = hub.commit(ID, model(seed=2), branch=named if named != "v1.0" else "old", tag="v1.0")
+    assert content(obtain(revision=commit if revision == "the commit" else revision)) == model(seed=2)
+
+
+def test_a_moved_branch_is_fetched_anew_and_an_unmoved_one_is_not(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model(seed=1))
+    first = obtain()
+    fetched = hub.body_bytes
+    assert obtain() == first
+    assert hub.body_bytes == fetched
+    hub.commit(ID, model(seed=2))
+    second = obtain()
+    assert content(first) == model(seed=1)
+    assert content(second) == model(seed=2)
+
+
+def test_a_branch_that_moves_meanwhile_does_not_mix_versions(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model(seed=1))
+    hub.break_next(Fault("config.json", before=lambda: hub.commit(ID, model(seed=2))))
+    assert content(obtain()) == model(seed=1)
+    assert content(obtain()) == model(seed=2)
+
+
+def test_a_commit_that_is_here_needs_no_connection(hub: HubServer, obtain: Obtain) -> None:
+    commit = hub.commit(ID, model())
+    folder = obtain(revision=commit)
+    asked = len(hub.seen)
+    hub.close()
+    assert obtain(revision=commit) == folder
+    assert len(hub.seen) == asked
+
+
+def test_a_file_is_resumed_where_it_broke(hub: HubServer, obtain: Obtain) -> None:
+    files = model(size_bytes=4 << 20)
+    hub.commit(ID, files)
+    draw = random.Random(0)
+    for _ in range(20):
+        hub.break_next(Fault(STORE, cut_after=draw.randrange(200_000)))
+    assert content(obtain()) == files
+    assert len(hub.paths(STORE)) == 21
+    assert hub.body_bytes <= 1.01 * sum(map(len, files.values()))
+
+
+def test_a_host_that_knows_no_ranges_is_read_from_the_beginning(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model())
+    hub.break_next(Fault(STORE, cut_after=300_000))
+    hub.break_next(Fault(STORE, ignore_range=True))
+    assert content(obtain()) == model()
+
+
+def test_a_silent_connection_is_given_up_for_another(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model())
+    hub.break_next(Fault(STORE, stall_after=300_000))
+    assert content(obtain()) == model()
+    assert hub.body_bytes <= 1.2 * sum(map(len, model().values()))
+
+
+@pytest.mark.parametrize("where", ["/api/models/", "/resolve/", STORE])
+def test_errors_that_pass_are_waited_out(where: str, hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model())
+    hub.break_next(Fault(where, times=2, status=503))
+    assert content(obtain()) == model()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_damage_that_an_earlier_attempt_left_is_healed(
+    hub: HubServer, obtain: Obtain, log: io.StringIO
+) -> None:
+    hub.commit(ID, model())
+    hub.break_next(Fault(STORE, corrupt=True, cut_after=300_000))
+    hub.break_next(Fault(STORE, times=50, status=503))
+    with pytest.raises(ModelNotAvailable, match="503"):
+        obtain()
+    hub.faults.clear()
+    assert content(obtain()) == model()
+    assert "resuming an interrupted fetch" in log.getvalue()
+
+
+def test_the_token_goes_to_the_hub_and_not_to_its_storage(
+    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_secret"
+    hub.commit(ID, model())
+    hub.repositories[ID].private = True
+    with pytest.raises(ModelNotAvailable, match="private and a caller without HF_TOKEN"):
+        obtain()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert content(obtain()) == model()
+    stored = [seen for seen in hub.seen if STORE in seen.path]
+    assert stored
+    assert not any("authorization" in seen.headers for seen in stored)
+
+
+def _gated(hub: HubServer) -> None:
+    hub.repositories[ID].gated = True
+
+
+def _private(hub: HubServer) -> None:
+    hub.repositories[ID].private = True
+
+
+def _fails(fault: Fault) -> Callable[[HubServer], None]:
+    return lambda hub: hub.break_next(fault)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [
+        (lambda hub: hub.repositories.clear(), ["no model 'owner/tiny'", "no folder", "either"]),
+        (_private, ["no model 'owner/tiny', or it is private"]),
+        (_gated, ["owner/tiny is gated", "set HF_TOKEN"]),
+        (_fails(Fault("/api/", status=403)), ["refuses a caller without HF_TOKEN access (403)"]),
+        (_fails(Fault("config.json", status=404)), ["config.json is listed, but"]),
+        (_fails(Fault("/api/", status=418)), ["status 418"]),
+        (_fails(Fault("/api/", times=9, status=429, headers={"Retry-After": "77"})), ["429", "wait 77 s"]),
+        (_fails(Fault("/api/", times=9, status=500)), ["status 500"]),
+        (_fails(Fault("/api/", body=b"<html>")), ["does not answer as a model hub does"]),
+        (_fails(Fault("/api/", body=b'["a"]')), ["does not answer as a model hub does"]),
+        (_fails(Fault("/api/", body=b'{"id": "owner/tiny"}')), ["does not answer as a model hub does"]),
+        (_fails(Fault("/api/", body=b'{"id": "a", "siblings": [{}], "sha": "1"}')), ["does not answer as"]),
+        (_fails(Fault(STORE, corrupt=True)), ["model.safetensors is damaged", "sha256"]),
+        (_fails(Fault("resolve", corrupt=True)), ["config.json is damaged", "git's blob id"]),
+        (_fails(Fault(STORE, body=b"short")), ["model.safetensors has 5 bytes"]),
+        (_fails(Fault("resolve", times=99, cut_after=0)), ["config.json: the connection to"]),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
+    happens: Callable[[HubServer], None], words: list[str], hub: HubServer, obtain: Obtain, tmp_path: Path
+) -> None:
+    hub.commit(ID, model())
+    happens(hub)
+    with pytest.raises(ModelNotAvailable) as caught:
+        obtain()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [word for word in words if word not in text] == [], text
+    assert complete_models(tmp_path / "cache") == []
+
+
+def test_an_unknown_revision_is_named(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model())
+    with pytest.raises(ModelNotAvailable, match=r"has no revision 'v9'; .* a branch, a tag or a commit"):
+        obtain(revision="v9")
+
+
+def test_a_wrong_token_is_said_and_not_shown(
+    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch, log: io.StringIO
+) -> None:
+    hub.token = "hf_right"
+    hub.commit(ID, model())
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ModelNotAvailable, match="does not accept the token") as caught:
+        obtain()
+    assert "hf_wrong" not in str(caught.value) + log.getvalue()
+
+
+def test_a_gated_model_names_the_token_as_what_is_not_enough(
+    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.commit(ID, model())
+    hub.repositories[ID].gated = True
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    with pytest.raises(ModelNotAvailable, match="gated, and the token's account has no access"):
+        obtain()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_storage_host_that_is_down_is_named(hub: HubServer, obtain: Obtain) -> None:
+    hub.commit(ID, model())
+    hub.close_store()
+    with pytest.raises(ModelNotAvailable, match=f"model.safetensors: no connection to {hub.store_url}"):
+        obtain()
+
+
+def test_another_revision_of_the_bundled_model_is_the_hubs_to_give(
+    hub: HubServer, obtain: Obtain, log: io.StringIO
+) -> None:
+    bundled = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    hub.commit(bundled, model(), branch="other")
+    assert content(obtain(bundled, "other")) == model()
+    assert "the copy that comes with this installation has no revisions" in log.getvalue()

@@ -1,0 +1,73 @@
+"""What is taken for a hub id, and what people write instead of one. No connection is made."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from container.models.files.hub.source import HubModels
+from container.progress import LogLines
+from lmi_server.config import ModelSource
+
+
+def is_valid(repo_id: str) -> bool:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        return False
+    return True
+
+
+@given(
+    st.text(st.sampled_from("aZ0-_./ é\n"), min_size=1, max_size=9) | st.text("ab/", min_size=90, max_size=99)
+)
+def test_ids_are_those_that_the_library_accepts(text: str) -> None:
+    assert (HubModels().refusal(ModelSource(text)) is None) == is_valid(text)
+
+
+@pytest.mark.parametrize(
+    ("model_id", "words"),
+    [
+        ("models/big/llama", "it looks like a path, and there is no folder"),
+        ("models\\llama", "it looks like a path"),
+        ("owner/name/", "did you mean owner/name?"),
+        ("owner/name.git", "did you mean owner/name?"),
+        ("owner/name@v1.0", "write option.model_id=owner/name and option.revision=v1.0"),
+        ("owner/name:main", "write option.model_id=owner/name and option.revision=main"),
+        ("owner name", "not a hub id"),
+        ("https://huggingface.co/owner/name", "write owner/name"),
+        ("https://huggingface.co/owner/name/tree/main", "write owner/name"),
+        ("hf://owner/name@v1", "write owner/name"),
+        ("https://example.com/owner/name", "'https://' is not a known kind"),
+    ],
+)
+def test_what_is_no_id_is_said_with_what_was_meant(model_id: str, words: str, tmp_path: Path) -> None:
+    source = ModelSource(model_id, str(tmp_path))
+    refusal = model_files.refusal(source)
+    assert refusal is not None
+    assert words in refusal
+    assert model_files.locate(source, tmp_path) is None
+    with pytest.raises(ModelNotAvailable) as caught:
+        model_files.obtain(source, LogLines(io.StringIO()), tmp_path)
+    assert str(caught.value) == refusal
+
+
+@pytest.mark.parametrize(
+    "revision", ["a b", "a..b", "-x", "/x", "x/", "x.", "a~1", "HEAD^", "a:b", "x" * 256, "\n"]
+)
+def test_a_name_that_git_would_refuse_is_refused(revision: str) -> None:
+    refusal = model_files.refusal(ModelSource("owner/name", revision=revision))
+    assert refusal is not None
+    assert "a branch, a tag or a commit" in refusal
+
+
+@pytest.mark.parametrize("revision", [None, "", "main", "v1.0", "refs/pr/3", "0" * 40, "feature/x#1"])
+def test_names_of_branches_tags_and_commits_are_taken(revision: str | None) -> None:
+    assert model_files.refusal(ModelSource("owner/name", revision=revision)) is None

@@ -1,0 +1,95 @@
+"""`lmi prepare` with a hub id, in processes of its own: what is told, how soon, and what is left on the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub_server import Fault, HubServer
+from tests.support.model_files import content, model, prepare, start_prepare
+
+ID = "owner/tiny"
+STORE = "model.safetensors/"
+NOWHERE = "http://no-such-host.invalid"
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.commit(ID, model(size_bytes=4 << 20))
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_the_folder_is_printed_and_nothing_is_written_or_asked_beside(hub: HubServer, cache: Path) -> None:
+    done = prepare(ID, cache, hub.url)
+    assert done.returncode == 0, done.stderr
+    assert content(Path(done.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
+    assert [path.name for path in cache.parent.iterdir()] == ["cache"]
+    assert [path for path in hub.paths() if ID not in path] == []
+    assert not any("torch" in seen.headers["user-agent"] for seen in hub.seen)
+
+
+def test_two_at_once_fetch_once(hub: HubServer, cache: Path) -> None:
+    both = [start_prepare(ID, cache, hub.url) for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert len({out for out, _ in answers}) == 1
+    assert hub.body_bytes == sum(map(len, model(size_bytes=4 << 20).values()))
+
+
+def test_a_killed_fetch_is_never_served_and_the_next_one_goes_on(hub: HubServer, cache: Path) -> None:
+    hub.break_next(Fault(STORE, stall_after=3 << 20))
+    process = start_prepare(ID, cache, hub.url)
+    written, deadline = 0, time.monotonic() + 30
+    while written < 2.9 * (1 << 20) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        written = max((path.stat().st_size for path in cache.rglob("*.safetensors")), default=0)
+    process.kill()
+    process.communicate()
+    assert list((cache / "models").glob("[!.]*")) == []
+    again = prepare(ID, cache, hub.url)
+    assert again.returncode == 0, again.stderr
+    assert content(Path(again.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
+    assert hub.body_bytes < 1.1 * (4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "words"),
+    [
+        (NOWHERE, {}, f"the name of {NOWHERE} cannot be resolved"),
+        ("http://127.0.0.1:1", {}, "no connection to http://127.0.0.1:1"),
+        ("http://127.0.0.1:x", {}, "HF_ENDPOINT=http://127.0.0.1:x is not an address"),
+        ("ftp://host", {}, "HF_ENDPOINT=ftp://host is not an address"),
+        (NOWHERE, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        (NOWHERE, {"HF_HUB_ETAG_TIMEOUT": "soon"}, "HF_... environment variable has a wrong value"),
+        ("silent", {}, "did not answer in time"),
+    ],
+)
+def test_no_network_and_no_copy_is_one_sentence(
+    endpoint: str, environment: dict[str, str], words: str, hub: HubServer, cache: Path
+) -> None:
+    hub.break_next(Fault("/api/", times=9, before=lambda: hub.closing.wait(30)))
+    done = prepare(ID, cache, hub.url if endpoint == "silent" else endpoint, **environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}])
+def test_without_a_network_the_copy_is_served_with_a_note(
+    environment: dict[str, str], hub: HubServer, cache: Path
+) -> None:
+    first = prepare(ID, cache, hub.url)
+    again = prepare(ID, cache, NOWHERE, **environment)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert "note: " in again.stderr
+    assert "serving the copy" in again.stderr

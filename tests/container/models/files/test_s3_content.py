@@ -1,0 +1,168 @@
+"""What S3 states of an object's content, against files that have it and files that do not."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
+from container.models.files.s3.content import ContentCheck, ObjectChecksum, ObjectPart, object_checksum
+
+BY_NAME = {algorithm.name: algorithm for algorithm in (*ALGORITHMS, MD5)}
+SIZES = [5 << 20, 7 << 20, 12345]
+
+
+def base64_of(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return random.Random(3).randbytes(sum(SIZES))
+
+
+@pytest.fixture
+def file(content: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    return path
+
+
+def damage(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("CRC64NVME", "ae8b14860a799888"),
+        ("CRC32C", "e3069283"),
+        ("CRC32", "cbf43926"),
+        ("SHA1", "f7c3bc1d808e04732adf679965ccc34ca7ae3441"),
+    ],
+)
+def test_checksums_have_their_published_values(name: str, digest: str) -> None:
+    assert BY_NAME[name].of(b"123456789").hex() == digest
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_checksum_of_the_whole_object_tells_right_from_wrong(name: str, content: bytes, file: Path) -> None:
+    algorithm = BY_NAME[name]
+    digest = algorithm.of(content)
+    head = {f"Checksum{name}": base64_of(digest), "ChecksumType": "FULL_OBJECT", "ETag": '"abc-2"'}
+    if algorithm is MD5:
+        head = {"ETag": f'"{digest.hex()}"'}
+    statement = object_checksum("bucket", head)
+    assert statement == ObjectChecksum(algorithm, digest)
+    assert ContentCheck(file, len(content), statement).difference() is None
+    damage(file, len(content) - 5)
+    assert ContentCheck(file, len(content), statement).difference() == f"{name} differs"
+
+
+def in_parts(algorithm: Algorithm, content: bytes, *, each: bool) -> tuple[bytes, tuple[ObjectPart, ...]]:
+    """(digest of the parts' digests, the parts with their own digests if `each`)."""
+    digests, parts, start = [], [], 0
+    for size in SIZES:
+        digests.append(algorithm.of(content[start : start + size]))
+        parts.append(ObjectPart(size, {algorithm.name: digests[-1]} if each else {}))
+        start += size
+    return algorithm.of(b"".join(digests)), tuple(parts)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_checksum_of_parts_tells_right_from_wrong(name: str, content: bytes, file: Path) -> None:
+    algorithm = BY_NAME[name]
+    digest, parts = in_parts(algorithm, content, each=False)
+    head = {f"Checksum{name}": f"{base64_of(digest)}-3", "ChecksumType": "COMPOSITE", "ETag": '"abc-3"'}
+    if algorithm is MD5:
+        head = {"ETag": f'"{digest.hex()}-3"'}
+    statement = object_checksum("bucket", head)
+    assert statement == ObjectChecksum(algorithm, digest, 3)
+    assert ContentCheck(file, len(content), statement, parts).difference() is None
+    damage(file, SIZES[0] + 5)
+    assert ContentCheck(file, len(content), statement, parts).difference() == f"{name} of its 3 parts differs"
+
+
+def test_a_part_with_a_checksum_of_its_own_is_named(content: bytes, file: Path) -> None:
+    digest, parts = in_parts(BY_NAME["CRC32C"], content, each=True)
+    damage(file, SIZES[0] + 5)
+    check = ContentCheck(file, len(content), ObjectChecksum(BY_NAME["CRC32C"], digest, 3), parts)
+    assert check.difference() == "CRC32C of part 2 of 3 differs"
+
+
+@pytest.mark.parametrize("name", ["CRC32", "SHA256"])
+def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: bytes, file: Path) -> None:
+    """In any order and in any cut; what is damaged afterwards is not looked at again."""
+    algorithm = BY_NAME[name]
+    digest, parts = in_parts(algorithm, content, each=False)
+    check = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
+    cuts = [0, 3 << 20, 6 << 20, 11 << 20, len(content)]
+    spans = list(pairwise(cuts))
+    for start, stop in [spans[2], spans[0], spans[1]]:
+        check.arrived(start, stop)
+    damage(file, 1000)
+    assert check.difference() is None, "the first part was read once more"
+    damage(file, len(content) - 1)
+    late = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
+    late.arrived(*spans[0])
+    assert late.difference() is not None
+
+
+def test_an_empty_object(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    for digest, algorithm in ((hashlib.sha256().digest(), "SHA256"), (bytes(4), "CRC32")):
+        assert (
+            ContentCheck(tmp_path / "empty", 0, ObjectChecksum(BY_NAME[algorithm], digest)).difference()
+            is None
+        )
+
+
+def test_a_file_that_became_shorter_differs(content: bytes, file: Path) -> None:
+    statement = ObjectChecksum(BY_NAME["CRC32"], zlib.crc32(content).to_bytes(4, "big"))
+    with file.open("r+b") as opened:
+        opened.truncate(len(content) - 100)
+    assert ContentCheck(file, len(content), statement).difference() == "CRC32 differs"
+
+
+HEX = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "head"),
+    [
+        ("b", {"ETag": '"no-md5"', "ChecksumCRC32": "3KGR9w==", "ChecksumType": "COMPOSITE"}),
+        ("b", {"ETag": '"no-md5"', "ChecksumCRC32": "3KGR9w==-x"}),
+        ("b", {"ETag": f'"{HEX}-0"'}),
+        ("b", {"ETag": f'"{HEX}-123456"'}),
+        ("b", {"ETag": f'"{HEX}"', "ServerSideEncryption": "aws:kms"}),
+        ("b", {"ETag": f'"{HEX}"', "ServerSideEncryption": "aws:kms:dsse"}),
+        ("b", {"ETag": f'"{HEX}-3"', "ServerSideEncryption": "aws:kms"}),
+        ("b", {"ETag": f'"{HEX}"', "SSECustomerAlgorithm": "AES256"}),
+        ("b--use1-az4--x-s3", {"ETag": f'"{HEX}"'}),
+        ("b", {"ETag": '"not-an-md5"', "ChecksumSHA256": "%%%"}),
+    ],
+)
+def test_what_is_no_checksum_is_not_taken_for_one(bucket: str, head: dict[str, str]) -> None:
+    assert object_checksum(bucket, head) is None
+
+
+def test_a_damaged_checksum_leaves_the_etag() -> None:
+    statement = object_checksum(
+        "b", {"ETag": f'"{HEX}-3"', "ChecksumCRC32": "3KGR9w==", "ChecksumType": "COMPOSITE"}
+    )
+    assert statement == ObjectChecksum(MD5, bytes.fromhex(HEX), 3)
+
+
+@pytest.mark.parametrize("encryption", [{}, {"ServerSideEncryption": "AES256"}])
+def test_an_etag_that_is_an_md5_is_one(encryption: dict[str, str]) -> None:
+    assert object_checksum("b", {"ETag": f'"{HEX}"', **encryption}) == ObjectChecksum(MD5, bytes.fromhex(HEX))

@@ -1,0 +1,144 @@
+"""Models from a real S3 server, through a proxy that breaks what it is told to break."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from container.models import files as model_files
+from lmi_server.config import ModelSource
+from tests.container.models.files.s3_lab import NEEDED, S3Lab, same
+from tests.support.faulty_proxy import answer, every_object
+from tests.support.paths import child_environment
+from tests.support.seaweed import credentials
+
+_IN_FLIGHT = 256 << 10
+"""What one cut may throw away: a block that was being read."""
+
+
+def size_of(folder: Path, names: set[str] = NEEDED) -> int:
+    return sum((folder / name).stat().st_size for name in names)
+
+
+@pytest.mark.parametrize("written", ["mine", "mine/", "mine//"])
+def test_what_serving_needs_is_fetched_and_nothing_else(written: str, s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    s3.upload(small_model, "mine/nested/")
+    s3.upload(small_model, "mine-too/")
+    folder, said = s3.obtain(written)
+    assert same(folder, small_model)
+    assert s3.proxy.object_bytes == size_of(small_model)
+    assert "100 %" in said
+    assert s3.left_over() == []
+    assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) == folder
+
+
+def test_a_prefix_is_a_folder(s3: S3Lab, tiny_model: Path) -> None:
+    s3.upload(tiny_model, "falcon-40b/")
+    assert "there is no object under it" in s3.refused("falcon")
+    assert "there are folders ('falcon-40b/')" in s3.refused("")
+
+
+def test_a_bucket_may_be_the_folder(s3: S3Lab, small_model: Path) -> None:
+    whole = dataclasses.replace(s3, root="", bucket="whole")
+    whole.upload(small_model, "")
+    folder, _ = whole.obtain("")
+    assert same(folder, small_model)
+
+
+def test_twenty_cuts_cost_only_what_was_in_flight(s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    size = size_of(small_model)
+    generator = random.Random(20)
+    s3.proxy.cut_at([generator.randrange(size) for _ in range(20)])
+    folder, _ = s3.obtain()
+    assert s3.proxy.cuts_left == 0
+    assert same(folder, small_model)
+    assert size <= s3.proxy.object_bytes <= size + 20 * _IN_FLIGHT
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_broken_fetch_goes_on_where_it_broke(s3: S3Lab, small_model: Path) -> None:
+    """After the first part of the bytes nothing comes any more: given up, and later taken up again."""
+    s3.upload(small_model)
+    size = size_of(small_model)
+    blocked = threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        s3.proxy.fault(every_object, answer(503, "SlowDown"))
+        s3.proxy.cut_at([1 << 10, 2 << 10, 3 << 10])
+
+    s3.proxy.when_sent(12 << 20, block)
+    sentence = s3.refused()
+    assert blocked.is_set()
+    assert "model.safetensors" in sentence
+    before = s3.proxy.object_bytes
+    assert s3.left_over() != []
+    s3.proxy.heal()
+    folder, said = s3.obtain()
+    assert "resuming an interrupted fetch" in said
+    assert same(folder, small_model)
+    assert s3.left_over() == []
+    assert before + s3.proxy.object_bytes <= size + 3 * _IN_FLIGHT + (1 << 20)
+
+
+def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path) -> None:
+    s3.upload(small_model)
+    reached = threading.Event()
+    ended = threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        ended.wait()
+
+    s3.proxy.when_sent(16 << 20, hold)
+    process = s3.start()
+    try:
+        assert reached.wait(60)
+        # What was sent may lie unread in the sockets, megabytes of it: only what the process wrote counts.
+        while s3.written_bytes() < 12 << 20:
+            assert process.poll() is None
+            ended.wait(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        ended.set()
+    assert s3.published() == []
+    assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) is None
+    written = s3.written_bytes()
+    s3.proxy.heal()
+    folder, said = s3.obtain()
+    assert "resuming an interrupted fetch" in said
+    assert same(folder, small_model)
+    assert s3.proxy.object_bytes == size_of(small_model) - written
+
+
+def test_everything_but_the_cache_may_be_read_only(s3: S3Lab, tiny_model: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a mount namespace")
+    s3.upload(tiny_model)
+    s3.cache.mkdir()
+    script = (
+        "set -e; mount --bind $0 $0; mount -o remount,ro,bind /; cd /; exec $1 -B -m container prepare $2"
+    )
+    extra = {**credentials(s3.proxy.url), "LMI_CACHE_DIR": str(s3.cache), "HOME": "/nowhere"}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, str(s3.cache), sys.executable, s3.address()],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment(extra),
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mounts here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert len(s3.published()) == 1

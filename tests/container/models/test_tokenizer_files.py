@@ -1,0 +1,156 @@
+"""Tokenizers without a tokenizer.json, converted by the real transformers."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from container.models import tokenizer_files
+from container.models.files import ModelNotAvailable
+from container.progress import LogLines
+from container.run.launch import environment
+from lmi_server.text.tokenizer import TextModel
+from tests.support.model_files import content
+from tests.support.paths import child_environment
+from tests.support.tokenizers import save_gpt2
+
+TEXTS = [
+    "",
+    "hello world",
+    "  leading, trailing  ",
+    "don't can't I'LL",
+    "naïve café – “quotes” …",
+    "日本語 ok 😀👩‍👩‍👧",
+    "def f(x):\n\treturn x\n\n\n",
+    "1234567890 3.14",
+    "<|endoftext|>hello<|endoftext|>",
+    "a\x00b\u200d\ufeffc",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt2")
+    save_gpt2(folder)
+    return folder
+
+
+def obtain(model: Path, cache: Path, log: io.StringIO | None = None) -> Path:
+    return tokenizer_files.obtain(model, cache, child_environment(), LogLines(log or io.StringIO()))
+
+
+@pytest.fixture(scope="module")
+def converted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = content(model)
+    yield obtain(model, tmp_path_factory.mktemp("cache"))
+    assert content(model) == before
+
+
+def compare(model: Path, converted: Path) -> None:
+    """Ids, with and without special tokens, with those of transformers."""
+    from transformers import AutoTokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers' own
+        theirs = AutoTokenizer.from_pretrained(model)
+    text_model = TextModel.from_folder(model, converted)
+    for text in TEXTS:
+        text = text.replace("\x00", "")
+        assert list(text_model.encode(text)) == theirs(text).input_ids
+        ids = theirs(text, add_special_tokens=False).input_ids
+        assert list(text_model.encode(text, add_special_tokens=False)) == ids
+
+
+def test_ids_are_those_of_transformers(model: Path, converted: Path) -> None:
+    compare(model, converted)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_ids_of_sentencepiece_models_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece", reason="needs sentencepiece")
+    pytest.importorskip("google.protobuf", reason="needs protobuf")
+    from tests.support.tokenizers import save_sentencepiece  # imports sentencepiece
+
+    save_sentencepiece(tmp_path / "model", kind)
+    compare(tmp_path / "model", obtain(tmp_path / "model", tmp_path / "cache"))
+
+
+def test_it_is_converted_once_and_anew_when_a_file_changes(tmp_path: Path) -> None:
+    changed, log = tmp_path / "model", io.StringIO()
+    save_gpt2(changed)
+    first = obtain(changed, tmp_path / "cache")
+    assert obtain(changed, tmp_path / "cache", log) == first
+    assert "converting the tokenizer" not in log.getvalue()
+    config = json.loads((changed / "tokenizer_config.json").read_text())
+    (changed / "tokenizer_config.json").write_text(json.dumps({**config, "add_prefix_space": True}))
+    second = obtain(changed, tmp_path / "cache", log)
+    assert second != first
+    assert log.getvalue().count("converting the tokenizer") == 1
+    assert TextModel.from_folder(changed, second).encode("hello") == TextModel.from_folder(
+        changed, first
+    ).encode(" hello")
+
+
+def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
+    model: Path, converted: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
+    assert obtain(folder, tmp_path / "cache") == folder
+    assert not (tmp_path / "cache").exists()
+    late = {"torch", "transformers", "tokenizers"}
+    call = f"import sys, container.models.tokenizer_files; print({late} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "has no tokenizer: neither tokenizer.json nor"),
+        ({"vocab.json": "{}"}, "has no tokenizer: neither tokenizer.json nor"),
+        ({"tokenizer.model": "no model"}, "(tokenizer.model) cannot be converted"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_sentence_and_leaves_nothing(
+    files: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, text in {"config.json": '{"model_type": "llama"}', **files}.items():
+        (model / name).write_text(text)
+    with pytest.raises(ModelNotAvailable) as caught:
+        obtain(model, tmp_path / "cache")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").glob("tokenizers/[!.]*")) == []
+    assert list((tmp_path / "cache").glob("tokenizers/.*.part-*")) == []
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    for name in ("sentencepiece", "google"):
+        (tmp_path / "hidden" / name).mkdir(parents=True)
+        (tmp_path / "hidden" / name / "__init__.py").write_text("raise ModuleNotFoundError(__name__)")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.model").write_bytes(b"pieces")
+    env = child_environment()
+    env["PYTHONPATH"] = f"{tmp_path / 'hidden'}:{env['PYTHONPATH']}"
+    with pytest.raises(ModelNotAvailable, match="pip install sentencepiece protobuf"):
+        tokenizer_files.obtain(model, tmp_path / "cache", env, LogLines(io.StringIO()))
+
+
+def test_a_cache_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelNotAvailable, match="set LMI_CACHE_DIR to another folder"):
+        tokenizer_files.obtain(model, tmp_path / "cache", environment(), LogLines(io.StringIO()))

@@ -1,0 +1,117 @@
+"""A program for test_supervise: the real supervisor over a fake engine and a fake web server.
+
+`python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`; or, as a child of itself, one of the fakes.
+Prints a line `pids ENGINE WEB`, then `ready`, and what the supervisor says; ends with the supervisor's exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+from container.run.control import EngineControl
+from container.run.processes import Child
+from container.run.stop_signals import StopSignals
+from container.run.supervise import ShutdownTimes, Supervisor
+from engines.health import EngineState, StatusBoard
+from engines.wire import Drain, decode_to_engine
+
+PATIENCE = ShutdownTimes(drain=1.0, engine_end=2.0, report_errors=0.3, web_end=0.5)
+SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def start_grandchild() -> None:
+    """One that ignores SIGTERM; returns when it does."""
+    child = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
+    if child.stdout is not None:
+        child.stdout.readline()
+
+
+def orphan() -> int:
+    """The number of a process that ends after its parent has: the first process of all is its parent by then."""
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        pid = os.fork()
+        if pid == 0:
+            while os.getppid() != 1:
+                time.sleep(0.01)
+        else:
+            os.write(write, str(pid).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    return int(os.read(read, 32))
+
+
+def fake_engine(folder: Path, mode: str) -> int:
+    board = StatusBoard.open(folder / "status")
+    socket = zmq.Context().socket(zmq.ROUTER)
+    socket.bind(f"ipc://{folder}/engine.sock")
+    if mode == "hangs-loading":
+        time.sleep(600)
+    if mode == "dies-loading":
+        print("ValueError: the file model.safetensors is cut short", file=sys.stderr)
+        return 3
+    if mode == "grandchild":
+        start_grandchild()
+    board.set_state(EngineState.READY)
+    if mode == "leaves-orphans":
+        pids, deadline = [orphan() for _ in range(3)], time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        print(f"left: {left}", file=sys.stderr)
+        return 3
+    if mode == "reports-failure":
+        board.set_state(EngineState.FAILED, "rank 0: no memory for the cache")
+        return 1
+    while True:
+        message = decode_to_engine(socket.recv_multipart()[1])
+        if isinstance(message, Drain) and mode != "ignores-drain":
+            board.set_state(EngineState.STOPPED)
+            return 7 if mode == "breaks-in-drain" else 0
+
+
+def fake_web(mode: str) -> int:
+    if mode == "dies":
+        print("cannot import the application", file=sys.stderr)
+        return 4
+    if mode == "ignores-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+    return 0
+
+
+def main() -> int:
+    folder, engine_mode, web_mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    if engine_mode == "engine":
+        return fake_engine(folder, web_mode)
+    if engine_mode == "web":
+        return fake_web(web_mode)
+    loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 60.0
+    board = StatusBoard.create(folder / "status", 1)
+    with (
+        StopSignals(float(os.environ.get("BURST", "0"))) as signals,
+        EngineControl(f"ipc://{folder}/engine.sock") as control,
+    ):
+        signals.raising = False
+        here = [sys.executable, __file__, str(folder)]
+        engine = Child.start("engine", [*here, "engine", engine_mode], os.environ)
+        web = Child.start("web server", [*here, "web", web_mode], os.environ, nice=5)
+        say(f"pids {engine.pid} {web.pid}")
+        supervisor = Supervisor(engine, web, board, control, signals, say, PATIENCE)
+        return supervisor.run(loading_timeout, lambda: say("ready"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What a ready server prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from container.run import announce
+from engines.core import EngineInfo
+
+INFO = EngineInfo("m", "MPI", 2, "cpu", "fp32", 1000, 2 << 20, 16, 32, 512, True)
+
+
+def test_the_curl_line_is_one_that_a_shell_understands() -> None:
+    words = shlex.split(announce.curl_line(8081, chat=True))
+    assert words[0] == "curl"
+    assert "http://127.0.0.1:8081/invocations" in words
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["messages"] == [{"role": "user", "content": "What is the capital of France?"}]
+    assert body["temperature"] == 0, "the same answer every time"
+
+
+def test_a_model_without_chat_template_is_asked_with_inputs() -> None:
+    words = shlex.split(announce.curl_line(8080, chat=False))
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["inputs"] == "What is the capital of France?"
+    assert body["parameters"]["temperature"] == 0
+
+
+def test_a_chat_template_is_found_in_either_file(tmp_path: Path) -> None:
+    assert not announce.has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    assert not announce.has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert announce.has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert announce.has_chat_template(tmp_path)
+
+
+def test_the_ready_line_is_one_line_with_all_facts() -> None:
+    line = announce.ready_line(INFO, "http://0.0.0.0:8080")
+    assert "\n" not in line
+    for fact in (
+        "model=m",
+        "engine=MPI",
+        "2 ranks",
+        "device=cpu",
+        "dtype=fp32",
+        "1000 tokens",
+        "2097152 bytes",
+        ":8080",
+    ):
+        assert fact in line

@@ -1,0 +1,46 @@
+"""What a person is told about a child's death."""
+
+from __future__ import annotations
+
+from container.run.cause import cause_of_death
+
+RULE = "-" * 74
+
+
+def test_a_signal_is_named() -> None:
+    assert cause_of_death("engine", -15, []) == "engine ended by SIGTERM"
+    assert "out of memory" in cause_of_death("engine", -9, [])
+
+
+def test_the_last_line_of_an_error_is_quoted() -> None:
+    lines = ["Traceback (most recent call last):", "  File ...", "RuntimeError: no such tensor", ""]
+    assert cause_of_death("engine", 1, lines) == "engine ended with exit code 1: RuntimeError: no such tensor"
+
+
+def test_mpirun_tells_which_rank_was_killed() -> None:
+    lines = [
+        RULE,
+        "prterun noticed that process rank 1 with PID 77 on node vm exited on",
+        "signal 9 (Killed).",
+        RULE,
+    ]
+    assert cause_of_death("engine", 137, lines).startswith("engine: rank 1 was ended by SIGKILL")
+
+
+def test_mpirun_s_own_words_do_not_hide_the_rank_s() -> None:
+    lines = [
+        "MemoryError: cannot allocate the cache",
+        RULE,
+        "prterun detected that one or more processes exited with non-zero status,",
+        "thus causing the job to be terminated. The first process to do so was:",
+        "",
+        "   Process name: [prterun-vm-12600@1,2]",
+        "   Exit code:    3",
+        RULE,
+    ]
+    expected = "engine: rank 2 ended with exit code 3: MemoryError: cannot allocate the cache"
+    assert cause_of_death("engine", 3, lines) == expected
+
+
+def test_the_last_words_of_a_killed_process_are_not_taken_for_the_cause() -> None:
+    assert cause_of_death("engine", -9, ["INFO ready"]) == cause_of_death("engine", -9, [])

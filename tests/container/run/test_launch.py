@@ -1,0 +1,147 @@
+"""Argument lists and environments of the child processes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from container.run import launch
+from container.run.launch import MpiRun, RuntimePaths
+from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
+from engines.core import SchedulerSettings
+from lmi_server.admin_token import is_token
+
+PATHS = RuntimePaths(Path("/run/lmi-x"))
+CONFIG = MpiEngineConfig(
+    model=ModelSettings("/m", "m", "fp32", 128),
+    parallel=ParallelConfig(tp_size=3, threads_per_rank=5),
+    cache=CacheConfig(16, True, 1 << 20),
+    scheduler=SchedulerConfig(SchedulerSettings(4, 64, 64, 10)),
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "module"), [("MPI", "engines.mpi.worker"), ("Python", "engines.python.dispatcher")]
+)
+def test_an_engine_is_told_its_files_and_its_address(engine: str, module: str) -> None:
+    command = launch.engine_command(engine, PATHS)
+    assert command[1:3] == ["-m", module]
+    assert dict(zip(command[3::2], command[4::2], strict=True)) == {
+        "--config": "/run/lmi-x/engine.json",
+        "--status": "/run/lmi-x/status",
+        "--address": "ipc:///run/lmi-x/engine.sock",
+    }
+
+
+@pytest.mark.parametrize(("major", "btl"), [(5, "self,sm"), (4, "self,vader")])
+def test_mpirun_starts_unbound_ranks_that_share_memory(major: int, btl: str) -> None:
+    command = launch.mpirun_command(MpiRun(Path("/v/bin/mpirun"), major), 3, False, ["python", "-m", "x"])
+    assert command[0] == "/v/bin/mpirun"
+    assert command[-3:] == ["python", "-m", "x"]
+    assert command[command.index("-n") + 1] == "3"
+    assert command[command.index("--bind-to") + 1] == "none"
+    assert command[command.index("btl") + 1] == btl
+    assert "--oversubscribe" in command
+    assert "--allow-run-as-root" not in command
+
+
+def test_mpirun_of_root_is_told_so() -> None:
+    assert "--allow-run-as-root" in launch.mpirun_command(MpiRun(Path("/m"), 5), 2, True, ["x"])
+
+
+def test_ranks_get_their_threads_and_leave_their_files_in_the_run_s_folder() -> None:
+    env = launch.engine_environment({"HOME": "/h", "OMP_NUM_THREADS": "64"}, CONFIG, PATHS)
+    assert env["OMP_NUM_THREADS"] == "5"
+    assert env["HOME"] == "/h"
+    assert env["PRTE_MCA_prte_tmpdir_base"] == env["OMPI_MCA_btl_sm_backing_directory"] == "/run/lmi-x"
+
+
+def test_matrix_products_are_strict_if_answers_must_not_depend_on_the_batch() -> None:
+    invariant = replace(CONFIG, parallel=replace(CONFIG.parallel, batch_invariant=True))
+    assert "MKL_CBWR" not in launch.engine_environment({}, CONFIG, PATHS)
+    assert launch.engine_environment({}, invariant, PATHS)["MKL_CBWR"] == "AUTO,STRICT"
+
+
+def test_memory_of_gpus_grows_in_place_unless_somebody_says_otherwise() -> None:
+    def setting(base: dict[str, str]) -> str:
+        return launch.engine_environment(base, CONFIG, PATHS)["PYTORCH_ALLOC_CONF"]
+
+    assert setting({}) == "expandable_segments:True"
+    assert setting({"PYTORCH_ALLOC_CONF": "backend:native"}) == "backend:native"
+    assert setting({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}) == "max_split_size_mb:64"
+
+
+def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
+    assert launch.mpi_environment({}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so"
+    assert launch.mpi_environment({"LD_PRELOAD": "/a.so"}, Path("/c/l.so"))["LD_PRELOAD"] == "/c/l.so /a.so"
+    assert launch.mpi_environment({"A": "b"}, None) == {"A": "b"}
+
+
+def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
+    paths = RuntimePaths(Path("/run/it's"))
+    command = launch.web_command(paths, 7, 2, 500)
+    assert command[command.index("--bind") + 1] == "fd://7"
+    assert command[command.index("--workers") + 1] == "2"
+    assert command[command.index("--worker-connections") + 1] == "500"
+    module, call = command[-1].split(":", 1)
+    tree = ast.parse(call, mode="eval").body
+    assert module == "lmi_server.wsgi"
+    assert isinstance(tree, ast.Call)
+    assert ast.literal_eval(tree.args[0]) == "/run/it's/web.json"
+
+
+def test_foreign_gunicorn_arguments_do_not_reach_it() -> None:
+    assert "GUNICORN_CMD_ARGS" not in launch.web_environment({"GUNICORN_CMD_ARGS": "--bind :1"}, PATHS, 1)
+
+
+def test_only_several_web_workers_share_metrics_in_files() -> None:
+    assert "PROMETHEUS_MULTIPROC_DIR" not in launch.web_environment(
+        {"PROMETHEUS_MULTIPROC_DIR": "/x"}, PATHS, 1
+    )
+    assert launch.web_environment({}, PATHS, 2)["PROMETHEUS_MULTIPROC_DIR"] == "/run/lmi-x/metrics"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (31, 1), (32, 2), (64, 4), (500, 4)])
+def test_web_workers_grow_slowly_with_the_cores(cores: int, workers: int) -> None:
+    assert launch.web_workers(cores) == workers
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(65536, 8192), (8192, 7936), (1024, 768), (256, 1), (10, 1)]
+)
+def test_connections_leave_room_for_other_open_files(files: int, connections: int) -> None:
+    assert launch.web_connections(files) == connections
+
+
+def test_web_processes_know_the_admin_tokens_digest_and_no_process_the_token() -> None:
+    environ = {"LMI_ADMIN_TOKEN": "s3cret", "HOME": "/h"}
+    assert is_token("s3cret", launch.admin_token_digest(environ))
+    assert launch.without_admin_token(environ) == {"HOME": "/h"}
+    assert launch.admin_token_digest({}) == launch.admin_token_digest({"LMI_ADMIN_TOKEN": ""}) == ""
+
+
+@pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
+def test_a_token_that_no_client_can_send_is_refused_and_not_quoted(token: str) -> None:
+    with pytest.raises(launch.BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:
+        launch.admin_token_digest({"LMI_ADMIN_TOKEN": token})
+    assert token.strip() == "" or token.strip() not in str(caught.value)
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert launch.cache_dir({"LMI_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert launch.cache_dir({"LMI_CACHE_DIR": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/lmi")
+    assert launch.cache_dir({}) == Path("~/.cache/lmi").expanduser()
+
+
+def test_the_port_is_sagemaker_s_or_8080() -> None:
+    assert launch.default_port({}) == 8080
+    assert launch.default_port({"SAGEMAKER_BIND_TO_PORT": "9001"}) == 9001
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "0", "65536", "80 80"])
+def test_a_port_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
+        launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})

