@@ -149,7 +149,7 @@ class EngineCore:
     def _audit(self, outlook: str) -> None:
         """Log a fault in the accounting of KV blocks. Nothing runs, so no block may be held."""
         try:
-            self._blocks.check()
+            self._scheduler.check()
             if self._blocks.num_used:
                 raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
         except Exception:  # what is wrong with the accounting may trip the audit itself

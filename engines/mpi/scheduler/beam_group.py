@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from engines.core import RequestOutput, TokenLogprobs
 from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
-from engines.mpi.scheduler.running_set import RunningSet
+from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.sequence import Sequence
 
 
@@ -36,7 +36,7 @@ class BeamGroup:
         """Of the live hypotheses whose next tokens are known already: a step may have held only some of them."""
 
     def take(
-        self, sequence: Sequence, candidates: TokenLogprobs, running: RunningSet
+        self, sequence: Sequence, candidates: TokenLogprobs, planner: StepPlanner
     ) -> RequestOutput | None:
         """One of the sequences was computed to its end. Returns the request's output when that was all it took."""
         self._candidates[sequence] = candidates
@@ -50,7 +50,7 @@ class BeamGroup:
         for place, (parent, token_id) in enumerate(going_on):
             if parent != place:
                 source, sequence = self._sequences[parent], self._sequences[place]
-                running.replace(source, sequence)
+                planner.replace(source, sequence)
                 sequence.token_ids[:] = [*source.token_ids, token_id]
         for place, (parent, token_id) in enumerate(going_on):
             if parent == place:

@@ -36,7 +36,6 @@ class Result:
     """How many of each kind."""
     pages_found: int = 0
     """In the prefix cache."""
-    num_evictions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,8 @@ class _Operations:
 
     def run(self, until: int) -> None:
         """Until there were so many calls, over all pools."""
-        kinds = (self.admit, self.compute, self.fork, self.release, self.fail, self.forget)
-        weights = (30, 100, 6, 8, 4, 1)
+        kinds = (self.admit, self.compute, self.fork, self.release)
+        weights = (30, 100, 6, 12)
         next_audit = 0
         while self.calls.total() < until:
             self.chance.choices(kinds, weights)[0]()
@@ -130,7 +129,6 @@ class _Operations:
                 next_audit = self.calls.total() + _CALLS_PER_AUDIT
         self.audit()
         self.drain()
-        self.result.num_evictions += self.manager.num_evictions
 
     def new_sequence(self, tenant: str, prompt: list[int]) -> Sequence | None:
         """None when the pool could never hold it."""
@@ -283,27 +281,6 @@ class _Operations:
                 self.manager.release(sequence)
                 self.calls["release again"] += 1
 
-    def fail(self) -> None:
-        """A sequence ends and what it alone holds is scrubbed."""
-        sequence = self.choose()
-        if sequence is None:
-            return
-        blocks = [block for block in sequence.block_table if self.books.holders[block] == 1]
-        if self.chance.random() < 0.5:
-            self.manager.forget(blocks)
-            self.end(sequence)
-        else:
-            self.end(sequence)
-            self.manager.forget(blocks)
-        self.calls["forget"] += 1
-        for block in blocks:
-            self.books.slots[block * self.size : (block + 1) * self.size] = [None] * self.size
-
-    def forget(self) -> None:
-        blocks = self.chance.sample(range(self.books.num_blocks), min(2, self.books.num_blocks))
-        self.manager.forget(blocks)
-        self.calls["forget"] += 1
-
     def preempt(self, sequence: Sequence) -> None:
         self.end(sequence)
         if len(self.waiting) < 5:
@@ -381,7 +358,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(", ".join(f"{count:,} {kind}" for kind, count in result.calls.most_common()))
     print(
         f"{result.calls.total():,} operations in {seconds:.1f} s; "
-        f"{result.pages_found:,} pages found in the prefix cache, {result.num_evictions:,} evicted"
+        f"{result.pages_found:,} pages found in the prefix cache"
     )
     print("no leak, no double free")
     return 0

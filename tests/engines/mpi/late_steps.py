@@ -79,7 +79,7 @@ class LateEngine:
             tokens = [SampledToken(token) for token in before[1]]
             for output in self.scheduler.finish(before[0], tokens, now):
                 self.got.setdefault(output.id, []).append(output)
-        self.blocks.check()
+        self.scheduler.check()
 
 
 def make_engine(mode: Mode, rng: random.Random) -> LateEngine:

@@ -158,8 +158,8 @@ class Checks:
             for table in tables:
                 if table != list(range(table[0], table[0] + len(table))):
                     raise Violation(f"{table} is not one run of blocks")
-        blocks.check()
         scheduler = self.scheduler
+        scheduler.check()
         if scheduler.request_ids() != list(self.live):
             raise Violation(f"requests {scheduler.request_ids()}, and alive are {list(self.live)}")
         waiting = [s.num_tokens for s in self.live.values() if not s.runs]
@@ -175,7 +175,7 @@ class Checks:
 
     def _check_promises(self, tables: list[list[int]]) -> None:
         if self.scheduler.num_preemptions:
-            raise Violation("somebody has given way though all was promised")
+            raise Violation("somebody was preempted though all was promised")
         if self.combination.prefix_caching or self.siblings:
             return  # what is shared is promised once
         worst = sum(self._worst(s.request) for s in self.live.values() if s.runs)

@@ -41,7 +41,9 @@ class Lab:
     def step(self, now: float = 0.0) -> tuple[Step, list[RequestOutput]]:
         step = self.scheduler.schedule(now)
         assert step is not None
-        return step, self.scheduler.update(step, self.model.sample(step), now)
+        outputs = self.scheduler.update(step, self.model.sample(step), now)
+        self.scheduler.check()
+        return step, outputs
 
     def run(self) -> dict[str, list[RequestOutput]]:
         """Step until nothing is left to do."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from engines.mpi.cache.block_manager import BlockManager
@@ -18,17 +16,17 @@ from tests.engines.mpi.allocator_operations import MODES, Mode, main, run
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_the_books_agree_after_every_operation(mode: Mode) -> None:
     result = run(4000, seed=1, modes=(mode,))
-    assert min(result.calls[kind] for kind in ("admit", "refuse", "release", "forget")) > 50
+    assert min(result.calls[kind] for kind in ("admit", "refuse", "release")) > 50
     assert result.calls["fork"] > 10
     assert (result.pages_found > 0) == mode.caching
-    assert (result.num_evictions > 0) == mode.caching
 
 
 class _LosesABlock(PagedBlocks):
     """A block is not freed with its sequence."""
 
-    def _unreferenced(self, table: list[int]) -> list[int]:
-        return super()._unreferenced(table)[1:]
+    def _drop(self, sequence: Sequence) -> None:
+        del sequence.block_table[-1:]
+        super()._drop(sequence)
 
 
 class _LosesARunsEnd(ContiguousBlocks):
@@ -45,14 +43,15 @@ class _FreesTwice(PagedBlocks):
 
 
 class _FreesWhatOthersHold(PagedBlocks):
-    def _unreferenced(self, table: list[int]) -> list[int]:
-        super()._unreferenced(table)
-        return table[::-1]
+    def _drop(self, sequence: Sequence) -> None:
+        for block in sequence.block_table:
+            self._ref_counts[block] = 1
+        super()._drop(sequence)
 
 
 class _KeepsPromisesOfTheGone(PagedBlocks):
     def release(self, sequence: Sequence) -> None:
-        self._num_promised += 1 if sequence.num_promised_blocks else 0
+        self._num_promised += 1 if self._promised.get(sequence) else 0
         super().release(sequence)
 
 
@@ -63,7 +62,7 @@ class _LetsOneTooManyIn(PagedBlocks):
 
 class _TakesWhatIsPromised(PagedBlocks):
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        promised, self._num_promised = self._num_promised, sequence.num_promised_blocks
+        promised, self._num_promised = self._num_promised, self._promised[sequence]
         extended = super().extend(sequence, num_tokens)
         self._num_promised += promised
         return extended
@@ -73,11 +72,6 @@ class _NoTenants(PrefixCache):
     def _content(self, sequence: Sequence, index: int) -> bytes:
         content = super()._content(sequence, index)
         return content[len(sequence.request.tenant.encode()) :] if index == 0 else content
-
-
-class _ForgetsNothing(PrefixCache):
-    def forget(self, blocks: Iterable[int]) -> list[int]:
-        return []
 
 
 class _KeepsBeforeComputed(PrefixCache):
@@ -112,7 +106,7 @@ def test_a_broken_allocator_is_found(broken: type[PagedBlocks] | type[Contiguous
         run(20000, seed=1, make=make)
 
 
-@pytest.mark.parametrize("broken", [_NoTenants, _ForgetsNothing, _KeepsBeforeComputed])
+@pytest.mark.parametrize("broken", [_NoTenants, _KeepsBeforeComputed])
 def test_a_broken_prefix_cache_is_found(broken: type[PrefixCache], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.cache.paged_blocks.PrefixCache", broken)
     with pytest.raises(Violation, match=r"page from the prefix cache|IndexError"):

@@ -77,12 +77,12 @@ def test_a_reservation_is_refused_when_all_promises_together_could_not_be_kept()
     blocks = make_block_manager(4, 4, paged=True)
     first = _sequence("first", 1, 12)
     assert blocks.admit(first, reserve=True)
-    assert first.num_promised_blocks == 3
+    assert blocks.num_promised == 3
     assert blocks.num_free == 4, "a promise takes no block"
     assert not blocks.admit(_sequence("second", 1, 5), reserve=True)
     assert blocks.admit(_sequence("third", 1, 4), reserve=True)
     assert _compute(blocks, first, 12)
-    assert first.num_promised_blocks == 0
+    assert blocks.num_promised == 1, "the third one's"
 
 
 def test_an_unreserved_sequence_does_not_take_what_is_promised() -> None:
@@ -103,7 +103,7 @@ def test_unreserved_admission_needs_room_for_the_tokens_and_the_watermark() -> N
     assert not blocks.admit(_sequence("b", 9, 9), reserve=False)
     c = _sequence("c", 6, 9)
     assert blocks.admit(c, reserve=False, watermark=1)
-    assert c.num_promised_blocks == 0
+    assert blocks.num_promised == 0
     assert _compute(blocks, c)
     assert not blocks.admit(_sequence("d", 3, 1), reserve=False)
     assert blocks.admit(_sequence("e", 2, 1), reserve=False)
@@ -118,8 +118,7 @@ def test_release_takes_back_blocks_and_promises_once(paged: bool) -> None:
     for _ in range(2):
         blocks.release(sequence)
         blocks.check()
-        assert (sequence.block_table, sequence.num_promised_blocks) == ([], 0)
-        assert (sequence.num_computed_tokens, sequence.num_kept_pages) == (0, 0)
+        assert (sequence.block_table, sequence.num_computed_tokens, blocks.num_promised) == ([], 0, 0)
         assert blocks.num_used == 0
     blocks.release(_sequence("stranger", 3, 3))
     assert blocks.num_free + blocks.num_cached == 4
@@ -163,7 +162,7 @@ def test_a_paged_fork_shares_full_blocks_and_copies_the_last(caching: bool) -> N
     assert child.block_table[:2] == parent.block_table[:2]
     assert child.block_table[2] not in parent.block_table
     assert child.num_computed_tokens == 9
-    assert child.num_promised_blocks == 1
+    assert blocks.num_promised == 2
     assert blocks.num_used == 4
     assert blocks.num_unfilled_slots == 6
     blocks.check()
@@ -214,7 +213,7 @@ def test_a_fork_takes_over_from_what_the_cache_gave() -> None:
     assert child.num_computed_tokens == 8
     assert blocks.fork(parent, child, 9) == [(parent.block_table[2], child.block_table[2])]
     assert child.block_table[:2] == parent.block_table[:2]
-    assert (child.num_promised_blocks, child.num_kept_pages) == (1, 2)
+    assert blocks.num_promised == 2
     blocks.check()
 
 

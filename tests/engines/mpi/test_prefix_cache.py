@@ -65,7 +65,6 @@ def test_a_prompt_finds_the_full_pages_that_it_shares_from_the_start() -> None:
     second = _start(blocks, "abcdefghiJKL+")
     assert second.block_table == table[:2]
     assert second.num_computed_tokens == 8
-    assert second.num_kept_pages == 2
     assert blocks.num_cached == 1
     assert _num_found(blocks, "-bcdefghijkl+") == 0
     assert _num_found(blocks, "efghijkl+") == 0, "a page counts only after the same pages"
@@ -155,8 +154,7 @@ def test_the_least_recently_used_pages_make_way_and_suffixes_before_prefixes() -
         assert blocks.extend(lone, length)
         assert _num_found(blocks, "CCCCDDDDEEEE+") == found
         blocks.check()
-    assert blocks.num_evictions == 3
-    assert _cache(blocks).num_entries == 2
+    assert blocks.num_cached == 2
     assert blocks.extend(lone, 28)
     assert _num_found(blocks, "AAAABBBB+") == 1
 
@@ -165,7 +163,7 @@ def test_pages_in_use_are_not_evicted() -> None:
     blocks = _blocks(4)
     first = _finish(blocks, _start(blocks, "abcdefghi"))
     assert not blocks.admit(make_sequence("x", [1] * 5, 1), reserve=False)
-    assert blocks.num_evictions == 0
+    assert _num_found(blocks, "abcdefghi") == 2
     blocks.release(first)
     assert blocks.admit(make_sequence("x", [1] * 9, 1), reserve=False)
 
@@ -192,13 +190,12 @@ def test_of_two_who_compute_the_same_page_the_first_ones_is_found() -> None:
     first, second = _start(blocks, "abcdefghi+"), _start(blocks, "abcdefghijkl+")
     _finish(blocks, first)
     _finish(blocks, second)
-    assert second.num_kept_pages == 3
     third = _start(blocks, "abcdefghijklm")
     assert third.block_table == [*first.block_table[:2], second.block_table[2]]
     for sequence in (second, first, third):
         blocks.release(sequence)
         blocks.check()
-    assert _cache(blocks).num_entries == blocks.num_cached == 3
+    assert blocks.num_cached == 3
 
 
 def test_a_prefix_computed_by_another_does_not_make_way_before_its_suffix() -> None:
@@ -206,7 +203,6 @@ def test_a_prefix_computed_by_another_does_not_make_way_before_its_suffix() -> N
     first, second = _start(blocks, "AAAABBBB"), _start(blocks, "AAAACCCC")
     for sequence in (first, second):
         _finish(blocks, sequence)
-        assert sequence.num_kept_pages == 2
     blocks.release(first)
     blocks.release(second)
     lone = _start(blocks, "x", new=99)
@@ -216,32 +212,36 @@ def test_a_prefix_computed_by_another_does_not_make_way_before_its_suffix() -> N
         assert _num_found(blocks, "AAAACCCC+") == found
 
 
-@pytest.mark.parametrize("running", [True, False])
-def test_forgotten_blocks_are_not_found_nor_what_follows_them(running: bool) -> None:
-    blocks = _blocks()
-    sequence = _finish(blocks, _start(blocks, "abcdefghijkl+"))
-    table = sequence.block_table
-    if not running:
-        blocks.release(sequence)
-    blocks.forget(table[1:2])
+def _evict_first_page(blocks: PagedBlocks, first: str, rest: str) -> Sequence:
+    """A running sequence whose first page has gone from the cache: it was in the block of another that has ended."""
+    other, sequence = _start(blocks, first + "+"), _start(blocks, first + rest + "+", new=9)
+    _finish(blocks, other)
+    _finish(blocks, sequence)
+    blocks.release(other)
+    blocks._pool.give_back(_cache(blocks).evict(1))
     blocks.check()
-    assert _num_found(blocks, "abcdefghijkl+") == 1
+    return sequence
+
+
+def test_what_follows_an_evicted_page_is_not_found_until_that_is_computed_again() -> None:
+    blocks = _blocks()
+    sequence = _evict_first_page(blocks, "abcd", "efghijkl")
+    assert _num_found(blocks, "abcdefghijkl+") == 0
+    table = _run(blocks, "abcdefghijkl+")
+    assert not set(table) & set(sequence.block_table)
+    assert _num_found(blocks, "abcdefghijkl+") == 3, "the pages that were computed again replace the others"
     blocks.release(sequence)
     blocks.check()
-    assert blocks.num_cached == 2
-    blocks.forget([table[1], 15])  # Once more, and one that the cache never had: nothing happens.
-    assert _run(blocks, "abcdefghijkl+")[0] == table[0]
-    assert _num_found(blocks, "abcdefghijkl+") == 3, "the pages that were computed again replace the others"
-    blocks.check()
+    assert _num_found(blocks, "abcdefghijkl+") == 3
 
 
-def test_a_sequence_whose_page_was_forgotten_adds_none_that_nobody_could_find() -> None:
+def test_a_sequence_whose_last_page_has_gone_adds_none_that_nobody_could_find() -> None:
     blocks = _blocks()
-    sequence = _finish(blocks, _start(blocks, "abcdefgh", new=9))
-    blocks.forget(sequence.block_table[1:2])
+    sequence = _evict_first_page(blocks, "abcd", "")
     sequence.token_ids += range(4)
     _finish(blocks, sequence)
-    assert _cache(blocks).num_entries == 1
+    blocks.release(sequence)
+    assert blocks.num_cached == 0
 
 
 def test_a_fork_offers_what_its_source_had_not_yet() -> None:
@@ -253,7 +253,6 @@ def test_a_fork_offers_what_its_source_had_not_yet() -> None:
     child = _start(blocks, "-", new=20)
     child.token_ids = list(source.token_ids)
     assert blocks.fork(source, child, 13) is not None
-    assert child.num_kept_pages == 1
     blocks.release(source)
     blocks.keep(child)
     blocks.check()
@@ -267,7 +266,6 @@ def test_a_fork_of_less_than_what_is_kept_goes_on_from_there() -> None:
     child = _start(blocks, "-", new=20)
     child.token_ids = [ord(letter) for letter in "abcdefghIJKL+"]
     assert blocks.fork(source, child, 9) is not None
-    assert child.num_kept_pages == 2
     _finish(blocks, child)
     assert _num_found(blocks, "abcdefghijkl+") == 3
     assert _num_found(blocks, "abcdefghIJKL+") == 3
@@ -314,11 +312,6 @@ def test_a_repeated_look_up_follows_the_pages_that_come_and_go() -> None:
     assert len(find(waiting)) == 2
     table = _run(blocks, "AAAABBBBCCCC+")
     assert find(waiting) == table[:3]
-    blocks.forget(table[1:2])
-    blocks.check()
-    assert find(waiting) == table[:1]
-    again = _run(blocks, "AAAABBBBCCCC+")
-    assert find(waiting) == again[:3]
     lone = _start(blocks, "x", new=99)
     for length, found in ((24, 2), (28, 1), (32, 0)):
         assert blocks.extend(lone, length)
@@ -343,8 +336,7 @@ def test_equal_keys_of_different_prefixes_do_not_mix_up_their_suffixes(
     """The key of a suffix depends on its prefix's key only: comparing tokens and keys would not be enough."""
     monkeypatch.setattr(PrefixCache, "_make_key", lambda self, parent_key, content: parent_key + b"1")
     blocks = _blocks()
-    table = _run(blocks, "AAAASSSS+")
-    blocks.forget(table[:1])
+    _evict_first_page(blocks, "AAAA", "SSSS")
     _run(blocks, "BBBB+")
     assert _num_found(blocks, "BBBBSSSS+") == 1
 
@@ -375,11 +367,7 @@ def _content(letters: str) -> bytes:
 
 
 def test_a_secret_makes_keys_differ_between_processes() -> None:
-    keys = []
-    for _ in range(2):
-        blocks = _blocks()
-        sequence = _finish(blocks, _start(blocks, "abcdefghi"))
-        keys.append(sequence.page_keys[0])
+    keys = [_cache(_blocks())._make_key(b"", b"abcd") for _ in range(2)]
     assert keys[0] != keys[1]
     assert [len(key) for key in keys] == [16, 16]
 
@@ -387,7 +375,7 @@ def test_a_secret_makes_keys_differ_between_processes() -> None:
 def test_a_step_that_fills_no_page_touches_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = _blocks()
     sequence = _finish(blocks, _start(blocks, "abcdefghi", new=8))
-    monkeypatch.setattr(blocks, "prefix_cache", object())
+    monkeypatch.setattr(PrefixCache, "_make_key", None)
     sequence.token_ids += [1, 2]
     for length in (10, 11):
         assert blocks.extend(sequence, length)

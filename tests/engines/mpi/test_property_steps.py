@@ -10,14 +10,14 @@ import pytest
 from engines.core import RequestOutput, SchedulerSettings
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.policies.fair import Fair
 from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
 from engines.mpi.scheduler.policies.priority import Priority
-from engines.mpi.scheduler.prefill.overlay import Overlay
-from engines.mpi.scheduler.prefill.pause import Pause
-from engines.mpi.scheduler.running_set import RunningSet
+from engines.mpi.scheduler.prefill import Overlay, Pause
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step import StepDraft
 from tests.engines.mpi.property_checks import Combination, combinations
 from tests.engines.mpi.property_steps import main, run
 from tests.support.randomness import random_seed
@@ -69,12 +69,14 @@ def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
 
 def _budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
     for mode in (Overlay, Pause):
-        patch.setattr(mode, "plan", _with_one_more(mode.plan))
+        patch.setattr(mode, "chunk", _with_one_more(mode.chunk))
 
 
-def _with_one_more(plan: Callable[..., None]) -> Callable[..., None]:
-    def more(self: object, running: RunningSet, settings: SchedulerSettings, *rest: object) -> None:
-        plan(self, running, replace(settings, max_prefill_tokens=settings.max_prefill_tokens + 1), *rest)
+def _with_one_more(chunk: Callable[..., int]) -> Callable[..., int]:
+    def more(self: object, *rest: object) -> int:
+        *counts, settings = rest
+        assert isinstance(settings, SchedulerSettings)
+        return chunk(self, *counts, replace(settings, max_prefill_tokens=settings.max_prefill_tokens + 1))
 
     return more
 
@@ -111,8 +113,8 @@ def _served_most_comes_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nobody_joins_while_others_run(patch: pytest.MonkeyPatch) -> None:
-    candidate = RunningSet.candidate
-    patch.setattr(RunningSet, "candidate", lambda self: None if len(self) else candidate(self))
+    candidate = StepPlanner._candidate
+    patch.setattr(StepPlanner, "_candidate", lambda self: None if self.running else candidate(self))
 
 
 def _prefix_of_another_tenant(patch: pytest.MonkeyPatch) -> None:
@@ -126,17 +128,18 @@ def _prefix_of_another_tenant(patch: pytest.MonkeyPatch) -> None:
 
 
 def _preempted_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    preempt = RunningSet._preempt
+    preempt = StepPlanner._preempt
 
-    def start_over(self: RunningSet, sequence: Sequence) -> None:
+    def start_over(self: StepPlanner, sequence: Sequence) -> None:
         preempt(self, sequence)
         del sequence.token_ids[sequence.num_prompt_tokens :]
 
-    patch.setattr(RunningSet, "_preempt", start_over)
+    patch.setattr(StepPlanner, "_preempt", start_over)
 
 
 def _nothing_scrubbed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunningSet, "take_scrub", lambda self: [])
+    finish = StepDraft.finish
+    patch.setattr(StepDraft, "finish", lambda self, copies, scrub_blocks: finish(self, copies, []))
 
 
 def _copy_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> di
         assert lab.scheduler.num_running <= lab.scheduler.settings.max_num_seqs
         for output in lab.scheduler.update(step, lab.model.sample(step), 0.0):
             outputs.setdefault(output.id, []).append(output)
-        lab.blocks.check()
+        lab.scheduler.check()
     assert not lab.scheduler.has_work
     assert lab.blocks.num_used == 0
     return outputs
@@ -196,8 +196,7 @@ def test_what_took_another_sequences_place_is_found_in_the_prefix_cache() -> Non
     for sequence, token in ((one, 7), (other, 8)):
         assert blocks.admit(sequence, reserve=True)
         _compute(blocks, sequence, [token] * 6)
-    assert other.num_kept_pages == 3
-    assert blocks.replace(one, other, 12) == []
+    assert blocks.fork(one, other, 12) == []
     blocks.check()
     other.token_ids = [*one.token_ids]
     _compute(blocks, other, [9] * 5)
@@ -216,14 +215,15 @@ def _compute(blocks: BlockManager, sequence: Sequence, tokens: list[int]) -> Non
     blocks.keep(sequence)
 
 
-def test_replacing_needs_a_reservation() -> None:
+def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
     blocks = make_block_manager(32, BLOCK_SIZE, paged=True)
     one, other = (Sequence(_beams("a", range(1, 7), 2, 20)) for _ in range(2))
     assert blocks.admit(one, reserve=True)
     assert blocks.admit(other, reserve=False)
     _compute(blocks, one, [])
+    _compute(blocks, other, [7, 8, 9])
     with pytest.raises(ValueError, match="admitted without a reservation"):
-        blocks.replace(one, other, 6)
+        blocks.fork(one, other, 6)
     blocks.check()
 
 
@@ -262,7 +262,7 @@ def test_abort_and_deadline_free_all_beams(after: int) -> None:
         assert not lab.scheduler.has_work
         assert lab.scheduler.num_running == 0
         assert lab.blocks.num_used == 0
-        lab.blocks.check()
+        lab.scheduler.check()
 
 
 @pytest.mark.parametrize("bad", [0, 1, 3])
@@ -283,7 +283,7 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     outputs += lab.scheduler.update(step, tokens, 0.0)
     failed = [output for output in outputs if output.id == "a"]
     assert [output.error_kind for output in failed] == ["request_failed"]
-    lab.blocks.check()
+    lab.scheduler.check()
     following = lab.scheduler.schedule(0.0)
     assert following is not None
     assert following.plan.scrub_blocks
@@ -307,7 +307,7 @@ def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_comp
     assert lab.scheduler.update(second, lab.model.sample(second), 0.0) == []
     assert not lab.scheduler.has_work
     assert lab.blocks.num_used == 0
-    lab.blocks.check()
+    lab.scheduler.check()
 
 
 def test_what_can_never_fit_is_refused() -> None:

@@ -40,7 +40,6 @@ def test_the_last_to_come_gives_way_and_goes_on_where_it_was() -> None:
             outputs.setdefault(output.id, []).append(output)
             if output.finished and not first_ended:
                 first_ended = output.id
-        lab.blocks.check()
     assert first_ended == "a"
     assert lab.scheduler.num_preemptions >= 2
     assert lab.scheduler.num_recomputed_tokens > 0
@@ -98,7 +97,7 @@ def test_an_abort_in_the_queue_after_a_preemption_leaves_nothing() -> None:
     while not lab.scheduler.num_preemptions:
         lab.step()
     assert lab.scheduler.abort("b")
-    lab.blocks.check()
+    lab.scheduler.check()
     assert lab.scheduler.num_queued_tokens == 0
     assert list(lab.run()) == ["a"]
 
@@ -162,7 +161,7 @@ def test_deadlines_end_requests_waiting_and_running() -> None:
     assert "1 tokens were generated" in ended[0].error_message
     assert lab.scheduler.request_ids() == ["b"]
     assert lab.scheduler.expire(7.0) == []
-    lab.blocks.check()
+    lab.scheduler.check()
 
 
 def _fields(request: object) -> dict[str, object]:

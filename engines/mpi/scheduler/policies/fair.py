@@ -76,11 +76,6 @@ class Fair:
         for tenant in self._tenants.values():
             yield from tenant.waiting
 
-    @property
-    def num_tenants(self) -> int:
-        """Tenants that are remembered."""
-        return len(self._tenants)
-
     def served(self, tenant: str) -> int:
         """Weighted tokens of a tenant, no less than the floor: whoever is below it may be forgotten at any time."""
         known = self._tenants.get(tenant)

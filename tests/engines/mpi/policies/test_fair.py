@@ -223,7 +223,7 @@ def test_tenants_that_are_gone_are_forgotten(at_once: int) -> None:
             policy.add(make_sequence(number, f"t{number}", num_prompt_tokens=3))
         while len(policy):
             compute(policy, admit_head(policy), 3)
-        most = max(most, policy.num_tenants)
+        most = max(most, len(policy._tenants))
     assert most <= 2 * at_once + 2
 
 
@@ -236,7 +236,7 @@ def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
         policy.add(sequence)
         policy.remove(sequence)
         policy.admitted(sequence)
-    assert policy.num_tenants <= MAX_IDLE_TENANTS + 2
+    assert len(policy._tenants) <= MAX_IDLE_TENANTS + 2
     assert policy.served(f"t{MAX_IDLE_TENANTS + 499}") == MAX_IDLE_TENANTS + 500
     assert policy.served("t1") == 0, "the least ahead is forgotten first"
     assert policy.head().id == "r0"

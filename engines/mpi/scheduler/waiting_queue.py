@@ -9,7 +9,7 @@ from engines.mpi.scheduler.policies.base import SchedulingPolicy
 from engines.mpi.scheduler.sequence import Sequence
 
 
-class WaitingLine:
+class WaitingQueue:
     """Counts what waits; its order is the policy's."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
@@ -57,9 +57,9 @@ class WaitingLine:
         """The next sequence to be admitted, whatever runs."""
         return self.policy.head() if len(self.policy) else None
 
-    def batch_head(self, max_num_seqs: int, nobody_runs: bool) -> Sequence | None:
-        """Who is next in the static batch; where nobody runs, a batch begins of all that wait now."""
-        if nobody_runs and not self._batch:
+    def batch_head(self, max_num_seqs: int, begin: bool) -> Sequence | None:
+        """The next sequence of the static batch. begin: where none is left, a batch begins of all that wait now."""
+        if begin and not self._batch:
             for _ in range(min(len(self.policy), max_num_seqs)):
                 sequence = self.policy.head()
                 self.policy.remove(sequence)
