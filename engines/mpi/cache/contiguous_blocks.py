@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engines.mpi.cache.base import BlockManager
-from engines.mpi.cache.block_pool import RunPool
+from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.scheduler.sequence import Sequence
 
 
@@ -12,7 +12,7 @@ class ContiguousBlocks(BlockManager):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._pool = RunPool(num_blocks)
+        self._pool = BlockPool(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -20,7 +20,7 @@ class ContiguousBlocks(BlockManager):
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
-        run = self._pool.take(self.blocks_needed(sequence.max_num_tokens))
+        run = self._pool.take_run(self.blocks_needed(sequence.max_num_tokens))
         if run is None:
             return False
         self._promised[sequence] = 0
