@@ -100,7 +100,9 @@ def measure_waste(
         outputs = scheduler.update(step, _sample(step, lengths), float(len(uses)))
         done += sum(output.finished for output in outputs)
         unfilled = blocks.num_unfilled_slots / (blocks.num_used * block_size) if blocks.num_used else None
-        uses.append(_StepUse(blocks.num_used, unfilled, blocks.num_promised, scheduler.num_running, num_waiting))
+        uses.append(
+            _StepUse(blocks.num_used, unfilled, blocks.num_promised, scheduler.num_running, num_waiting)
+        )
         progress(done, load.num_requests)
     loaded = [use.num_running for use in uses if use.num_waiting]
     return AllocationResult(

@@ -65,5 +65,7 @@ class BlockPool:
         """
         free = {block for block in range(self.num_blocks) if self._is_free[block]}
         if len(free) != self.num_free or min(free, default=self.num_blocks) < self._lowest:
-            raise RuntimeError(f"{len(free)} blocks are free, the pool counts {self.num_free}, or overlooks one")
+            raise RuntimeError(
+                f"{len(free)} blocks are free, the pool counts {self.num_free}, or overlooks one"
+            )
         return free

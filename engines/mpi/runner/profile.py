@@ -15,7 +15,7 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import SamplingParams
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import load_model
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
 from engines.parallel import Communicator
@@ -51,11 +51,11 @@ def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Itera
     """Load the model on one rank and time steps of these shapes."""
     set_num_threads(config.parallel.threads_per_rank)
     stopwatch = Stopwatch(time.perf_counter)
-    runner = ModelRunner(config, Communicator(), torch.device("cpu"), stopwatch)
-    sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+    model = load_model(config, Communicator(), torch.device("cpu"), stopwatch)
+    sampler = Sampler(model.config.vocab_size, torch.device("cpu"))
     for shape in shapes:
         plan = _plan(shape, config.cache.block_size)
-        samples = [_step(runner, sampler, plan) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
+        samples = [_step(model.steps, sampler, plan) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
         names = samples[0].keys()
         medians = {name: statistics.median(sample[name] for sample in samples) * 1e3 for name in names}
         yield Profile(shape, medians.pop("total"), medians)

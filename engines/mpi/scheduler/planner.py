@@ -61,8 +61,6 @@ class StepPlanner:
         """Running sequences with only their newest token to compute, beams apart."""
         self._free_rows: list[int] = []
         """A heap of rows that were used before."""
-        self._scrub: list[int] = []
-        """Blocks to be zeroed before the next step."""
         self._copies: list[int] = []
         """Pairs of blocks, source and destination, to be copied before the next step."""
         self._num_turns = 0
@@ -174,10 +172,9 @@ class StepPlanner:
         if sequence.num_computed_tokens < last and not sibling.waits:
             if sibling.num_output_tokens == 0:
                 return False
-            if last <= sibling.num_verified_tokens and self._fork(sibling, sequence, last):
-                sequence.num_verified_tokens = last
-                if sequence.num_preemptions == 0:
-                    sequence.num_cached_tokens = last
+            taken = last <= sibling.num_settled_tokens and self._fork(sibling, sequence, last)
+            if taken and sequence.num_preemptions == 0:
+                sequence.num_cached_tokens = last
         sequence.sibling = None
         return True
 
@@ -227,7 +224,6 @@ class StepPlanner:
         self.waiting.remove(sequence)
         self.waiting.policy.admitted(sequence)
         hits = sequence.num_computed_tokens
-        sequence.num_verified_tokens = hits
         self.num_prefix_hit_tokens += hits
         if sequence.scheduled_time is None:
             sequence.scheduled_time = now
@@ -266,9 +262,8 @@ class StepPlanner:
                 self.num_recomputed_tokens += max(0, again)
             self.waiting.policy.computed(draft.prefills)
         self.waiting.policy.computed(draft.decodes)
-        step = draft.finish(self._copies, self._scrub)
-        self._copies, self._scrub = [], []
-        return step
+        copies, self._copies = self._copies, []
+        return draft.finish(copies)
 
     def generates(self, sequence: Sequence) -> None:
         """All of its tokens but the newest are computed, and from now on it gains one in each step."""
@@ -282,7 +277,6 @@ class StepPlanner:
         """A beam gives up what it holds and takes over all that is computed of the source."""
         former = sequence.block_table[: sequence.num_reported_blocks]
         self._fork(source, sequence, source.num_computed_tokens)
-        sequence.num_verified_tokens = source.num_verified_tokens
         sequence.num_reported_blocks = 0
         for old, new in zip(former, sequence.block_table, strict=False):
             if old != new:
@@ -295,33 +289,21 @@ class StepPlanner:
             self._copies.extend(pair)
         return copies is not None
 
-    def remove(self, sequence: Sequence, failed: bool = False) -> None:
-        """Free what it holds, running or waiting. failed: a step that did not end well may have written to any of
-        its blocks."""
+    def remove(self, sequence: Sequence) -> None:
+        """Free what it holds, running or waiting."""
         if sequence.waits:
             self.waiting.remove(sequence)
             return
         for one in (sequence, *sequence.companions):
-            if failed:
-                one.num_computed_tokens = len(one.block_table) * self._blocks.block_size
             self._release(one)
 
     def _release(self, sequence: Sequence) -> None:
-        """Blocks are scrubbed where what it computed since its last sampled token may not be finite."""
-        if sequence.num_verified_tokens < sequence.num_computed_tokens:
-            block_size = self._blocks.block_size
-            first, end = (
-                sequence.num_verified_tokens // block_size,
-                -(-sequence.num_computed_tokens // block_size),
-            )
-            self._scrub.extend(sequence.block_table[first:end])
         del self.running[sequence.id]
         self._generating.pop(sequence, None)
         self._blocks.release(sequence)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = -1
         sequence.num_reported_blocks = 0
-        sequence.num_verified_tokens = 0
         sequence.num_in_flight = 0
 
     def check(self) -> None:

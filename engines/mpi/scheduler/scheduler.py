@@ -138,7 +138,7 @@ class Scheduler:
             sequence = self._by_id.get(one.request.id)
             if sequence is not None:
                 outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
-                self._remove(sequence, failed=True)
+                self._remove(sequence)
         return outputs
 
     def schedule(self, now: float) -> Step | None:
@@ -229,9 +229,8 @@ class Scheduler:
             ):
                 sequence.num_pending -= 1
                 sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
-                sequence.num_verified_tokens = settled = sequence.num_computed_tokens - in_flight
                 sequence.token_ids[start + 1] = token_id
-                if not settled % block_size:
+                if not (sequence.num_computed_tokens - in_flight) % block_size:
                     self._blocks.keep(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
@@ -249,7 +248,6 @@ class Scheduler:
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
         if not sequence.waits:  # it may have been preempted since a late step began
-            sequence.num_verified_tokens = sequence.num_settled_tokens
             self._blocks.keep(sequence)
         if sequence.is_beam:
             return self._take_beam(sequence, token)
@@ -291,12 +289,12 @@ class Scheduler:
         self._remove(self._by_id[output.id])
         return [output]
 
-    def _remove(self, sequence: Sequence, failed: bool = False) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
         self._beams.pop(sequence.id, None)
         for one in (sequence, *sequence.companions):
             one.done = True
-        self._planner.remove(sequence, failed)
+        self._planner.remove(sequence)
 
     def check(self) -> None:
         """Audit all accounting, between two steps.

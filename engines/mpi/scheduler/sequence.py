@@ -37,8 +37,6 @@ class Sequence:
     """Of the computed tokens, those of steps in flight."""
     num_pending: int = 0
     """Tokens at the end of `token_ids` that steps in flight will give: `UNKNOWN_TOKEN` each."""
-    num_verified_tokens: int = 0
-    """Computed tokens that are known to be finite: a later token was sampled from them."""
     block_table: list[int] = field(default_factory=list)
     num_reported_blocks: int = 0
     """Entries of the block table that the ranks know."""
@@ -123,9 +121,7 @@ class Sequence:
             or not (self.block_table or computed or self.num_in_flight or self.num_reported_blocks),
             "it has computed its newest token": computed < max(1, len(self.token_ids)) or self.is_beam,
             "more is computed than there are tokens": computed <= len(self.token_ids),
-            "more is in flight, or verified, than computed": (
-                0 <= self.num_verified_tokens <= self.num_settled_tokens <= computed
-            ),
+            "more is in flight than computed": 0 <= self.num_in_flight <= computed,
             "ranks know more blocks than it has": self.num_reported_blocks <= len(self.block_table),
             "a beam is in flight": not (self.is_beam and (self.num_in_flight or self.num_pending)),
         }

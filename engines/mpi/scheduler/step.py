@@ -102,7 +102,7 @@ class StepDraft:
         self.decodes.pop(sequence, None)
         self.num_prefill_tokens -= self.prefills.pop(sequence, 0)
 
-    def finish(self, copies: list[int], scrub_blocks: list[int]) -> Step:
+    def finish(self, copies: list[int]) -> Step:
         """The step. Reports to the ranks what they do not know of the block tables."""
         # Comprehensions, for this is done for hundreds of sequences in every step.
         decodes, prefills = self.decodes, self.prefills
@@ -127,7 +127,6 @@ class StepDraft:
             token_ids,
             updates,
             copies,
-            scrub_blocks,
         )
         return Step(plan, sequences, len(decodes))
 

@@ -52,8 +52,6 @@ class StepPlan:
     """Groups of: row, index of the first entry, number of entries, then these entries (blocks)."""
     copies: Sequence[int] = ()
     """Pairs of blocks: source, destination; copied before the step, in order."""
-    scrub_blocks: Sequence[int] = ()
-    """Blocks to be zeroed before the copies."""
 
     @property
     def num_sequences(self) -> int:
@@ -68,6 +66,15 @@ class StepPlan:
         """Sequences whose next token is wanted."""
         return sum(want & WANT_LOGITS for want in self.wants)
 
+    @property
+    def scored_lens(self) -> list[int]:
+        """Tokens of each sequence whose prompt's log-probabilities are wanted."""
+        return [
+            count
+            for count, want in zip(self.query_lens, self.wants, strict=True)
+            if want & WANT_PROMPT_LOGPROBS
+        ]
+
     def encode(self) -> bytes:
         lists = (
             self.rows,
@@ -77,17 +84,16 @@ class StepPlan:
             self.token_ids,
             self.table_updates,
             self.copies,
-            self.scrub_blocks,
         )
         lengths = [*map(len, lists)]
-        return struct.pack(f"{9 + sum(lengths)}i", self.kind, *lengths, *chain.from_iterable(lists))
+        return struct.pack(f"{8 + sum(lengths)}i", self.kind, *lengths, *chain.from_iterable(lists))
 
     @classmethod
     def decode(cls, data: bytes) -> StepPlan:
         numbers = array("i")
         numbers.frombytes(data)
         lists = []
-        at = 9
+        at = 8
         for length in numbers[1:at]:
             lists.append(numbers[at : at + length])
             at += length

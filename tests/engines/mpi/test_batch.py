@@ -1,122 +1,53 @@
-"""Plans as tensors: each token's id, position and slot, whoever shares the step, against plain loops."""
+"""The torch fallback's batches: who is grouped with whom for attention, and what fills a step up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from engines.layers.rotary import cosines_and_sines, rotary_tables
+from engines.kv_cache import KvCache
+from engines.layers.rotary import rotary_tables
 from engines.models.config import Rotary
-from engines.mpi.cache.block_tables import BlockTables
-from engines.mpi.runner.batch import Batch, make_batch
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-from lmi_kernels import Workspace, batch_invariant_rows
+from engines.mpi.runner.cpu_steps import CpuBatch, CpuSteps
+from lmi_kernels import batch_invariant_rows
 from lmi_kernels.attention_plan import GroupLimits, KvGather
 from tests.support.plans import PlanMaker
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
-POSITIONS = 40
-ROTARY = Rotary(4)
-TABLES = rotary_tables([ROTARY], POSITIONS, CPU)
 LIMITS = GroupLimits(BLOCK_SIZE, NUM_BLOCKS, 3, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    row: int
-    start: int
-    count: int
-    want: int
-    table: tuple[int, ...]
+def _prepare(parts: list[tuple[int, int]]) -> CpuBatch:
+    """parts: first position and number of tokens of each sequence; its row has belonged to others before."""
+    cache = KvCache(1, 3, NUM_BLOCKS, BLOCK_SIZE, 4, torch.float32, CPU)
+    steps = CpuSteps(None, cache, rotary_tables([Rotary(4)], 40, CPU), LIMITS, contiguous=False, leads=True)  # type: ignore[arg-type]
+    maker = PlanMaker(BLOCK_SIZE)
+    for row, (start, _) in enumerate(parts):
+        steps._tables.apply([row, 0, 12, *[NUM_BLOCKS * 1000] * 12])
+        maker.begin(row, [(7 * row + 3 * i) % NUM_BLOCKS for i in range(10)], start)
+    plan = maker.plan({row: [row] * count for row, (_, count) in enumerate(parts)})
+    steps.update(plan)
+    return steps.prepare(plan)
 
 
-@st.composite
-def _parts(draw: st.DrawFn) -> list[Part]:
-    rows = draw(st.lists(st.integers(0, 20), min_size=1, max_size=9, unique=True))
-    parts = []
-    for row in rows:
-        count = draw(st.one_of(st.just(1), st.integers(1, 20)))
-        start = draw(st.integers(0, POSITIONS - count))
-        blocks = -(-(start + count) // BLOCK_SIZE)
-        table = draw(st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=blocks, max_size=blocks))
-        parts.append(Part(row, start, count, draw(st.integers(0, 3)), tuple(table)))
-    return parts
-
-
-def _make(parts: list[Part]) -> tuple[StepPlan, Batch]:
-    """Token j of part i is number 1000 * i + j. The rows' tables have belonged to others before."""
-    maker, tables = PlanMaker(BLOCK_SIZE), BlockTables()
-    for part in parts:
-        tables.apply([part.row, 0, 12, *[NUM_BLOCKS * 1000] * 12])
-        maker.begin(part.row, part.table, part.start)
-    chunks = {part.row: [1000 * i + j for j in range(part.count)] for i, part in enumerate(parts)}
-    plan = maker.plan(chunks, {part.row: part.want for part in parts})
-    tables.apply(plan.table_updates)
-    return plan, make_batch(plan, tables, TABLES, LIMITS, contiguous=False, workspace=Workspace())
-
-
-@given(_parts())
-def test_every_token_has_its_place(parts: list[Part]) -> None:
-    plan, batch = _make(parts)
-    num_tokens = sum(part.count for part in parts)
+@pytest.mark.parametrize(
+    "parts", [[(0, 1)], [(0, 9), (3, 1), (20, 1)], [(5, 1), (0, 20), (30, 1), (2, 7), (8, 1), (31, 1)]]
+)
+def test_groups_cover_every_token_once_and_decodes_come_first(parts: list[tuple[int, int]]) -> None:
+    batch = _prepare(parts)
+    num_tokens = sum(count for _, count in parts)
     ids = batch.input_ids.tolist()
-    assert batch.attention.num_tokens == num_tokens == plan.num_tokens
     assert len(ids) == batch_invariant_rows(num_tokens)
     assert ids[num_tokens:] == [0] * (len(ids) - num_tokens)
-    assert sorted(ids[:num_tokens]) == sorted(plan.token_ids)
-    slots = batch.attention.slot_mapping.tolist()
-    assert len(slots) == num_tokens
-    for row, token in enumerate(ids[:num_tokens]):
-        part = parts[token // 1000]
-        position = part.start + token % 1000
-        block = part.table[position // BLOCK_SIZE]
-        assert slots[row] == block * BLOCK_SIZE + position % BLOCK_SIZE
-        expected = cosines_and_sines(TABLES[ROTARY], torch.tensor([position]))
-        for found, one in zip(batch.attention.rotary[ROTARY], expected, strict=True):
-            assert torch.equal(found[row], one[0])
-
-
-@given(_parts())
-def test_rows_that_are_wanted_come_in_the_order_of_the_plan(parts: list[Part]) -> None:
-    _, batch = _make(parts)
-    sampled = batch.input_ids[batch.sample_rows].tolist()
-    assert sampled == [1000 * i + p.count - 1 for i, p in enumerate(parts) if p.want & WANT_LOGITS]
-    scored = [(i, p) for i, p in enumerate(parts) if p.want & WANT_PROMPT_LOGPROBS]
-    assert batch.prompt_lens == tuple(part.count for _, part in scored)
-    if batch.prompt_rows is None:
-        assert not scored
-    else:
-        found = batch.input_ids[batch.prompt_rows].tolist()
-        assert found == [1000 * i + j for i, part in scored for j in range(part.count)]
-
-
-@given(_parts())
-def test_groups_cover_every_token_once_and_decodes_come_first(parts: list[Part]) -> None:
-    _, batch = _make(parts)
-    rows = [
-        group.first_row + i
-        for group in batch.attention.groups
-        for i in range(group.num_seqs * group.query_len)
-    ]
-    assert sorted(rows) == list(range(batch.attention.num_tokens))
-    for source in (group.source for group in batch.attention.groups):
+    groups = batch.attention.groups
+    rows = [group.first_row + i for group in groups for i in range(group.num_seqs * group.query_len)]
+    assert sorted(rows) == list(range(num_tokens))
+    for source in (group.source for group in groups):
         if isinstance(source, KvGather):  # nothing of an earlier owner of a row
             assert int(source.pages.max()) < 2 * LIMITS.num_kv_heads * NUM_BLOCKS
-    singles = sum(part.count == 1 for part in parts)
-    counts = [parts[token // 1000].count for token in batch.input_ids[: batch.attention.num_tokens].tolist()]
-    assert [count == 1 for count in counts] == [row < singles for row in range(len(counts))]
-
-
-def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
-    plan, _ = _make([Part(0, 0, 3, 1, (1,))])
-    tables = BlockTables()
-    tables.apply(plan.table_updates)
-    broken = StepPlan(plan.kind, plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids[:2])
-    with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
-        make_batch(broken, tables, TABLES, LIMITS, contiguous=False, workspace=Workspace())
+    singles = sum(count == 1 for _, count in parts)
+    assert [parts[token][1] == 1 for token in ids[:num_tokens]] == [
+        row < singles for row in range(num_tokens)
+    ]

@@ -14,7 +14,6 @@ import torch
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
-from tests.support.caches import fill_with_nan
 from tests.support.plans import PlanMaker, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -173,20 +172,6 @@ def test_a_copied_block_continues_another_sequence(model: Path, oracle: Any, deg
     torch.testing.assert_close(logits, expected, **_CLOSE)
 
 
-def test_blocks_are_zeroed_before_they_are_copied_to(model: Path, oracle: Any) -> None:
-    runner = make_runner(model)
-    prompt = integers(fresh_generator(), 0, VOCAB_SIZE, 6)
-    maker = PlanMaker()
-    maker.begin(0, [1, 2])
-    run_plan(runner, maker.plan({0: prompt[:5]}))
-    fill_with_nan(runner.cache, [7, 8])
-    maker.begin(1, [7, 8], computed=5)
-    plan = maker.plan({1: prompt[5:]}, copies=[1, 7, 2, 8], scrub_blocks=[7, 8])
-    logits = run_plan(runner, plan).logits
-    assert logits is not None
-    torch.testing.assert_close(logits[0], _last_logits(oracle, prompt), **_CLOSE)
-
-
 def test_a_plan_in_parts_gives_what_the_whole_gives(model: Path) -> None:
     """Parts bring no updates: those of the whole were done once, though its batch may not have been computed."""
     generator = fresh_generator()
@@ -197,7 +182,7 @@ def test_a_plan_in_parts_gives_what_the_whole_gives(model: Path) -> None:
     plan = maker.plan(dict(enumerate(prompts)))
     whole = run_plan(make_runner(model), plan).logits
     runner = make_runner(model)
-    runner.update(plan)
+    runner.steps.update(plan)
     assert whole is not None
     for first, last in ((0, 1), (1, 3)):
         part = run_plan(runner, plan.part(first, last)).logits
@@ -209,6 +194,6 @@ def test_changes_that_make_no_sense_are_errors(model: Path) -> None:
     runner = make_runner(model)
     plan = PlanMaker().plan({})
     with pytest.raises(ValueError, match="cannot be applied"):
-        runner.update(StepPlan(plan.kind, table_updates=[0, 0, 5, 1]))
+        runner.steps.update(StepPlan(plan.kind, table_updates=[0, 0, 5, 1]))
     with pytest.raises(IndexError):
-        runner.update(StepPlan(plan.kind, copies=[0, NUM_BLOCKS]))
+        runner.steps.update(StepPlan(plan.kind, copies=[0, NUM_BLOCKS]))

@@ -17,7 +17,6 @@ from engines.mpi.scheduler.policies.priority import Priority
 from engines.mpi.scheduler.prefill import Overlay, Pause
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.step import StepDraft
 from tests.engines.mpi.property_checks import Combination, combinations
 from tests.engines.mpi.property_steps import main, run
 from tests.support.randomness import random_seed
@@ -137,11 +136,6 @@ def _preempted_is_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepPlanner, "_preempt", start_over)
 
 
-def _nothing_scrubbed(patch: pytest.MonkeyPatch) -> None:
-    finish = StepDraft.finish
-    patch.setattr(StepDraft, "finish", lambda self, copies, scrub_blocks: finish(self, copies, []))
-
-
 def _copy_forgotten(patch: pytest.MonkeyPatch) -> None:
     fork = PagedBlocks.fork
 
@@ -185,7 +179,6 @@ _PRIORITY = Combination("max_utilization", True, False, "priority", False)
         (_nobody_joins_while_others_run, _PAUSE, "waits though"),
         (_prefix_of_another_tenant, _OPTIMISTIC, "its own tokens"),
         (_preempted_is_sent_again, _OPTIMISTIC, ""),
-        (_nothing_scrubbed, _OPTIMISTIC, "somebody sick"),
         (_copy_forgotten, _OPTIMISTIC, "its own tokens"),
         (_the_oldest_are_served_alone, _OPTIMISTIC, "is served twice while"),
         (_the_oldest_are_served_alone, _PAUSE, "is served twice while"),

@@ -51,7 +51,7 @@ def test_later_steps_need_no_other_variants(kind: str, tuned_for: str, tmp_path:
         runner = make_runner(
             tmp_path, num_blocks=256, max_model_len=_MAX_MODEL_LEN, max_step_tokens=_LARGEST.num_tokens
         )
-        rehearse(_LARGEST, runner, BLOCK_SIZE)
+        rehearse(_LARGEST, runner.steps, BLOCK_SIZE)
         compiled = set(launched)
 
         @examples(40)
@@ -67,9 +67,9 @@ def test_later_steps_need_no_other_variants(kind: str, tuned_for: str, tmp_path:
                 maker.begin(row, range(_MAX_MODEL_LEN // BLOCK_SIZE), computed)
                 chunks[row] = [0] * count
             plan = maker.plan(chunks)
-            runner.update(plan)
+            runner.steps.update(plan)
             rows = [SamplingRow("a", SamplingParams(max_new_tokens=1), [0], 1) for _ in chunks]
-            runner.compute(runner.prepare(plan), rows=rows)
+            runner.steps.compute(runner.steps.prepare(plan), rows=rows)
             assert _constants(launched - compiled) == []
 
         no_step_adds_to_them()

@@ -224,31 +224,6 @@ def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
     assert lab.blocks.num_free == lab.blocks.num_blocks
 
 
-@pytest.mark.parametrize("paged", [True, False])
-def test_blocks_of_a_failed_request_are_scrubbed_once_before_the_next_step(paged: bool) -> None:
-    lab = Lab(paged)
-    lab.scheduler.add(make_request("bad", range(6), 4))
-    step = lab.scheduler.schedule(0.0)
-    assert step is not None
-    table = step.sequences[0].block_table
-    dirty = set(table)
-    lab.scheduler.update(step, [SampledToken(0, finite=False)], 0.0)
-    assert lab.scheduler.schedule(0.0) is None, "nothing to do must not lose the blocks"
-    lab.scheduler.add(make_request("next", range(3), 4))
-    assert set(lab.step()[0].plan.scrub_blocks) == dirty
-    assert list(lab.step()[0].plan.scrub_blocks) == []
-
-
-def test_blocks_of_a_prompt_aborted_before_its_first_token_are_scrubbed() -> None:
-    """Nobody has looked whether what it computed is finite."""
-    lab = Lab(max_prefill_tokens=8)
-    lab.scheduler.add(make_request("a", range(20), 4))
-    table = list(lab.step()[0].sequences[0].block_table)
-    lab.scheduler.abort("a")
-    lab.scheduler.add(make_request("b", range(3), 4))
-    assert set(lab.step()[0].plan.scrub_blocks) >= set(table)
-
-
 def test_failing_is_idempotent() -> None:
     lab = Lab()
     lab.scheduler.add(make_request("a"))
@@ -265,20 +240,15 @@ def test_failing_is_idempotent() -> None:
 def test_two_halves_are_the_same_tokens_and_nothing_else(count: int) -> None:
     """The leader halves a step that failed: what the whole did to the ranks' state must not be done again."""
     lab = Lab()
-    lab.scheduler.add(make_request("failed", range(9), 2))
-    failed = lab.scheduler.schedule(0.0)
-    assert failed is not None
-    lab.scheduler.fail(failed.sequences, RequestFailed("broken"))
     for i in range(count):
         lab.scheduler.add(make_request(str(i), range(i + 1), 2))
     step = lab.scheduler.schedule(0.0)
     assert step is not None
-    assert step.plan.scrub_blocks
     first, second = step.halves()
     assert first.sequences
     assert second.sequences
     assert first.sequences + second.sequences == step.sequences
     for half in (first, second):
-        assert not (*half.plan.scrub_blocks, *half.plan.table_updates, *half.plan.copies)
+        assert not (*half.plan.table_updates, *half.plan.copies)
     together = lab.model.run(step.plan)
     assert lab.model.run(first.plan) + lab.model.run(second.plan) == together

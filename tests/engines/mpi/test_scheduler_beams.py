@@ -286,7 +286,6 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     lab.scheduler.check()
     following = lab.scheduler.schedule(0.0)
     assert following is not None
-    assert following.plan.scrub_blocks
     outputs += lab.scheduler.update(following, lab.model.sample(following), 0.0)
     while lab.scheduler.has_work:
         outputs += lab.step()[1]

@@ -1,4 +1,4 @@
-"""A plan's numbers in the order in which a GPU takes them: plain arrays, no tensors."""
+"""A plan's numbers in the order in which steps compute them: plain arrays, no tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Numbers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLayout:
+class StepLayout:
     """Sequences of one token first, then chunks; token rows in the same order."""
 
     rows: Numbers
-    """[num_seqs]: of the device's tables."""
+    """[num_seqs]: of the block tables."""
     starts: Numbers
     """[num_seqs]: position of each one's first token."""
     cu_seqlens_q: Numbers
@@ -39,14 +39,46 @@ class DeviceLayout:
         return len(self.rows)
 
     @property
+    def query_lens(self) -> Numbers:
+        return np.diff(self.cu_seqlens_q)
+
+    @property
     def max_query_len(self) -> int:
         """Of the chunks; 0 without any."""
-        lens = np.diff(self.cu_seqlens_q)[self.num_singles :]
-        return int(lens.max()) if len(lens) else 0
+        return int(self.query_lens[self.num_singles :].max(initial=0))
+
+    @property
+    def positions(self) -> Numbers:
+        """[num_tokens]"""
+        counting = np.arange(len(self.owners), dtype=np.int32)
+        return (self.starts - self.cu_seqlens_q[:-1])[self.owners] + counting
+
+    @property
+    def last_rows(self) -> Numbers:
+        """[num_sampled]: token row of each sampling sequence's last token."""
+        return self.cu_seqlens_q[1:][self.sampled] - 1
+
+    @property
+    def scored_rows(self) -> Numbers:
+        """[sum of scored_lens]: token rows whose next tokens' log-probabilities are wanted."""
+        bounds = [(self.cu_seqlens_q[i], self.cu_seqlens_q[i + 1]) for i in self.scored]
+        return np.concatenate([np.arange(0), *(np.arange(*pair) for pair in bounds)]).astype(np.int32)
+
+    @property
+    def scored_lens(self) -> tuple[int, ...]:
+        """[num_scored]"""
+        return tuple(self.query_lens[self.scored].tolist())
+
+    def slots(self, tables: Numbers, block_size: int) -> Numbers:
+        """[num_tokens]: places in the KV cache, by block tables of [rows, columns]."""
+        positions = self.positions
+        return tables[self.rows[self.owners], positions // block_size] * block_size + positions % block_size
 
 
-def lay_out(plan: StepPlan) -> DeviceLayout:
+def lay_out(plan: StepPlan, order: Sequence[int] | None = None) -> StepLayout:
     """
+    order: the plan's sequences as their rows follow each other, single tokens first; None: otherwise as in the plan.
+
     Raises:
         ValueError: the plan does not hold as many tokens as it says.
     """
@@ -55,9 +87,9 @@ def lay_out(plan: StepPlan) -> DeviceLayout:
         raise ValueError(f"the plan holds {plan.num_tokens} tokens and says {num_tokens}")
     rows, starts, wants, token_ids = map(_numbers, (plan.rows, plan.starts, plan.wants, plan.token_ids))
     sampled, scored = np.flatnonzero(wants & WANT_LOGITS), np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)
-    if num_tokens == len(rows):  # as in most steps: one token each
+    if order is None and num_tokens == len(rows):  # as in most steps: one token each
         counting = np.arange(num_tokens + 1, dtype=np.int32)
-        return DeviceLayout(
+        return StepLayout(
             rows,
             starts,
             counting,
@@ -69,17 +101,17 @@ def lay_out(plan: StepPlan) -> DeviceLayout:
         )
     query_lens = _numbers(plan.query_lens)
     # Stable: most plans are in this order already.
-    order = np.argsort(query_lens > 1, kind="stable")
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    lens = query_lens[order]
+    at = np.argsort(query_lens > 1, kind="stable") if order is None else np.asarray(order, dtype=np.int64)
+    places = np.empty_like(at)
+    places[at] = np.arange(len(at))
+    lens = query_lens[at]
     cu_seqlens_q = np.concatenate((np.zeros(1, dtype=np.int32), lens.cumsum(dtype=np.int32)))
     owners = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
-    first_tokens = (query_lens.cumsum() - query_lens)[order]
+    first_tokens = (query_lens.cumsum() - query_lens)[at]
     tokens = token_ids[first_tokens[owners] + np.arange(len(owners)) - cu_seqlens_q[owners]]
-    return DeviceLayout(
-        rows[order],
-        starts[order],
+    return StepLayout(
+        rows[at],
+        starts[at],
         cu_seqlens_q,
         owners,
         tokens,
@@ -89,30 +121,7 @@ def lay_out(plan: StepPlan) -> DeviceLayout:
     )
 
 
-def table_triples(updates: Sequence[int]) -> Numbers:
-    """A plan's `table_updates` as [num_entries, 3]: row, index, block.
-
-    Raises:
-        ValueError: a group is cut short, or says that something stands before the table's begin.
-    """
-    numbers: list[int] = []
-    at = 0
-    while at < len(updates):
-        row, first, count = updates[at : at + 3]
-        blocks = updates[at + 3 : at + 3 + count]
-        if min(row, first, count) < 0 or len(blocks) != count:
-            raise ValueError(
-                f"a table update of row {row}, entries {first} to {first + count}, cannot be applied"
-            )
-        for index, block in enumerate(blocks, first):
-            numbers += (row, index, block)
-        at += 3 + count
-    return _numbers(numbers).reshape(-1, 3)
-
-
-def aligned(
-    arrays: Sequence[Numbers],
-) -> tuple[Numbers, list[tuple[int, int]]]:
+def aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
     """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
     lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
     numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A plan's numbers in the order in which a GPU takes them."""
+"""A plan's numbers in the order in which steps compute them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.mpi.cache.block_tables import BlockTables, table_triples
 from engines.mpi.runner.decode_graphs import batch_sizes
-from engines.mpi.runner.device_layout import lay_out, table_triples
+from engines.mpi.runner.layout import StepLayout, lay_out
 from engines.mpi.scheduler.step_plan import (
     UNKNOWN_TOKEN,
     WANT_LOGITS,
@@ -35,9 +36,19 @@ def plans(draw: st.DrawFn) -> StepPlan:
     return StepPlan(PlanKind.STEP, rows, starts, lens, wants, tokens)
 
 
-@given(plans())
-def test_every_sequence_keeps_its_tokens_and_single_tokens_come_first(plan: StepPlan) -> None:
-    layout = lay_out(plan)
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[StepPlan, StepLayout]:
+    """In the plan's order, or in another that has single tokens first."""
+    plan = draw(plans())
+    order = draw(st.none() | st.permutations(range(len(plan.rows))))
+    return plan, lay_out(plan, order and sorted(order, key=lambda i: plan.query_lens[i] > 1))
+
+
+@given(layouts())
+def test_every_sequence_keeps_its_tokens_and_single_tokens_come_first(
+    both: tuple[StepPlan, StepLayout],
+) -> None:
+    plan, layout = both
     lens = np.diff(layout.cu_seqlens_q)
     assert (lens[: layout.num_singles] == 1).all()
     assert (lens[layout.num_singles :] > 1).all()
@@ -55,6 +66,33 @@ def test_every_sequence_keeps_its_tokens_and_single_tokens_come_first(plan: Step
     wanted = list(zip(plan.rows, plan.wants, strict=True))
     assert layout.rows[layout.sampled].tolist() == [row for row, want in wanted if want & WANT_LOGITS]
     assert layout.rows[layout.scored].tolist() == [row for row, want in wanted if want & WANT_PROMPT_LOGPROBS]
+
+
+@given(layouts())
+def test_every_token_has_its_place_and_wanted_rows_come_in_the_plans_order(
+    both: tuple[StepPlan, StepLayout],
+) -> None:
+    plan, layout = both
+    tables = BlockTables()
+    for row in plan.rows:
+        tables.apply([row, 0, 30, *range(100 * row, 100 * row + 30)])
+    positions, slots = layout.positions.tolist(), layout.slots(tables.entries, 4).tolist()
+    found: dict[int, list[int]] = {row: [] for row in plan.rows}
+    for owner, position, slot in zip(layout.owners, positions, slots, strict=True):
+        row = int(layout.rows[owner])
+        assert slot == (100 * row + position // 4) * 4 + position % 4
+        found[row].append(position)
+    for row, start, count in zip(plan.rows, plan.starts, plan.query_lens, strict=True):
+        assert found[row] == list(range(start, start + count))
+    parts = list(zip(plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True))
+    places = list(zip(layout.rows[layout.owners].tolist(), positions, strict=True))
+    last = [(row, start + count - 1) for row, start, count, want in parts if want & WANT_LOGITS]
+    assert [places[i] for i in layout.last_rows] == last
+    scored = [part for part in parts if part[3] & WANT_PROMPT_LOGPROBS]
+    assert layout.scored_lens == tuple(count for _, _, count, _ in scored)
+    assert [places[i] for i in layout.scored_rows] == [
+        (row, start + j) for row, start, count, _ in scored for j in range(count)
+    ]
 
 
 def test_a_plan_of_other_tokens_than_it_says_is_refused() -> None:
