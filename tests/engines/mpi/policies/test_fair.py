@@ -198,7 +198,7 @@ def test_what_the_cache_gave_is_not_charged() -> None:
     assert policy.served("a") == 2 * PROMPT_WEIGHT
 
 
-def test_the_latest_of_the_tenant_with_the_most_gives_way() -> None:
+def test_the_latest_of_the_tenant_with_the_most_is_preempted() -> None:
     policy = Fair()
     costs = {"a": 5, "b": 50, "c": 10}
     running = []
@@ -224,19 +224,19 @@ def test_tenants_that_are_gone_are_forgotten(at_once: int) -> None:
         while len(policy):
             compute(policy, admit_head(policy), 3)
         most = max(most, len(policy._tenants))
-    assert most <= 2 * at_once + 2
+    assert most <= 4 * at_once + 64
 
 
 def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
     """One waits all the time with a counter that does not move: the floor stays below everybody else's."""
     policy = Fair()
     policy.add(make_sequence(0, "stays"))
-    for number in range(1, MAX_IDLE_TENANTS + 500):
+    for number in range(1, 2 * MAX_IDLE_TENANTS + 500):
         sequence = make_sequence(number, f"t{number}", num_prompt_tokens=1 + number)
         policy.add(sequence)
         policy.remove(sequence)
         policy.admitted(sequence)
-    assert len(policy._tenants) <= MAX_IDLE_TENANTS + 2
-    assert policy.served(f"t{MAX_IDLE_TENANTS + 499}") == MAX_IDLE_TENANTS + 500
+    assert len(policy._tenants) <= 2 * MAX_IDLE_TENANTS + 65
+    assert policy.served(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
     assert policy.served("t1") == 0, "the least ahead is forgotten first"
     assert policy.head().id == "r0"
