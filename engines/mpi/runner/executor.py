@@ -112,7 +112,7 @@ class StepExecutor:
         return result
 
     def _end_all(self, error: Exception) -> None:
-        """Among several ranks: tell why, and end them. They wait for this one, which will not come."""
+        """Among several ranks: report why, and end them. They wait for this one, which will not come."""
         if self._comm.world_size > 1:
             cause = "".join(traceback.format_exception_only(error)).strip()
             self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")

@@ -13,7 +13,6 @@ from engines.mpi.scheduler.step_plan import (
     WANT_LOGITS,
     WANT_NOTHING,
     WANT_PROMPT_LOGPROBS,
-    PlanKind,
     StepPlan,
 )
 from engines.sampling.batch import SamplingRow
@@ -64,21 +63,10 @@ class LargestStep:
 
     def _plan(self, query_lens: list[int], wants: list[int], block_size: int) -> StepPlan:
         """Sequences of the greatest length, of which the last `query_lens[i]` tokens are computed."""
-        num_blocks = -(-self.max_model_len // block_size)
         # Never two consecutive blocks: what is gathered takes more than what is viewed.
-        table = [1 - i % NUM_BLOCKS for i in range(num_blocks)]
-        updates: list[int] = []
-        for row in range(len(query_lens)):
-            updates += (row, 0, num_blocks, *table)
-        return StepPlan(
-            PlanKind.STEP,
-            range(len(query_lens)),
-            [self.max_model_len - length for length in query_lens],
-            query_lens,
-            wants,
-            [0] * sum(query_lens),
-            updates,
-        )
+        table = [1 - i % NUM_BLOCKS for i in range(-(-self.max_model_len // block_size))]
+        count = len(query_lens)
+        return StepPlan.of_rows([self.max_model_len] * count, query_lens, wants, [table] * count)
 
 
 def run_largest(

@@ -45,9 +45,8 @@ class BeamResult(NamedTuple):
     """Of each token, after penalties and bans, as the candidates brought it."""
     finish_reason: FinishReason
     """`EOS_TOKEN` or `LENGTH`."""
-    cumulative_logprob: float
     score: float
-    """cumulative_logprob / number of tokens ** length_penalty."""
+    """Sum of the log-probabilities / number of tokens ** length_penalty."""
 
 
 class BeamSearch:
@@ -142,7 +141,7 @@ class BeamSearch:
             hypothesis = hypothesis.parent
         ended = last.token_id in self._stop_token_ids
         reason = FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH
-        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, last.total, score)
+        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, score)
 
     def _ranked(self, candidates: Sequence[TokenLogprobs]) -> list[tuple[float, int, int, int, float]]:
         """(negated total, parent's rank, token id, parent's place, log-probability) of each, the best first."""

@@ -1,4 +1,4 @@
-"""What rank 0 tells all ranks to compute: plain numbers, and of what the ranks know already only what is new.
+"""What rank 0 has all ranks compute: plain numbers, and of what the ranks know already only what is new.
 
 Each running sequence has a *row*. Ranks keep one thing for it, its block table (`block_tables.py`); a plan brings the
 entries that were added since the last one, and names the tokens to be computed by row and position. So a step of
@@ -98,6 +98,23 @@ class StepPlan:
             lists.append(numbers[at : at + length])
             at += length
         return cls(PlanKind(numbers[0]), *lists)
+
+    @classmethod
+    def of_rows(
+        cls,
+        ends: Sequence[int],
+        query_lens: Sequence[int],
+        wants: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> StepPlan:
+        """A step of sequences that nobody asked for: rows 0, 1, ... with these block tables, of each the last
+        `query_lens[i]` of `ends[i]` tokens."""
+        updates: list[int] = []
+        for row, table in enumerate(tables):
+            updates += (row, 0, len(table), *table)
+        starts = [end - count for end, count in zip(ends, query_lens, strict=True)]
+        token_ids = [0] * sum(query_lens)
+        return cls(PlanKind.STEP, range(len(starts)), starts, query_lens, wants, token_ids, updates)
 
     def part(self, first: int, last: int) -> StepPlan:
         """Sequences [first, last) alone, without what changes the ranks' state: that was done by the whole plan."""

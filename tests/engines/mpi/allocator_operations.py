@@ -1,10 +1,10 @@
-"""Random operations on the allocators, beside books that are kept naively.
+"""Random operations on the allocators, beside accounting that is kept naively.
 
     python -m tests.engines.mpi.allocator_operations [--operations 1000000] [--seed 0]
 
-The books know which sequence holds which block, what was promised, and what stands in each slot: a mark of the tenant
-and of all tokens up to that one. So a block handed out twice, a page of another prefix or tenant, a page lost, and an
-answer that the promises do not allow are seen at once. Exit code 1 when something was.
+The accounting knows which sequence holds which block, what was promised, and what stands in each slot: a mark of the
+tenant and of all tokens up to that one. So a block handed out twice, a page of another prefix or tenant, a page lost,
+and an answer that the promises do not allow are seen at once. Exit code 1 when something was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engines.core import Request, SamplingParams
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_books import TENANTS, Books, Violation, require
+from tests.engines.mpi.allocator_accounting import TENANTS, Accounting, Violation, require
 
 MakeBlockManager = Callable[[int, int, bool, bool], BlockManager]
 _CALLS_PER_POOL = 2000
@@ -108,7 +108,7 @@ class _Operations:
         self.calls = result.calls
         num_blocks, size = chance.randint(1, 60), chance.randint(1, 5)
         self.size = size
-        self.books = Books(num_blocks, size)
+        self.accounting = Accounting(num_blocks, size)
         self.manager = make(num_blocks, size, mode.paged, mode.caching)
         if mode.colliding_keys and isinstance(self.manager, PagedBlocks):
             colliding(self.manager)
@@ -132,14 +132,14 @@ class _Operations:
 
     def new_sequence(self, tenant: str, prompt: list[int]) -> Sequence | None:
         """None when the pool could never hold it."""
-        limit = self.books.num_blocks * self.size + 1
+        limit = self.accounting.num_blocks * self.size + 1
         if len(prompt) >= limit:
             return None
         new = self.chance.randint(1, min(4 * self.size, limit - len(prompt)))
         self.num_sequences += 1
         logprobs = 0 if self.chance.random() < 0.02 else None
         sequence = make_sequence(f"sequence {self.num_sequences}", prompt, new, tenant, logprobs)
-        self.books.mark(sequence)
+        self.accounting.mark(sequence)
         return sequence
 
     def admit(self) -> None:
@@ -154,13 +154,13 @@ class _Operations:
             self.let_in(sequence)
 
     def let_in(self, sequence: Sequence) -> bool:
-        books, manager = self.books, self.manager
+        accounting, manager = self.accounting, self.manager
         reserve = self.chance.random() < self.mode.reserving
         watermark = 0 if reserve else self.chance.choice((0, 0, 1, 2))
-        worst = books.pages(max(sequence.max_num_tokens - 1, 1))
+        worst = accounting.pages(max(sequence.max_num_tokens - 1, 1))
         require(manager.blocks_needed(sequence.max_num_tokens) == worst, "blocks_needed is wrong")
-        needed = worst if reserve else books.pages(sequence.num_tokens) + watermark
-        room, held = books.room, set(books.holders)
+        needed = worst if reserve else accounting.pages(sequence.num_tokens) + watermark
+        room, held = accounting.room, set(accounting.holders)
         admitted = manager.admit(sequence, reserve, watermark)
         self.calls["admit" if admitted else "refuse"] += 1
         if not admitted:
@@ -184,13 +184,13 @@ class _Operations:
             require(held.isdisjoint(table), "a block in use was handed out")
             require(table == list(range(table[0], table[0] + worst)), "not one run")
         if reserve:
-            books.reserved.add(sequence)
-        books.set_table(sequence, table)
-        books.check_content(sequence, "a page from the prefix cache")
+            accounting.reserved.add(sequence)
+        accounting.set_table(sequence, table)
+        accounting.check_content(sequence, "a page from the prefix cache")
         return True
 
     def run_of(self, count: int) -> bool:
-        free = [block not in self.books.holders for block in range(self.books.num_blocks)]
+        free = [block not in self.accounting.holders for block in range(self.accounting.num_blocks)]
         return any(all(free[i : i + count]) for i in range(len(free) - count + 1))
 
     def compute(self) -> None:
@@ -198,18 +198,20 @@ class _Operations:
         sequence = self.choose()
         if sequence is None:
             return
-        books = self.books
+        accounting = self.accounting
         start = sequence.num_computed_tokens
         stop = self.chance.randint(start + 1, sequence.num_tokens)
         if not self.extend(sequence, stop):
             self.preempt(self.choose() or sequence)
             return
         for position in range(start, stop):
-            books.slots[books.slot(books.tables[sequence], position)] = books.marks[sequence][position]
+            accounting.slots[accounting.slot(accounting.tables[sequence], position)] = accounting.marks[
+                sequence
+            ][position]
         sequence.num_computed_tokens = stop
         if stop == sequence.num_tokens:
             sequence.token_ids.append(self.chance.randrange(3))
-            books.mark(sequence)
+            accounting.mark(sequence)
         if self.chance.random() < 0.9:
             self.manager.keep(sequence)
             self.calls["keep"] += 1
@@ -217,18 +219,18 @@ class _Operations:
             self.end(sequence)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        books, table = self.books, list(sequence.block_table)
-        missing = max(books.pages(num_tokens) - len(table), 0)
-        possible = missing - min(missing, books.due(sequence)) <= max(books.room, 0)
+        accounting, table = self.accounting, list(sequence.block_table)
+        missing = max(accounting.pages(num_tokens) - len(table), 0)
+        possible = missing - min(missing, accounting.due(sequence)) <= max(accounting.room, 0)
         extended = self.manager.extend(sequence, num_tokens)
         self.calls["extend" if extended else "extend in vain"] += 1
         require(extended == possible, f"extend says {extended} for {missing} more blocks")
         fresh = sequence.block_table[len(table) :]
         require(sequence.block_table[: len(table)] == table, "extend changed the table")
         require(len(fresh) == (missing if extended else 0), "extend gave too many blocks, or too few")
-        require(books.holders.keys().isdisjoint(fresh), "a block in use was handed out")
+        require(accounting.holders.keys().isdisjoint(fresh), "a block in use was handed out")
         require(len(set(fresh)) == len(fresh), "a block was handed out twice at once")
-        books.set_table(sequence, sequence.block_table)
+        accounting.set_table(sequence, sequence.block_table)
         return extended
 
     def fork(self) -> None:
@@ -239,9 +241,9 @@ class _Operations:
         child = self.new_sequence(source.request.tenant, source.token_ids[:length])
         if child is None or not self.let_in(child):
             return
-        books = self.books
+        accounting = self.accounting
         for other in self.chance.sample(
-            list(books.tables), min(len(books.tables), self.chance.randint(0, 3))
+            list(accounting.tables), min(len(accounting.tables), self.chance.randint(0, 3))
         ):
             if other is not child:  # Others take blocks in between.
                 self.extend(other, other.max_num_tokens - 1)
@@ -252,26 +254,26 @@ class _Operations:
         count = self.chance.randint(own, last)
         full = count // self.size
         shares = self.mode.paged
-        room = books.room + min(books.due(child), full - own // self.size)
+        room = accounting.room + min(accounting.due(child), full - own // self.size)
         copies = self.manager.fork(source, child, count)
         self.calls["fork" if copies is not None else "fork in vain"] += 1
         if copies is None:
             require(shares and count % self.size != 0 and room < 1, "a fork was refused though there is room")
-            require(child.block_table == books.tables[child], "a refused fork left something")
+            require(child.block_table == accounting.tables[child], "a refused fork left something")
             return
         table = child.block_table
         if shares:
             require(table[:full] == source.block_table[:full], "full pages are not shared")
-            require(len(table) == books.pages(count), "a fork has too many blocks, or too few")
-            require(books.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
+            require(len(table) == accounting.pages(count), "a fork has too many blocks, or too few")
+            require(accounting.holders.keys().isdisjoint(table[full:]), "a block in use was handed out")
         else:
-            require(table == books.tables[child], "a fork changed a run")
+            require(table == accounting.tables[child], "a fork changed a run")
         for block, copy in copies:
             for i in range(self.size):
-                books.slots[copy * self.size + i] = books.slots[block * self.size + i]
+                accounting.slots[copy * self.size + i] = accounting.slots[block * self.size + i]
         require(child.num_computed_tokens == count, "a fork has not what it was given")
-        books.set_table(child, table)
-        books.check_content(child, "a fork")
+        accounting.set_table(child, table)
+        accounting.check_content(child, "a fork")
 
     def release(self) -> None:
         sequence = self.choose()
@@ -285,12 +287,12 @@ class _Operations:
         self.end(sequence)
         if len(self.waiting) < 5:
             self.waiting.append(sequence)
-            self.books.mark(sequence)
+            self.accounting.mark(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        self.books.check_content(sequence, "at its end")
-        self.books.remove(sequence)
-        del self.books.marks[sequence]
+        self.accounting.check_content(sequence, "at its end")
+        self.accounting.remove(sequence)
+        del self.accounting.marks[sequence]
         self.manager.release(sequence)
         self.calls["release"] += 1
         require(
@@ -298,39 +300,41 @@ class _Operations:
         )
 
     def choose(self) -> Sequence | None:
-        held = self.books.tables
+        held = self.accounting.tables
         return self.chance.choice(list(held)) if held else None
 
     def check_counts(self) -> None:
-        manager, books = self.manager, self.books
+        manager, accounting = self.manager, self.accounting
         free, cached, used = manager.num_free, manager.num_cached, manager.num_used
-        require(used == len(books.holders), f"{used} blocks used, sequences hold {len(books.holders)}")
         require(
-            free + cached + used == books.num_blocks and min(free, cached) >= 0,
-            f"{free} free, {cached} cached and {used} used blocks are not all {books.num_blocks}",
+            used == len(accounting.holders), f"{used} blocks used, sequences hold {len(accounting.holders)}"
         )
-        require(books.room >= 0, "more is promised than there is")
+        require(
+            free + cached + used == accounting.num_blocks and min(free, cached) >= 0,
+            f"{free} free, {cached} cached and {used} used blocks are not all {accounting.num_blocks}",
+        )
+        require(accounting.room >= 0, "more is promised than there is")
 
     def audit(self) -> None:
-        books = self.books
+        accounting = self.accounting
         self.manager.check()
         slots = 0
-        for sequence, table in books.tables.items():
+        for sequence, table in accounting.tables.items():
             require(sequence.block_table == table, f"the table of {sequence.id} was changed")
-            books.check_content(sequence, "while it runs")
+            accounting.check_content(sequence, "while it runs")
             slots += len(table) * self.size - sequence.num_computed_tokens
         require(self.manager.num_unfilled_slots == slots, f"{slots} slots are not filled")
 
     def drain(self) -> None:
         """All end; then one sequence gets all blocks."""
-        for sequence in list(self.books.tables):
+        for sequence in list(self.accounting.tables):
             self.end(sequence)
         self.check_counts()
         self.audit()
-        lone = make_sequence("lone", [1] * self.books.num_blocks * self.size, 1)
+        lone = make_sequence("lone", [1] * self.accounting.num_blocks * self.size, 1)
         require(self.manager.admit(lone, reserve=True), "a block is lost: not all can be had")
         require(self.manager.extend(lone, lone.num_tokens), "a promise was broken")
-        require(sorted(lone.block_table) == list(range(self.books.num_blocks)), "a block is lost")
+        require(sorted(lone.block_table) == list(range(self.accounting.num_blocks)), "a block is lost")
         self.manager.release(lone)
         self.manager.check()
 
@@ -344,7 +348,9 @@ def colliding(manager: PagedBlocks) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Random operations on the allocators, beside naive books.")
+    parser = argparse.ArgumentParser(
+        description="Random operations on the allocators, beside naive accounting."
+    )
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

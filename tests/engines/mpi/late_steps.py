@@ -50,31 +50,31 @@ class LateModel(FakeModel):
 
 
 class LateEngine:
-    """The step loop with one step in flight, with a model that computes at once and tells later."""
+    """The step loop with one step in flight, with a model that computes at once and reports later."""
 
     def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
         self.scheduler = scheduler
         self.blocks = blocks
         self.got: dict[str, list[RequestOutput]] = {}
         self._model = LateModel(blocks.block_size)
-        self._flying: tuple[Step, list[int]] | None = None
+        self._in_flight: tuple[Step, list[int]] | None = None
 
     @property
     def busy(self) -> bool:
-        return self.scheduler.has_work or self._flying is not None
+        return self.scheduler.has_work or self._in_flight is not None
 
     def turn(self, now: float) -> None:
         step = self.scheduler.schedule(now)
-        flying = None
+        in_flight = None
         if step is not None:
             for sequence, start, length in zip(
                 step.sequences, step.plan.starts, step.plan.query_lens, strict=True
             ):
                 if start + length >= sequence.max_num_tokens:
                     raise AssertionError(f"{sequence.id}: its last token is computed")
-            flying = (step, self._model.run(step.plan))
+            in_flight = (step, self._model.run(step.plan))
             self.scheduler.begin(step)
-        before, self._flying = self._flying, flying
+        before, self._in_flight = self._in_flight, in_flight
         if before is not None:
             tokens = [SampledToken(token) for token in before[1]]
             for output in self.scheduler.finish(before[0], tokens, now):

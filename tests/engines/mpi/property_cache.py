@@ -96,7 +96,7 @@ class CheckedCache:
             at += count
             if bool(want & WANT_LOGITS) != (stop == subject.num_tokens):
                 raise Violation(f"{sequence.id}: wants {want} at {stop} of {subject.num_tokens} tokens")
-            wants_scores = sequence.request.sampling.prompt_logprobs is not None and not subject.num_told
+            wants_scores = sequence.request.sampling.prompt_logprobs is not None and not subject.num_reported
             if bool(want & WANT_PROMPT_LOGPROBS) != wants_scores:
                 raise Violation(f"{sequence.id}: wants {want}, and prompt_logprobs is {wants_scores}")
             table = self._tables.get(row, [])

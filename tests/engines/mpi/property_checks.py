@@ -139,7 +139,7 @@ class Checks:
         if self._steps_without_progress > self.patience:
             raise Violation(f"nothing new was computed in {self._steps_without_progress} steps")
 
-    def books(self, written: set[int]) -> None:
+    def accounting(self, written: set[int]) -> None:
         """Blocks and sums agree, after a step and its outputs."""
         blocks = self.blocks
         tables = [s.sequence.block_table for s in self.live.values() if s.runs and s.sequence is not None]
@@ -374,4 +374,4 @@ def _rank(settings: SchedulerSettings) -> Callable[[Subject], tuple[int, int]]:
 
 
 def _decodes(subject: Subject, start: int) -> bool:
-    return subject.num_told > 0 and start == subject.num_tokens - 1
+    return subject.num_reported > 0 and start == subject.num_tokens - 1

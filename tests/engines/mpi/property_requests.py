@@ -36,7 +36,7 @@ class Subject:
 
     sequence: Sequence | None = None
     """Known once it has run."""
-    num_told: int = 0
+    num_reported: int = 0
     """Tokens of output that its client has."""
     num_ever_computed: int = 0
     waits_since: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class Subject:
     @property
     def num_tokens(self) -> int:
         """Known so far."""
-        return self.num_prompt_tokens + self.num_told
+        return self.num_prompt_tokens + self.num_reported
 
 
 @dataclass(slots=True)

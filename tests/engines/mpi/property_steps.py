@@ -190,7 +190,7 @@ class Episode:
         self._cache.apply(step.plan)
         for output in self._compute(step):
             self._take(output)
-        self._checks.books(self._cache.written)
+        self._checks.accounting(self._cache.written)
 
     def _expire(self) -> None:
         due = {name for name, s in self._live.items() if (s.request.deadline or self._now + 1) <= self._now}
@@ -231,14 +231,14 @@ class Episode:
         first = subject.num_tokens
         if list(output.token_ids) != subject.tokens[first : first + 1]:
             raise Violation(
-                f"{output} is number {subject.num_told} of {subject.tokens[subject.num_prompt_tokens :]}"
+                f"{output} is number {subject.num_reported} of {subject.tokens[subject.num_prompt_tokens :]}"
             )
-        if not subject.num_told:
+        if not subject.num_reported:
             scores = [int(score.logprob) for score in output.prompt_logprobs]
             wanted = subject.request.sampling.prompt_logprobs is not None
             if scores != (list(range(1, subject.num_prompt_tokens)) if wanted else []):
                 raise Violation(f"{output.id}: log-probabilities of prompt positions {scores}")
-        subject.num_told += 1
+        subject.num_reported += 1
         last = subject.num_tokens == len(subject.tokens)
         if output.finish_reason is not (subject.reason if last else None):
             raise Violation(f"{output}: {len(subject.tokens) - subject.num_tokens} tokens were to come")

@@ -9,7 +9,7 @@ from engines.mpi.cache.contiguous_blocks import ContiguousBlocks
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_books import Violation
+from tests.engines.mpi.allocator_accounting import Violation
 from tests.engines.mpi.allocator_operations import MODES, Mode, main, run
 
 

@@ -14,7 +14,7 @@ _UPDATE = st.tuples(st.integers(0, 40), st.integers(0, 70), st.lists(st.integers
 
 
 @given(st.lists(st.lists(_UPDATE, max_size=6), max_size=6))
-def test_every_entry_is_the_last_that_was_told(plans: list[list[tuple[int, int, list[int]]]]) -> None:
+def test_every_entry_is_the_last_that_was_reported(plans: list[list[tuple[int, int, list[int]]]]) -> None:
     tables = BlockTables()
     expected: dict[tuple[int, int], int] = {}
     for updates in plans:
@@ -26,7 +26,7 @@ def test_every_entry_is_the_last_that_was_told(plans: list[list[tuple[int, int, 
         assert {place: int(tables.entries[place]) for place in expected} == expected
 
 
-def test_a_row_that_is_told_anew_keeps_nothing_of_what_was_told_again() -> None:
+def test_a_row_that_is_reported_anew_keeps_nothing_of_before() -> None:
     tables = BlockTables()
     tables.apply([3, 0, 3, 7, 8, 9])
     tables.apply([3, 0, 2, 5, 6])

@@ -205,7 +205,7 @@ def test_targets_reach_the_model(make: Make, runner: _Runner) -> None:
     assert runner.targets == [targets]
 
 
-def test_time_outside_the_model_is_told_apart(board: StatusBoard, runner: _Runner) -> None:
+def test_time_outside_the_model_is_counted_apart(board: StatusBoard, runner: _Runner) -> None:
     times = iter(range(1000))
     stopwatch = Stopwatch(lambda: float(next(times)))
     executor = StepExecutor(runner, _Comm(), board, stopwatch)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def test_tokens_are_those_of_a_lone_request(mode: Mode) -> None:
     outcome = run_episodes(mode, 12, random.Random(seed))
     assert outcome.num_wrong == 0
     if mode[0] == "max_utilization":
-        assert outcome.num_preemptions, "nobody ever gave way: the pools are too large for this test"
+        assert outcome.num_preemptions, "nobody was ever preempted: the pools are too large for this test"
 
 
 def test_a_stop_token_is_seen_one_step_late() -> None:

@@ -1,4 +1,4 @@
-"""The prefix cache, through the block manager: who finds which pages, and which of them make way."""
+"""The prefix cache, through the block manager: who finds which pages, and which of them are evicted."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
     assert sequence.block_table == table[:2]
 
 
-def test_the_least_recently_used_pages_make_way_and_suffixes_before_prefixes() -> None:
+def test_the_least_recently_used_pages_are_evicted_and_suffixes_before_prefixes() -> None:
     blocks = _blocks(8)
     _run(blocks, "AAAABBBB+")
     _run(blocks, "CCCCDDDDEEEE+")
@@ -198,7 +198,7 @@ def test_of_two_who_compute_the_same_page_the_first_ones_is_found() -> None:
     assert blocks.num_cached == 3
 
 
-def test_a_prefix_computed_by_another_does_not_make_way_before_its_suffix() -> None:
+def test_a_prefix_computed_by_another_is_not_evicted_before_its_suffix() -> None:
     blocks = _blocks(8)
     first, second = _start(blocks, "AAAABBBB"), _start(blocks, "AAAACCCC")
     for sequence in (first, second):

@@ -80,17 +80,17 @@ def _with_one_more(chunk: Callable[..., int]) -> Callable[..., int]:
     return more
 
 
-def _end_told_twice(patch: pytest.MonkeyPatch) -> None:
+def _end_reported_twice(patch: pytest.MonkeyPatch) -> None:
     fail = Scheduler.fail
 
-    def tell_twice(self: Scheduler, sequences: Iterable[Sequence], error: Exception) -> list[RequestOutput]:
+    def report_twice(self: Scheduler, sequences: Iterable[Sequence], error: Exception) -> list[RequestOutput]:
         outputs = fail(self, sequences, error)  # type: ignore[arg-type]
         return outputs + outputs
 
-    patch.setattr(Scheduler, "fail", tell_twice)
+    patch.setattr(Scheduler, "fail", report_twice)
 
 
-def _end_never_told(patch: pytest.MonkeyPatch) -> None:
+def _end_never_reported(patch: pytest.MonkeyPatch) -> None:
     update = Scheduler.update
 
     def swallow(self: Scheduler, *arguments: object) -> list[RequestOutput]:
@@ -170,8 +170,8 @@ _PRIORITY = Combination("max_utilization", True, False, "priority", False)
         (_block_kept_on_abort, _PAUSE, ""),
         (_budget_off_by_one, _OPTIMISTIC, "may be"),
         (_budget_off_by_one, _PAUSE, "share a step"),
-        (_end_told_twice, _OPTIMISTIC, ""),
-        (_end_never_told, _OPTIMISTIC, "alive are"),
+        (_end_reported_twice, _OPTIMISTIC, ""),
+        (_end_never_reported, _OPTIMISTIC, "alive are"),
         (_newcomer_jumps_the_queue, _OPTIMISTIC, "were admitted before"),
         (_newcomer_jumps_the_queue, _PAUSE, "were admitted before"),
         (_served_most_comes_first, _FAIR, "they may differ by"),

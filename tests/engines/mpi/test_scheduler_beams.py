@@ -227,7 +227,7 @@ def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
     blocks.check()
 
 
-def test_beams_are_never_preempted_and_others_give_way() -> None:
+def test_beams_are_never_preempted_and_others_are() -> None:
     lab = _lab(policy="max_utilization", num_blocks=12, max_num_seqs=8, max_model_len=40)
     requests = [make_request(f"r{i}", [i + 1, 2, 3], 20) for i in range(3)]
     requests.insert(1, _beams("a", [9, 8, 7], 2, 12))

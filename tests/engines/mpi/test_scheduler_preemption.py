@@ -1,4 +1,4 @@
-"""option.batch_scheduler_policy=max_utilization: who gives way when blocks run out, and what becomes of it."""
+"""option.batch_scheduler_policy=max_utilization: who is preempted when blocks run out, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_more_run_at_once_than_the_worst_case_allows() -> None:
     assert ids(optimist.step()[0]) == ["a", "b", "c"]
 
 
-def test_the_last_to_come_gives_way_and_goes_on_where_it_was() -> None:
+def test_the_last_to_come_is_preempted_and_goes_on_where_it_was() -> None:
     lab = _optimist(num_blocks=6, max_num_seqs=4)
     requests = [make_request(name, [i, 1], 18) for i, name in enumerate("abc")]
     for request in requests:

@@ -1,4 +1,4 @@
-"""What a scheduling policy decides: who is next, and who gives way when blocks run out."""
+"""What a scheduling policy decides: who is next, and who is preempted when blocks run out."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ class SchedulingPolicy(Protocol):
         """Rank a running sequence for a step that cannot hold all that run: smaller goes first, equals take turns."""
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
-        """Who of these running sequences, at least one, gives way: the last in the policy's own order."""
+        """Which of these running sequences, at least one, is preempted: the last in the policy's own order."""

@@ -116,7 +116,7 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.M
 def test_graphs_count_nothing_for_sequences_that_gain_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that gave way computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
+    """It computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
     save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
     oracle = load_oracle(tmp_path, "fp32")
     graphs = EagerGraphs()
@@ -225,8 +225,8 @@ def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) ->
 def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     lab: tuple[CoreLab, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences give way, rows change hands, some steps have a row of the host, and one is computed again, after its
-    tokens were chosen and counted."""
+    """Sequences are preempted, rows change hands, some steps have a row of the host, and one is computed again,
+    after its tokens were chosen and counted."""
     engine, oracle = lab
     asked = (
         SamplingParams(6, repetition_penalty=1.8),
@@ -259,7 +259,7 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     monkeypatch.setattr(gpu_steps.GpuSteps, "compute", failing_once)
     got = _run(running, requests)
     assert failed
-    assert running.scheduler.num_preemptions, "nobody ever gave way"
+    assert running.scheduler.num_preemptions, "nobody was ever preempted"
     for name, tokens in expected.items():
         assert [output.token_ids for output in got[name]] == [(token.token_id,) for token in tokens]
         logprobs = [output.logprobs for output in got[name]]

@@ -1,4 +1,4 @@
-"""Naive books of a pool of blocks: who holds which, what was promised, and what stands in each slot."""
+"""Naive accounting of a pool of blocks: who holds which, what was promised, and what stands in each slot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require(condition: bool, text: str) -> None:
 
 
 @dataclass
-class Books:
+class Accounting:
     """Who holds what, and what stands where."""
 
     num_blocks: int
