@@ -15,26 +15,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """int32 on the device. The first three are rows of one tensor, the others never change."""
+    """int32 on the device."""
 
     numbers: torch.Tensor
-    """[3, batch size]: rows, starts and token ids."""
-    rows: torch.Tensor
-    """[batch size]: of the tables; the padding row for padding."""
-    starts: torch.Tensor
-    """[batch size]: position of the token; -1: padding."""
-    token_ids: torch.Tensor
-    """[batch size]: or -1, the one chosen last."""
-    owners: torch.Tensor
-    """[batch size]: 0, 1, ..."""
-    cu_seqlens_q: torch.Tensor
-    """[batch size + 1]: 0, 1, ..."""
+    """[3, batch size]. Rows of the tables, the padding row for padding; positions of the tokens, -1 for padding; token
+    ids, -1 for the one chosen last."""
+    counting: torch.Tensor
+    """[batch size + 1]: 0, 1, ...; never changes."""
 
     @classmethod
     def of(cls, numbers: torch.Tensor) -> DecodeInputs:
-        size = numbers.shape[1]
-        counting = torch.arange(size + 1, dtype=torch.int32, device=numbers.device)
-        return cls(numbers, numbers[0], numbers[1], numbers[2], counting[:size], counting)
+        return cls(numbers, torch.arange(numbers.shape[1] + 1, dtype=torch.int32, device=numbers.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,15 +180,8 @@ class GpuSteps:
         rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _pieces(
             batch.numbers, batch.lengths
         )
-        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
-            owners,
-            cu_seqlens_q,
-            starts,
-            rows,
-            token_ids,
-            self._last_tokens,
-            self._block_tables,
-            self._cache.block_size,
+        input_ids, positions, slot_mapping, seq_lens = self._inputs(
+            owners, cu_seqlens_q, starts, rows, token_ids
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
         if singles < seqs:
@@ -212,19 +205,26 @@ class GpuSteps:
 
     def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
         """One token of each sequence; captured, so it only launches kernels."""
-        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
-            inputs.owners,
-            inputs.cu_seqlens_q,
-            inputs.starts,
-            inputs.rows,
-            inputs.token_ids,
-            self._last_tokens,
-            self._block_tables,
-            self._cache.block_size,
+        rows, starts, token_ids = inputs.numbers
+        counting = inputs.counting
+        input_ids, positions, slot_mapping, seq_lens = self._inputs(
+            counting[:-1], counting, starts, rows, token_ids
         )
-        attention = self._attention(positions, slot_mapping, inputs.rows, seq_lens, len(inputs.rows))
+        attention = self._attention(positions, slot_mapping, rows, seq_lens, len(rows))
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
-        return self._choose(hidden, inputs.rows.long(), positions + 1)
+        return self._choose(hidden, rows.long(), positions + 1)
+
+    def _inputs(
+        self,
+        owners: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        starts: torch.Tensor,
+        rows: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, positions, slots and lengths of sequences."""
+        known = self._last_tokens, self._block_tables, self._cache.block_size
+        return lmi_kernels.step_inputs(owners, cu_seqlens_q, starts, rows, token_ids, *known)
 
     def _attention(
         self,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from engines.core import SchedulerSettings
 
 
-class PrefillMode(Protocol):
-    """Decides when prompts run, and how much of one a step takes."""
+class Overlay:
+    """Chunks of prompts ride with others' single tokens (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310)."""
 
-    pauses_decodes: bool
+    pauses_decodes = False
     """A step has prompts or single tokens of generating sequences, never both."""
 
     def is_due(self, num_running: int, num_waiting: int, num_decode_steps: int, s: SchedulerSettings) -> bool:
@@ -18,28 +16,18 @@ class PrefillMode(Protocol):
 
         num_decode_steps: since the last step with prompts.
         """
+        return False
 
     def chunk(self, num_missing: int, num_prefill_tokens: int, num_tokens: int, s: SchedulerSettings) -> int:
         """How many of a sequence's missing tokens fit into a step that has so many already; 0: none.
 
         num_prefill_tokens: of sequences that catch up; num_tokens: of all.
         """
-
-
-class Overlay:
-    """Chunks of prompts ride with others' single tokens (Sarathi-Serve, Agrawal et al. 2024, arXiv:2403.02310)."""
-
-    pauses_decodes = False
-
-    def is_due(self, num_running: int, num_waiting: int, num_decode_steps: int, s: SchedulerSettings) -> bool:
-        return False
-
-    def chunk(self, num_missing: int, num_prefill_tokens: int, num_tokens: int, s: SchedulerSettings) -> int:
         room = min(s.max_prefill_tokens - num_prefill_tokens, s.max_num_batched_tokens - num_tokens)
         return max(0, min(num_missing, room))
 
 
-class Pause:
+class Pause(Overlay):
     """Decodes wait while whole prompts run: what Hugging Face's TGI does, and the AWS post on LMI describes."""
 
     pauses_decodes = True
@@ -59,5 +47,5 @@ class Pause:
         return num_missing if not num_tokens or num_tokens + num_missing <= limit else 0
 
 
-def make_prefill_mode(chunked: bool) -> PrefillMode:
+def make_prefill_mode(chunked: bool) -> Overlay:
     return Overlay() if chunked else Pause()

@@ -263,21 +263,14 @@ class Scheduler:
             self._planner.generates(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
-        if sequence.first_token_time is not None:
-            return [RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)]
-        sequence.first_token_time = now
-        self._answered.append(sequence)
-        if token.logprob is None:
-            sequence.last_plain_start = sequence.max_num_tokens - 2
-        output = RequestOutput(
-            sequence.id,
-            (token.token_id,),
-            logprobs,
-            top,
-            tuple(sequence.prompt_logprobs),
-            reason,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        output = RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
+        if sequence.first_token_time is None:
+            sequence.first_token_time = now
+            self._answered.append(sequence)
+            if token.logprob is None:
+                sequence.last_plain_start = sequence.max_num_tokens - 2
+            scores, num_cached = tuple(sequence.prompt_logprobs), sequence.num_cached_tokens
+            output = output._replace(prompt_logprobs=scores, num_cached_tokens=num_cached)
         return [output]
 
     def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:

@@ -54,7 +54,7 @@ def test_dropped_graphs_are_gone() -> None:
     made: list[weakref.ref[_Graph]] = []
 
     def decode(inputs: DecodeInputs) -> DecodeOutputs:
-        tokens = inputs.rows.long()
+        tokens = inputs.numbers[0].long()
         return DecodeOutputs(tokens, tokens >= 0, torch.zeros(len(tokens), 3))
 
     def record(call: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:

@@ -9,9 +9,9 @@ import pytest
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_operations import make_sequence
+from tests.engines.mpi.cache.allocator_operations import make_sequence
 from tests.engines.mpi.fakes import make_request
-from tests.engines.mpi.scheduler_lab import Lab
+from tests.engines.mpi.scheduler.scheduler_lab import Lab
 
 BLOCK = 4
 

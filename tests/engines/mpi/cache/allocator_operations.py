@@ -1,6 +1,6 @@
 """Random operations on the allocators, beside accounting that is kept naively.
 
-    python -m tests.engines.mpi.allocator_operations [--operations 1000000] [--seed 0]
+    python -m tests.engines.mpi.cache.allocator_operations [--operations 1000000] [--seed 0]
 
 The accounting knows which sequence holds which block, what was promised, and what stands in each slot: a mark of the
 tenant and of all tokens up to that one. So a block handed out twice, a page of another prefix or tenant, a page lost,
@@ -21,7 +21,7 @@ from engines.core import Request, SamplingParams
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_accounting import TENANTS, Accounting, Violation, require
+from tests.engines.mpi.cache.allocator_accounting import TENANTS, Accounting, Violation, require
 
 MakeBlockManager = Callable[[int, int, bool, bool], BlockManager]
 _CALLS_PER_POOL = 2000

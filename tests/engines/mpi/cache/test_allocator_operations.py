@@ -9,8 +9,8 @@ from engines.mpi.cache.contiguous_blocks import ContiguousBlocks
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_accounting import Violation
-from tests.engines.mpi.allocator_operations import MODES, Mode, main, run
+from tests.engines.mpi.cache.allocator_accounting import Violation
+from tests.engines.mpi.cache.allocator_operations import MODES, Mode, main, run
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -122,7 +122,7 @@ def test_the_command_says_what_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tests.engines.mpi.allocator_operations.run",
+        "tests.engines.mpi.cache.allocator_operations.run",
         lambda *_: run(4000, make=lambda n, s, *_: _LosesABlock(n, s), modes=MODES[1:2]),
     )
     assert main([]) == 1

@@ -17,7 +17,7 @@ from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from tests.engines.mpi.fakes import FakeModel, continue_alone, make_request, next_token
-from tests.engines.mpi.scheduler_lab import BLOCK_SIZE, Lab
+from tests.engines.mpi.scheduler.scheduler_lab import BLOCK_SIZE, Lab
 
 _VOCAB = 12
 

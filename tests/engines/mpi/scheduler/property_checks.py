@@ -12,8 +12,8 @@ from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
-from tests.engines.mpi.property_cache import Violation
-from tests.engines.mpi.property_requests import TENANTS, Subject
+from tests.engines.mpi.scheduler.property_cache import Violation
+from tests.engines.mpi.scheduler.property_requests import TENANTS, Subject
 
 
 @dataclass(frozen=True, slots=True)

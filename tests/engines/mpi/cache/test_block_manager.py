@@ -6,7 +6,7 @@ import pytest
 
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.allocator_operations import make_sequence
+from tests.engines.mpi.cache.allocator_operations import make_sequence
 
 
 def _sequence(name: str, prompt: int, new: int, tenant: str = "") -> Sequence:

@@ -11,7 +11,7 @@ from engines.core import FinishReason, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.scheduler.scheduler import Scheduler
 from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
-from tests.engines.mpi.late_steps import MODES, LateEngine, Mode, run_episodes
+from tests.engines.mpi.scheduler.late_steps import MODES, LateEngine, Mode, run_episodes
 from tests.support.randomness import random_seed
 
 

@@ -1,7 +1,7 @@
 """Random streams of requests through the scheduler, its policies and its allocators, every step checked.
 
-`python -m tests.engines.mpi.property_steps --steps 100000` runs every combination of the options that decide who runs
-when, and prints a line for each. The pools are small, so that blocks run out all the time.
+`python -m tests.engines.mpi.scheduler.property_steps --steps 100000` runs every combination of the options that decide
+who runs when, and prints a line for each. The pools are small, so that blocks run out all the time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, Request
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
-from tests.engines.mpi.property_cache import Broken, CheckedCache, Violation
-from tests.engines.mpi.property_checks import Checks, Combination, combinations
-from tests.engines.mpi.property_requests import VOCAB, Subject, Workload
+from tests.engines.mpi.scheduler.property_cache import Broken, CheckedCache, Violation
+from tests.engines.mpi.scheduler.property_checks import Checks, Combination, combinations
+from tests.engines.mpi.scheduler.property_requests import VOCAB, Subject, Workload
 
 _POLICIES = ("fcfs", "priority", "fair")
 

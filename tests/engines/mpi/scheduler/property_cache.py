@@ -5,7 +5,7 @@ from __future__ import annotations
 from engines.core import PromptLogprob, SampledToken
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-from tests.engines.mpi.property_requests import CELL_BYTES, Subject
+from tests.engines.mpi.scheduler.property_requests import CELL_BYTES, Subject
 
 _POISON = b"\xff" * CELL_BYTES
 

@@ -13,7 +13,7 @@ from engines.mpi.scheduler.policies.base import SchedulingPolicy
 from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
 from engines.mpi.scheduler.policies.priority import Priority
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.policies.builders import admit_head, compute, make_sequence, preempt
+from tests.engines.mpi.scheduler.policies.builders import admit_head, compute, make_sequence, preempt
 
 _CALLS = st.lists(
     st.tuples(st.sampled_from(["arrive", "arrive", "admit", "leave", "preempt"]), st.integers(0, 99)),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.mpi.fakes import continue_alone, make_request
-from tests.engines.mpi.scheduler_lab import Lab, ids
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, ids
 
 _MODES = pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
 

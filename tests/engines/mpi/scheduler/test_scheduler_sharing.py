@@ -8,7 +8,7 @@ import pytest
 
 from engines.core import Request, RequestOutput
 from tests.engines.mpi.fakes import continue_alone, make_request
-from tests.engines.mpi.scheduler_lab import Lab, counts
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts
 
 
 def _tokens(outputs: list[RequestOutput]) -> list[int]:

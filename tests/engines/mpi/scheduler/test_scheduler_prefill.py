@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engines.mpi.fakes import make_request
-from tests.engines.mpi.scheduler_lab import Lab, counts, ids
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
 def _pausing(**options: Any) -> Lab:

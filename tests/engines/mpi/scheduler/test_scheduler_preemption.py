@@ -7,7 +7,7 @@ import pytest
 from engines.core import RequestOutput
 from engines.errors import Overloaded
 from tests.engines.mpi.fakes import continue_alone, make_request
-from tests.engines.mpi.scheduler_lab import Lab, counts, ids
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
 def _tokens(outputs: list[RequestOutput]) -> list[int]:

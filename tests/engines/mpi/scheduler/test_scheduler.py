@@ -7,7 +7,7 @@ import pytest
 from engines.core import FinishReason, RequestOutput, SampledToken
 from engines.errors import InvalidRequest, Overloaded, RequestFailed
 from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
-from tests.engines.mpi.scheduler_lab import Lab, counts, ids
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
 
 
 @pytest.mark.parametrize("paged", [True, False])

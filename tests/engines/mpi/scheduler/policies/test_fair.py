@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engines.mpi.scheduler.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.policies.builders import Server, admit_head, compute, make_sequence, preempt
+from tests.engines.mpi.scheduler.policies.builders import Server, admit_head, compute, make_sequence, preempt
 
 
 class _Naive:
