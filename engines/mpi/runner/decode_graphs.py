@@ -5,7 +5,6 @@ What a graph reads and writes keeps its place; a batch is padded to the next siz
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,10 +95,8 @@ class DecodeGraphs:
         self._decode = decode
         self._device = device
         self._record = record
-        self._sizes: list[int] = []
-        self._inputs: dict[int, DecodeInputs] = {}
-        self._outputs: dict[int, DecodeOutputs] = {}
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], DecodeOutputs]] = {}
+        """By batch size: what a graph reads, what launches it, and what it writes."""
         self._logits: torch.Tensor | None = None
         """Of the largest batch. Copying costs little, but a place for each graph's logits would be gigabytes."""
 
@@ -115,17 +112,13 @@ class DecodeGraphs:
             logits = self._decode(inputs).logits
             if self._logits is None and logits is not None:
                 self._logits = torch.empty_like(logits)
-            self._inputs[size] = inputs
-            self._replays[size], self._outputs[size] = self._record(partial(self._decode_in_place, inputs))
-        self._sizes = sorted(self._replays)
+            self._graphs[size] = inputs, *self._record(partial(self._decode_in_place, inputs))
 
     def drop(self) -> None:
         """Free all graphs and what they hold; later batches have none."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._sizes = []
-        for held in (self._replays, self._outputs, self._inputs):
-            held.clear()
+        self._graphs.clear()
         self._logits = None
 
     def _decode_in_place(self, inputs: DecodeInputs) -> DecodeOutputs:
@@ -138,11 +131,11 @@ class DecodeGraphs:
 
     def bucket(self, num_seqs: int) -> int:
         """The size of the graph for so many sequences; 0: there is none."""
-        place = bisect.bisect_left(self._sizes, num_seqs)
-        return self._sizes[place] if place < len(self._sizes) else 0
+        return min((size for size in self._graphs if size >= num_seqs), default=0)
 
     def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
         """numbers: as `DecodeInputs` has them."""
-        self._inputs[size].numbers.copy_(numbers)
-        self._replays[size]()
-        return self._outputs[size]
+        inputs, launch, outputs = self._graphs[size]
+        inputs.numbers.copy_(numbers)
+        launch()
+        return outputs
