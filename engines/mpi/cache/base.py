@@ -56,13 +56,11 @@ class BlockManager(ABC):
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         """Let a sequence in that holds nothing; False, and nothing done, when there is no room now.
 
-        What the prefix cache has of its tokens becomes its own at once (`block_table`, `num_computed_tokens`); at
-        least its last token is left to be computed, and nothing is taken from the cache when the request wants
+        It gets what the prefix cache has of its tokens, but for the last one, and unless the request wants
         log-probabilities of its prompt.
 
-        reserve: all that it may need at worst (`max_num_tokens`) is promised, beside all earlier promises.
-        Else there must be room now for the tokens that it has, with `watermark` blocks to spare beyond that and
-        beyond all promises; nothing is promised. So a lone sequence that fills the pool needs a watermark of 0.
+        reserve: promise all that it may need at worst (`max_num_tokens`), beside all earlier promises. Else there must
+        be room now for the tokens that it has, and for `watermark` blocks beyond that and all promises.
 
         Raises:
             ValueError: it was admitted already.
@@ -79,15 +77,15 @@ class BlockManager(ABC):
 
     @abstractmethod
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
-        """Give an admitted sequence the source's first `num_tokens` computed tokens in place of what it holds, and set
-        its `num_computed_tokens`. Full pages are shared where that is possible.
+        """Give an admitted sequence the source's first `num_tokens` computed tokens in place of what it holds. Full
+        pages are shared where that is possible.
 
         Returns the (source, destination) blocks to be copied before the next step; None, and nothing done, when a
-        block is missing. That cannot be with a reservation, which covers what is shared and the copied page.
+        block is missing, which cannot be with a reservation.
 
         Raises:
-            ValueError: the source has not computed so many tokens, the sequence was not admitted, has more than their
-                full pages without a reservation, or may not come to so many, or the two are different tenants'.
+            ValueError: the source has not computed so many tokens, the sequence may not come to so many, was not
+                admitted, or holds more without a reservation, or the two are different tenants'.
         """
 
     @abstractmethod

@@ -1,8 +1,7 @@
 """The sequences of one request with beam search: they go on in lockstep, and share what was computed.
 
-To the scheduler the first of them stands for the request; the others are its `companions`, which are admitted and
-removed with it and only ever hold rows, blocks and hypotheses. One that has nothing to compute (before the prompt is
-computed, while others of its group still have to be) has no token that is not computed, so no step includes it.
+To the scheduler the first of them stands for the request; the others are its `companions`, admitted and removed with
+it. A beam that has nothing to compute, as its others are not computed yet, is in no step.
 """
 
 from __future__ import annotations
@@ -25,13 +24,7 @@ class BeamGroup:
             sequence.companions.append(companion)
         self._sequences = [sequence, *sequence.companions]
         """By place: the live hypotheses are those of the first few."""
-        self._search = BeamSearch(
-            sampling.num_beams,
-            sampling.length_penalty,
-            sampling.early_stopping,
-            sampling.stop_token_ids,
-            sampling.max_new_tokens,
-        )
+        self._search = BeamSearch(sampling)
         self._candidates: dict[Sequence, TokenLogprobs] = {}
         """Of the live hypotheses whose next tokens are known already: a step may have held only some of them."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from engines.core import FinishReason, TokenLogprobs
+from engines.core import FinishReason, SamplingParams, TokenLogprobs
 from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
 from tests.support.examples import examples
 
@@ -36,11 +36,13 @@ class _Case:
 
     def search(self) -> BeamSearch:
         return BeamSearch(
-            self.num_beams,
-            self.length_penalty,
-            self.early_stopping,
-            self.stop_token_ids,
-            self.max_new_tokens,
+            SamplingParams(
+                self.max_new_tokens,
+                stop_token_ids=self.stop_token_ids,
+                num_beams=self.num_beams,
+                length_penalty=self.length_penalty,
+                early_stopping=self.early_stopping,
+            )
         )
 
 
@@ -235,12 +237,20 @@ def test_the_order_of_hypotheses_and_candidates_changes_nothing(
 # Single rules
 
 
+def _search(num_beams: int, early_stopping: bool, stop: tuple[int, ...], max_new_tokens: int) -> BeamSearch:
+    return BeamSearch(
+        SamplingParams(
+            max_new_tokens, stop_token_ids=stop, num_beams=num_beams, early_stopping=early_stopping
+        )
+    )
+
+
 def _advance(search: BeamSearch, *candidates: Sequence[tuple[int, float]]) -> list[tuple[int, int]]:
     return [tuple(one) for one in search.advance([tuple(some) for some in candidates])]
 
 
 def test_a_stop_token_below_the_first_num_beams_is_passed_over() -> None:
-    search = BeamSearch(2, 1.0, True, (9,), 10)
+    search = _search(2, True, (9,), 10)
     assert _advance(search, [(1, -1.0), (2, -2.0), (9, -3.0), (3, -4.0)]) == [(0, 1), (0, 2)]
     # Totals: 1 9 -2, 1 4 -2.5, 2 9 -2.5, 1 5 -3. Of equal ones the better parent's comes first, so one has finished.
     assert _advance(search, [(9, -1.0), (4, -1.5), (5, -2.0)], [(9, -0.5), (6, -7.0)]) == [(0, 4), (0, 5)]
@@ -250,7 +260,7 @@ def test_a_stop_token_below_the_first_num_beams_is_passed_over() -> None:
 
 
 def test_the_first_child_stays_in_its_parents_place() -> None:
-    search = BeamSearch(3, 1.0, False, (), 10)
+    search = _search(3, False, (), 10)
     assert _advance(search, [(1, -1.0), (2, -2.0), (3, -3.0)]) == [(0, 1), (0, 2), (0, 3)]
     # The best two come from the last, the third from the first: only the middle place changes hands.
     live = _advance(search, [(4, -4.0), (5, -9.0)], [(6, -9.0)], [(7, -0.5), (8, -1.0)])
@@ -258,7 +268,7 @@ def test_the_first_child_stays_in_its_parents_place() -> None:
 
 
 def test_fewer_continuations_than_beams_leave_fewer_hypotheses_and_they_grow_again() -> None:
-    search = BeamSearch(3, 1.0, False, (), 3)
+    search = _search(3, False, (), 3)
     assert _advance(search, [(1, -1.0), (2, -math.inf), (3, -math.inf)]) == [(0, 1)]
     assert _advance(search, [(4, -1.0), (5, -2.0), (6, -3.0)]) == [(0, 4), (0, 5), (0, 6)]
     assert _advance(search, [(7, -1.0)], [(7, -0.5)], [(7, -0.5)]) == []
@@ -270,7 +280,7 @@ def test_fewer_continuations_than_beams_leave_fewer_hypotheses_and_they_grow_aga
 
 
 def test_a_dead_end_gives_what_has_finished_before() -> None:
-    search = BeamSearch(2, 1.0, False, (9,), 10)
+    search = _search(2, False, (9,), 10)
     _advance(search, [(9, -1.0), (1, -2.0), (2, -3.0)])
     assert _advance(search, [(1, -math.inf)], []) == []
     assert search.done
@@ -278,6 +288,6 @@ def test_a_dead_end_gives_what_has_finished_before() -> None:
 
 
 def test_a_dead_end_with_nothing_finished_is_an_error() -> None:
-    search = BeamSearch(2, 1.0, False, (9,), 10)
+    search = _search(2, False, (9,), 10)
     with pytest.raises(ValueError, match="no token may follow"):
         search.advance([((1, -math.inf),)])

@@ -30,14 +30,7 @@ def _candidates(history: AnySequence[int]) -> TokenLogprobs:
 
 def _alone(request: Request) -> BeamResult:
     """What the search comes to when hypotheses are plain lists."""
-    params = request.sampling
-    search = BeamSearch(
-        params.num_beams,
-        params.length_penalty,
-        params.early_stopping,
-        params.stop_token_ids,
-        params.max_new_tokens,
-    )
+    search = BeamSearch(request.sampling)
     live = [request.prompt_token_ids]
     while not search.done:
         going_on = search.advance([_candidates(tokens) for tokens in live])
