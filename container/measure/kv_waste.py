@@ -95,7 +95,7 @@ def measure_waste(
         scheduler.add(Request(str(number), (number,) * load.prompt_tokens, sampling, 0.0))
     uses: list[_StepUse] = []
     done = 0
-    while (step := scheduler.schedule(float(len(uses)))) is not None:
+    while (step := scheduler.schedule()) is not None:
         num_waiting = scheduler.num_waiting
         outputs = scheduler.update(step, _sample(step, lengths), float(len(uses)))
         done += sum(output.finished for output in outputs)

@@ -108,7 +108,7 @@ class EngineCore:
         outputs = self._scheduler.expire(now)
         for output in outputs:
             self._ended(output)
-        step = self._scheduler.schedule(now)
+        step = self._scheduler.schedule()
         if step is None and self._in_flight is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()

@@ -76,7 +76,7 @@ class StepPlanner:
             self._num_decode_steps = 0
         self.settings = settings
 
-    def schedule(self, now: float) -> Step | None:
+    def schedule(self) -> Step | None:
         """Plan the next step; None when there is nothing to compute."""
         draft = StepDraft()
         settings, mode = self.settings, self._prefill
@@ -86,7 +86,7 @@ class StepPlanner:
             behind or mode.is_due(len(self.running), len(self.waiting), self._num_decode_steps, settings)
         ):
             self._catch_up(behind, draft)
-            self._admit_newcomers(draft, now)
+            self._admit_newcomers(draft)
         if not draft.prefills:
             if len(self.running) > settings.max_num_batched_tokens:
                 self._take_turns(draft)
@@ -95,7 +95,7 @@ class StepPlanner:
                 if not mode.pauses_decodes:
                     self._catch_up(behind, draft)
             if not mode.pauses_decodes:
-                self._admit_newcomers(draft, now)
+                self._admit_newcomers(draft)
         self._num_decode_steps = 0 if draft.prefills else self._num_decode_steps + 1
         return self._finish(draft)
 
@@ -178,7 +178,7 @@ class StepPlanner:
         sequence.sibling = None
         return True
 
-    def _admit_newcomers(self, draft: StepDraft, now: float) -> None:
+    def _admit_newcomers(self, draft: StepDraft) -> None:
         """Let waiting sequences in, as long as there are places, blocks and budget, and plan their first chunks."""
         while not draft.preempted and self._chunk(1, draft):
             candidate = self._candidate()
@@ -187,7 +187,7 @@ class StepPlanner:
             if not self._take_blocks(candidate):
                 self._close_batch()
                 return
-            self._start(candidate, now)
+            self._start(candidate)
             self._catch_up([candidate], draft)
 
     def _candidate(self) -> Sequence | None:
@@ -219,14 +219,13 @@ class StepPlanner:
             admitted.append(one)
         return True
 
-    def _start(self, sequence: Sequence, now: float) -> None:
+    def _start(self, sequence: Sequence) -> None:
         """It has its blocks, and runs from now on."""
         self.waiting.remove(sequence)
         self.waiting.policy.admitted(sequence)
         hits = sequence.num_computed_tokens
         self.num_prefix_hit_tokens += hits
-        if sequence.scheduled_time is None:
-            sequence.scheduled_time = now
+        if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = hits
             self.started.append(sequence)
         for one in (sequence, *sequence.companions):

@@ -141,9 +141,9 @@ class Scheduler:
                 self._remove(sequence)
         return outputs
 
-    def schedule(self, now: float) -> Step | None:
+    def schedule(self) -> Step | None:
         """Plan the next step, or None when there is nothing to compute."""
-        return self._planner.schedule(now) if self._by_id else None
+        return self._planner.schedule() if self._by_id else None
 
     def take_started(self) -> list[Sequence]:
         """Those admitted for the first time since the last call."""

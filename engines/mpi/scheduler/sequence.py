@@ -56,7 +56,6 @@ class Sequence:
     num_preemptions: int = 0
     last_turn: int = 0
     """Number of its last turn, where the running sequences take turns."""
-    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_plain_start: int = -1
     """A token computed before this place gives one that is not the last, with nothing to report but itself."""

@@ -64,7 +64,7 @@ class LateEngine:
         return self.scheduler.has_work or self._in_flight is not None
 
     def turn(self, now: float) -> None:
-        step = self.scheduler.schedule(now)
+        step = self.scheduler.schedule()
         in_flight = None
         if step is not None:
             for sequence, start, length in zip(

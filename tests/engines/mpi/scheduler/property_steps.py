@@ -179,7 +179,7 @@ class Episode:
         self._report.num_steps += 1
         self._expire()
         preemptions = self._scheduler.num_preemptions
-        step = self._scheduler.schedule(self._now)
+        step = self._scheduler.schedule()
         if step is None:
             if self._live:
                 raise Violation("requests are there, and nothing is computed")
@@ -250,7 +250,7 @@ class Episode:
 
     def _end(self) -> None:
         scheduler, blocks, report = self._scheduler, self._blocks, self._report
-        if scheduler.has_work or scheduler.schedule(self._now) is not None:
+        if scheduler.has_work or scheduler.schedule() is not None:
             raise Violation("all have ended, and there is work")
         if blocks.num_used or blocks.num_free + blocks.num_cached != blocks.num_blocks:
             raise Violation(f"all have ended, and {blocks.num_used} blocks are used")

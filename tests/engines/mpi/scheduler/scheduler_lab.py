@@ -39,7 +39,7 @@ class Lab:
         self.model = FakeModel(BLOCK_SIZE)
 
     def step(self, now: float = 0.0) -> tuple[Step, list[RequestOutput]]:
-        step = self.scheduler.schedule(now)
+        step = self.scheduler.schedule()
         assert step is not None
         outputs = self.scheduler.update(step, self.model.sample(step), now)
         self.scheduler.check()

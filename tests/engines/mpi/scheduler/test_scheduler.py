@@ -117,7 +117,7 @@ def test_eos_ends_a_request_and_frees_its_blocks(paged: bool) -> None:
 def test_log_probabilities_are_handed_on() -> None:
     lab = Lab()
     lab.scheduler.add(make_request("a", [1], 1))
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     (output,) = lab.scheduler.update(step, [SampledToken(5, logprob=-0.25)], 1.0)
     assert output == RequestOutput("a", (5,), (-0.25,), finish_reason=FinishReason.LENGTH)
@@ -127,15 +127,15 @@ def test_times_are_those_that_the_caller_gives() -> None:
     lab = Lab(max_prefill_tokens=2)
     lab.scheduler.add(make_request("a", range(3), 3))
     (sequence,) = lab.step(now=7.0)[0].sequences
-    assert (sequence.scheduled_time, sequence.first_token_time) == (7.0, None)
+    assert sequence.first_token_time is None
     lab.step(now=8.0)
     lab.step(now=9.0)
-    assert (sequence.scheduled_time, sequence.first_token_time) == (7.0, 8.0)
+    assert sequence.first_token_time == 8.0
 
 
 def test_without_requests_there_is_no_step() -> None:
     lab = Lab()
-    assert lab.scheduler.schedule(0.0) is None
+    assert lab.scheduler.schedule() is None
     assert not lab.scheduler.has_work
 
 
@@ -213,7 +213,7 @@ def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
     good = make_request("good", range(3), 4)
     for request in (make_request("bad", range(6), 4), good):
         lab.scheduler.add(request)
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     tokens = lab.model.sample(step)
     bad, first = lab.scheduler.update(step, [SampledToken(0, finite=False), tokens[1]], 0.0)
@@ -227,7 +227,7 @@ def test_an_output_that_is_not_finite_ends_only_its_request() -> None:
 def test_failing_is_idempotent() -> None:
     lab = Lab()
     lab.scheduler.add(make_request("a"))
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     error = RequestFailed("broken")
     assert lab.scheduler.fail(step.sequences, error) == [
@@ -242,7 +242,7 @@ def test_two_halves_are_the_same_tokens_and_nothing_else(count: int) -> None:
     lab = Lab()
     for i in range(count):
         lab.scheduler.add(make_request(str(i), range(i + 1), 2))
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     first, second = step.halves()
     assert first.sequences

@@ -82,7 +82,7 @@ def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> di
                 lab.scheduler.abort(leaving[-3])
         if not lab.scheduler.has_work:
             break
-        step = lab.scheduler.schedule(0.0)
+        step = lab.scheduler.schedule()
         assert step is not None
         assert min(step.plan.query_lens) > 0
         assert step.plan.num_tokens <= lab.scheduler.settings.max_num_batched_tokens
@@ -267,7 +267,7 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     outputs: list[RequestOutput] = []
     for _ in range(3):
         outputs += lab.step()[1]
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     tokens = lab.model.sample(step)
     beams = [place for place, sequence in enumerate(step.sequences) if sequence.request.id == "a"]
@@ -277,7 +277,7 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     failed = [output for output in outputs if output.id == "a"]
     assert [output.error_kind for output in failed] == ["request_failed"]
     lab.scheduler.check()
-    following = lab.scheduler.schedule(0.0)
+    following = lab.scheduler.schedule()
     assert following is not None
     outputs += lab.scheduler.update(following, lab.model.sample(following), 0.0)
     while lab.scheduler.has_work:
@@ -290,7 +290,7 @@ def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_comp
     lab = _lab()
     lab.scheduler.add(_beams("a", [1, 2, 3], 2, 20))
     lab.step()
-    step = lab.scheduler.schedule(0.0)
+    step = lab.scheduler.schedule()
     assert step is not None
     first, second = step.halves()
     lab.model.apply(step.plan)
