@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from engines.mpi.cache.block_tables import Numbers
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-
-Numbers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """One rank's."""
+    """One rank's model, with the steps and the cache that were made for it."""
 
     config: ModelConfig
     steps: StepRunner
@@ -93,14 +93,14 @@ def load_model(
     """
     report = LoadReport()
     with _timed(report, "weights"):
-        rank = _load_rank(config, comm, device, stopwatch, report)
+        part = _load_part(config, comm, device, stopwatch, report)
     largest = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
     with _timed(report, "profile"):
-        activations = rank.measure(largest)
+        activations = part.measure(largest)
     stopwatch.reset()
     with _timed(report, "cache"):
-        cache = rank.make_cache(largest, report.memory["weights"], int(activations * _SPARE))
-    steps = rank.make_steps(largest, cache)
+        cache = part.make_cache(largest, report.memory["weights"], int(activations * _SPARE))
+    steps = part.make_steps(largest, cache)
     with _timed(report, "kernels"):
         if isinstance(steps, GpuSteps) and device.type == "cuda":
             rehearse(largest, steps, config.cache.block_size)
@@ -108,7 +108,7 @@ def load_model(
         if isinstance(steps, GpuSteps) and not config.parallel.enforce_eager:
             steps.capture(batch_sizes(largest.num_decodes))
     report.memory |= {"activations": activations, "KV cache": cache.num_bytes}
-    return LoadedModel(rank.model_config, steps, cache, rank.kv_bytes_per_token, largest, report)
+    return LoadedModel(part.model_config, steps, cache, part.kv_bytes_per_token, largest, report)
 
 
 @contextmanager
@@ -118,13 +118,13 @@ def _timed(report: LoadReport, part: str) -> Iterator[None]:
     report.seconds[part] = time.perf_counter() - started
 
 
-def _load_rank(
+def _load_part(
     config: MpiEngineConfig,
     comm: Communicator,
     device: torch.device,
     stopwatch: Stopwatch,
     report: LoadReport,
-) -> _Rank:
+) -> _ModelPart:
     model_config = ModelConfig.from_folder(Path(config.model.path))
     storage = DTYPES[config.model.dtype]
     # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
@@ -145,16 +145,16 @@ def _load_rank(
     report.memory["weights"] = memory.in_use(device) - before
     tables = rotary_tables(model_config.rotaries, config.model.max_model_len, device)
     kv_heads = parts.head_share.keys_values.size
-    rank = _Rank(
+    part = _ModelPart(
         config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
     )
-    if team is not None and not rank.is_recordable(team):
-        rank.team = None
-    return rank
+    if team is not None and not part.is_recordable(team):
+        part.team = None
+    return part
 
 
 @dataclass(slots=True)
-class _Rank:
+class _ModelPart:
     """One rank's part of a model, from which cache and steps are made."""
 
     config: MpiEngineConfig
