@@ -43,10 +43,9 @@ class KvCache:
     def num_bytes(self) -> int:
         return self._pools.numel() * self._pools.element_size()
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero blocks whose content is not finite, before another sequence gets them."""
-        if blocks:
-            self._pools[:, :, :, list(blocks)] = 0
+    def zero(self, slots: torch.Tensor) -> None:
+        """Zero slots whose content may not be finite. slots: int64, [n]."""
+        self._pools.flatten(3, 4)[:, :, :, slots] = 0
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy keys and values of all layers from block to block, one pair after another.

@@ -48,11 +48,6 @@ class NativeKvCache:
     def num_bytes(self) -> int:
         return self.blocks.nbytes
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero blocks whose content is not finite, before another sequence gets them."""
-        if blocks:
-            self.blocks[:, list(blocks)] = 0
-
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy keys and values of all layers from block to block; see `KvCache.copy_blocks`."""
         for source, destination in zip(pairs[::2], pairs[1::2], strict=True):

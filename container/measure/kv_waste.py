@@ -95,14 +95,14 @@ def measure_waste(
         scheduler.add(Request(str(number), (number,) * load.prompt_tokens, sampling, 0.0))
     uses: list[_StepUse] = []
     done = 0
-    while (step := scheduler.schedule(float(len(uses)))) is not None:
+    while (step := scheduler.schedule()) is not None:
         num_waiting = scheduler.num_waiting
         outputs = scheduler.update(step, _sample(step, lengths), float(len(uses)))
         done += sum(output.finished for output in outputs)
-        # Every running sequence is in each step, as only the cache limits the batch; finished ones reserve nothing.
-        promised = sum(sequence.num_promised_blocks for sequence in step.sequences)
         unfilled = blocks.num_unfilled_slots / (blocks.num_used * block_size) if blocks.num_used else None
-        uses.append(_StepUse(blocks.num_used, unfilled, promised, scheduler.num_running, num_waiting))
+        uses.append(
+            _StepUse(blocks.num_used, unfilled, blocks.num_promised, scheduler.num_running, num_waiting)
+        )
         progress(done, load.num_requests)
     loaded = [use.num_running for use in uses if use.num_waiting]
     return AllocationResult(

@@ -63,12 +63,12 @@ class EngineCore:
         self._measured = measured
         self._num_beats = 0
         """Since the last step."""
-        self._flying: _Flying | None = None
+        self._in_flight: _InFlight | None = None
         """The step whose tokens are not known yet."""
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._flying is not None
+        return self._scheduler.has_work or self._in_flight is not None
 
     @property
     def settings(self) -> SchedulerSettings:
@@ -108,8 +108,8 @@ class EngineCore:
         outputs = self._scheduler.expire(now)
         for output in outputs:
             self._ended(output)
-        step = self._scheduler.schedule(now)
-        if step is None and self._flying is None:
+        step = self._scheduler.schedule()
+        if step is None and self._in_flight is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
             self._audit_when_idle()
@@ -118,12 +118,12 @@ class EngineCore:
             return outputs
         self._stopwatch.stop("schedule")
         self._num_beats = 0
-        computed = self._land() if step is None else self._run(step, now)
+        computed = self._collect() if step is None else self._run(step, now)
         return outputs + computed if outputs else computed
 
     def stop(self) -> None:
         """End all ranks' loops. Nothing may be waiting or running; the results of a step in flight are dropped."""
-        self._land()
+        self._collect()
         self._audit("at the end")
         self._executor.lead(StepPlan(PlanKind.STOP))
         self._trace.close()
@@ -149,7 +149,7 @@ class EngineCore:
     def _audit(self, outlook: str) -> None:
         """Log a fault in the accounting of KV blocks. Nothing runs, so no block may be held."""
         try:
-            self._blocks.check()
+            self._scheduler.check()
             if self._blocks.num_used:
                 raise RuntimeError(f"{self._blocks.num_used} blocks are held, and nothing runs")
         except Exception:  # what is wrong with the accounting may trip the audit itself
@@ -162,26 +162,26 @@ class EngineCore:
         try:
             result = self._lead(step, rows)
         except StepFailed:
-            return [*self._land(), *self._halve(step, started)]
+            return [*self._collect(), *self._halve(step, started)]
         if result.choices is not None and not result.choices.host_rows and not step.scored:
             self._scheduler.begin(step)
-            outputs = self._land()
-            self._flying = _Flying(step, result.choices, started)
+            outputs = self._collect()
+            self._in_flight = _InFlight(step, result.choices, started)
             return outputs
-        outputs = self._land()
+        outputs = self._collect()
         return [*outputs, *self._complete(step, rows, result, started)]
 
-    def _land(self) -> list[RequestOutput]:
+    def _collect(self) -> list[RequestOutput]:
         """The end of the step that was left to itself, if there is one."""
-        flying, self._flying = self._flying, None
-        if flying is None:
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             return []
         self._stopwatch.start()
-        tokens = flying.choices.take()
+        tokens = in_flight.choices.take()
         self._stopwatch.stop("wait")
-        outputs = self._scheduler.finish(flying.step, tokens, time.monotonic())
+        outputs = self._scheduler.finish(in_flight.step, tokens, time.monotonic())
         self._stopwatch.stop("update")
-        self._count(flying.step, outputs, flying.started)
+        self._count(in_flight.step, outputs, in_flight.started)
         return outputs
 
     def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
@@ -294,7 +294,7 @@ class EngineCore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flying:
+class _InFlight:
     """A step that runs by itself."""
 
     step: Step

@@ -142,12 +142,12 @@ class Leader:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
-        """Tell those that could not be finished, then stop the other ranks."""
+        """Report to clients what could not be finished, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()
         self._send(front, [RequestOutput(i, error_kind=error.kind, error_message=str(error)) for i in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
-        logger.info("drained: %d requests were told that they could not be finished", len(rest))
+        logger.info("drained: %d requests could not be finished", len(rest))
         self._core.stop()
         front.close()

@@ -25,8 +25,7 @@ from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
 from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.memory import describe
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator, make_communicator
@@ -46,7 +45,7 @@ class _Rank:
     config: MpiEngineConfig
     device: torch.device
     comm: Communicator
-    runner: ModelRunner
+    model: LoadedModel
     executor: StepExecutor
     stopwatch: Stopwatch
     seconds: dict[str, float]
@@ -67,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             while rank.executor.follow():
                 pass
         # Graphs hold the group's communicator, which waits for them when it is destroyed.
-        rank.runner.close()
+        rank.model.close()
         rank.comm.close()
     except Exception as error:  # the process edge: the cause must reach the board before we end
         logger.exception("the engine failed")
@@ -98,29 +97,30 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
             "bit-identical in any batch only if fp16 holds the weights"
         )
     read_before = _bytes_read()
-    runner = ModelRunner(config, comm, device, stopwatch)
+    model = load_model(config, comm, device, stopwatch)
+    report = model.report
     logger.info(
         "weights: rank %d owns %d bytes, read %d bytes",
         comm.rank,
-        runner.load_report.owned_bytes,
+        report.owned_bytes,
         _bytes_read() - read_before,
     )
-    logger.info("rank %d: %s", comm.rank, describe(runner.load_report.predicted, runner.load_report.actual))
-    executor = StepExecutor(runner, comm, board, stopwatch)
-    seconds = {"imports": imported, "ranks": ready - imported, **runner.load_report.seconds}
-    return _Rank(config, device, comm, runner, executor, stopwatch, seconds)
+    logger.info("rank %d: memory in bytes: %s", comm.rank, report.memory)
+    executor = StepExecutor(model.steps, comm, board, stopwatch)
+    seconds = {"imports": imported, "ranks": ready - imported, **report.seconds}
+    return _Rank(config, device, comm, model, executor, stopwatch, seconds)
 
 
 def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
-    config, cache = rank.config, rank.runner.cache
+    config, cache = rank.config, rank.model.cache
     blocks = make_block_manager(
         cache.num_blocks, cache.block_size, config.cache.paged, config.cache.prefix_caching
     )
-    vocab_size = rank.runner.config.vocab_size
+    vocab_size = rank.model.config.vocab_size
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, vocab_size)
     sampler = Sampler(vocab_size, rank.device)
     trace = StepTrace(config.scheduler.step_trace)
-    largest = rank.runner.largest_step
+    largest = rank.model.largest_step
     core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, largest)
     leader = Leader(core, board, rank.stopwatch)
     before = process_age()
@@ -138,7 +138,7 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
 
 
 def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
-    config, cache = rank.config, rank.runner.cache
+    config, cache = rank.config, rank.model.cache
     capacity = cache.num_blocks * cache.block_size
     name = torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu"
     return EngineInfo(
@@ -148,7 +148,7 @@ def _info(rank: _Rank, seconds: dict[str, float]) -> EngineInfo:
         device=name,
         dtype=config.model.dtype,
         kv_capacity_tokens=capacity,
-        kv_capacity_bytes=capacity * rank.runner.kv_bytes_per_token,
+        kv_capacity_bytes=capacity * rank.model.kv_bytes_per_token,
         block_size=cache.block_size,
         max_num_seqs=config.scheduler.settings.max_num_seqs,
         max_model_len=config.model.max_model_len,

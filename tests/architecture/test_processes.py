@@ -70,7 +70,7 @@ def test_the_scheduler_is_plain_python() -> None:
     [
         (
             "engines.mpi.scheduler.scheduler",
-            "engines.mpi.runner.model_runner",
+            "engines.mpi.runner.loading",
             "engines.models.llama",
             "engines.sampling.sampler",
         ),

@@ -20,7 +20,7 @@ from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.decode_graphs import DecodeGraphs
 from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.model_runner import DTYPES, ModelRunner
+from engines.mpi.runner.loading import DTYPES, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator
@@ -100,7 +100,7 @@ class Engine:
             cache=CacheConfig(limits.block_size, paged, cache_bytes, utilization),
             scheduler=SchedulerConfig(settings),
         )
-        self.runner = ModelRunner(config, self.comm, device, self.stopwatch)
+        self.runner = load_model(config, self.comm, device, self.stopwatch)
         with tempfile.TemporaryDirectory() as place:
             self._board = StatusBoard.create(Path(place) / "status", 1)
 
@@ -125,7 +125,7 @@ class Engine:
         settings = SchedulerSettings(max_num_seqs or limits.max_num_seqs, tokens, tokens, max_waiting=100_000)
         vocab_size = self.config.vocab_size
         scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len, vocab_size)
-        executor = StepExecutor(self.runner, self.comm, self._board, self.stopwatch)
+        executor = StepExecutor(self.runner.steps, self.comm, self._board, self.stopwatch)
         sampler = Sampler(vocab_size, self.device)
         core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
         self._starts += 1
@@ -139,7 +139,7 @@ class Engine:
     @contextmanager
     def eagerly(self) -> Iterator[None]:
         """Steps launch kernel by kernel, as if no graph had been captured."""
-        steps = self.runner._steps
+        steps = self.runner.steps
         graphs = steps._graphs
         steps._graphs = DecodeGraphs(steps._decode, self.device)
         try:

@@ -38,6 +38,6 @@ def last_logits(engine: Engine, prompts: Sequence[Sequence[int]]) -> torch.Tenso
 def step(engine: Engine, plan: StepPlan):  # type: ignore[no-untyped-def]
     """One step, whose tokens the host would choose."""
     runner = engine.runner
-    runner.update(plan)
+    runner.steps.update(plan)
     rows = [SamplingRow(f"row {i}", _BY_THE_HOST, [0], 1) for i in range(plan.num_sampled)]
-    return runner.compute(runner.prepare(plan), rows=rows)
+    return runner.steps.compute(runner.steps.prepare(plan), rows=rows)

@@ -17,7 +17,7 @@ from engines.health import StatusBoard
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.executor import StepExecutor
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
 from engines.parallel import Communicator
@@ -86,7 +86,7 @@ class CoreLab:
         self._block_size, self._threads, self._batch_invariant = block_size, threads, batch_invariant
         self._max_step_tokens, self._max_step_seqs = max_step_tokens, max_step_seqs
         self._stopwatch = Stopwatch(time.perf_counter)
-        self._runners: dict[bool, ModelRunner] = {}
+        self._runners: dict[bool, LoadedModel] = {}
 
     def start(self, mode: Mode, trace: StepTrace | None = None) -> Running:
         """A fresh engine over the loaded model. One at a time: they share the cache's memory."""
@@ -105,12 +105,12 @@ class CoreLab:
         )
         vocab_size = runner.config.vocab_size
         scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len, vocab_size)
-        executor = StepExecutor(runner, Communicator(), self._board, self._stopwatch)
+        executor = StepExecutor(runner.steps, Communicator(), self._board, self._stopwatch)
         sampler = Sampler(vocab_size, torch.device("cpu"))
         core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace or StepTrace(""))
         return Running(core, scheduler, blocks, self._stopwatch)
 
-    def _runner(self, paged: bool) -> ModelRunner:
+    def _runner(self, paged: bool) -> LoadedModel:
         if paged not in self._runners:
             limits = SchedulerSettings(self._max_step_seqs, self._max_step_tokens, self._max_step_tokens, 1)
             config = MpiEngineConfig(
@@ -119,7 +119,7 @@ class CoreLab:
                 cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
                 scheduler=SchedulerConfig(limits),
             )
-            self._runners[paged] = ModelRunner(config, Communicator(), torch.device("cpu"), self._stopwatch)
+            self._runners[paged] = load_model(config, Communicator(), torch.device("cpu"), self._stopwatch)
         return self._runners[paged]
 
     def _cache_bytes(self) -> int:

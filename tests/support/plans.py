@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engines.core import SamplingParams
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
@@ -38,7 +38,6 @@ class PlanMaker:
         wants: Mapping[int, int] | None = None,
         *,
         copies: Sequence[int] = (),
-        scrub_blocks: Sequence[int] = (),
     ) -> StepPlan:
         """The next tokens of some rows, in this order. wants: by row, `WANT_LOGITS` where it says nothing."""
         starts, updates = [], []
@@ -58,15 +57,14 @@ class PlanMaker:
             [token for tokens in chunks.values() for token in tokens],
             updates,
             copies,
-            scrub_blocks,
         )
 
 
-def run_plan(runner: ModelRunner, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
+def run_plan(runner: LoadedModel, plan: StepPlan, targets: Sequence[PromptTargets] = ()) -> StepResult:
     """A whole step of one rank, which gives logits also where a device could choose tokens itself."""
-    runner.update(plan)
+    runner.steps.update(plan)
     rows = [SamplingRow(f"row {row}", _BY_THE_HOST, [0], 1) for row in range(plan.num_sampled)]
-    return runner.compute(runner.prepare(plan), targets, rows)
+    return runner.steps.compute(runner.steps.prepare(plan), targets, rows)
 
 
 def plans_in_chunks(
@@ -96,7 +94,7 @@ def plans_in_chunks(
 
 
 def run_plans(
-    runner: ModelRunner, plans: Sequence[tuple[StepPlan, list[tuple[int, int]]]]
+    runner: LoadedModel, plans: Sequence[tuple[StepPlan, list[tuple[int, int]]]]
 ) -> dict[tuple[int, int], torch.Tensor]:
     """(prompt, position) -> [vocab_size]; on ranks other than 0 nothing."""
     found: dict[tuple[int, int], torch.Tensor] = {}

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
-from engines.mpi.runner.model_runner import DTYPES, ModelRunner
+from engines.mpi.runner.loading import DTYPES, LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.plans import BLOCK_SIZE
@@ -112,7 +112,7 @@ def make_runner(
     load_format: str = "auto",
     max_step_tokens: int = 256,
     enforce_eager: bool = False,
-) -> ModelRunner:
+) -> LoadedModel:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
@@ -130,4 +130,4 @@ def make_runner(
             )
         ),
     )
-    return ModelRunner(config, comm, torch.device(device), Stopwatch(lambda: 0.0))
+    return load_model(config, comm, torch.device(device), Stopwatch(lambda: 0.0))

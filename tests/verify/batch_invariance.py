@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels import (
@@ -152,7 +152,7 @@ def _check_model(report: Report, name: str, folder: Path, dtype: str) -> None:
 
 
 def _logits(
-    runner: ModelRunner, tokens: list[int], sizes: list[int], neighbours: int, paged: bool, rng: random.Random
+    runner: LoadedModel, tokens: list[int], sizes: list[int], neighbours: int, paged: bool, rng: random.Random
 ) -> torch.Tensor:
     """[_NEW_TOKENS + 1, vocab_size]: the prompt in chunks of these sizes in turn, then token by token."""
     maker = PlanMaker(_BLOCK_SIZE)
@@ -282,7 +282,7 @@ def _fused(q: torch.Tensor, keys_values: torch.Tensor, start: int) -> torch.Tens
     return o[0].transpose(0, 1)
 
 
-def _runner(folder: Path, dtype: str, paged: bool) -> ModelRunner:
+def _runner(folder: Path, dtype: str, paged: bool) -> LoadedModel:
     limits = SchedulerSettings(
         max_num_seqs=8, max_prefill_tokens=512, max_num_batched_tokens=512, max_waiting=8
     )
@@ -294,7 +294,7 @@ def _runner(folder: Path, dtype: str, paged: bool) -> ModelRunner:
         ),
         scheduler=SchedulerConfig(limits),
     )
-    return ModelRunner(config, Communicator(), CPU, Stopwatch(lambda: 0.0))
+    return load_model(config, Communicator(), CPU, Stopwatch(lambda: 0.0))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.engines.mpi.late_steps import MODES, run_episodes
+from tests.engines.mpi.scheduler.late_steps import MODES, run_episodes
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 24

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import load_model
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler.step_plan import WANT_PROMPT_LOGPROBS
 from engines.parallel import Communicator
@@ -60,7 +60,7 @@ def _perplexity(model: Path, windows: list[list[int]], quantize: str, kv_cache: 
         cache=CacheConfig(BLOCK_SIZE, True, 1 << 28, dtype=kv_cache),
         scheduler=SchedulerConfig(SchedulerSettings(1, WINDOW, WINDOW, 1)),
     )
-    runner = ModelRunner(config, Communicator(), torch.device("cpu"), Stopwatch(lambda: 0.0))
+    runner = load_model(config, Communicator(), torch.device("cpu"), Stopwatch(lambda: 0.0))
     logprobs: list[float] = []
     for window in windows:
         maker = PlanMaker(BLOCK_SIZE)

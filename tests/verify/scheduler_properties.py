@@ -10,13 +10,16 @@ TITLE = (
     "100,000 random scheduler steps per combination, 1,000,000 allocator operations; planted bugs are found"
 )
 
-_PLANTED = ("tests/engines/mpi/test_property_steps.py", "tests/engines/mpi/test_allocator_operations.py")
+_PLANTED = (
+    "tests/engines/mpi/scheduler/test_property_steps.py",
+    "tests/engines/mpi/cache/test_allocator_operations.py",
+)
 
 
 def verify(lab: Lab, report: Report) -> None:
-    steps = run_python("-m", "tests.engines.mpi.property_steps", "--steps", "100000", "--jobs", "2")
+    steps = run_python("-m", "tests.engines.mpi.scheduler.property_steps", "--steps", "100000", "--jobs", "2")
     report.require(steps.returncode == 0, f"scheduler: exit code {steps.returncode}; {last_line(steps)}")
-    blocks = run_python("-m", "tests.engines.mpi.allocator_operations", "--operations", "1000000")
+    blocks = run_python("-m", "tests.engines.mpi.cache.allocator_operations", "--operations", "1000000")
     report.require(blocks.returncode == 0, f"allocators: exit code {blocks.returncode}; {last_line(blocks)}")
     planted = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *_PLANTED)
     report.require(planted.returncode == 0, f"every planted bug makes them fail: {last_line(planted)}")

@@ -84,7 +84,7 @@ def measure(
     for number in range(_WARM_UP_STEPS + settings.num_steps):
         started = clock()
         scheduler.expire(float(number))
-        step = scheduler.schedule(float(number))
+        step = scheduler.schedule()
         scheduled = clock()
         if step is None or step.plan.num_tokens != num_running:
             raise ValueError(f"a step with {step and step.plan.num_tokens} tokens, not {num_running}")
@@ -129,7 +129,7 @@ def _loaded(settings: CostSettings, num_running: int, num_waiting: int) -> Sched
     sampling = SamplingParams(max_new_tokens=_WARM_UP_STEPS + settings.num_steps + 2)
     for number in range(num_running):
         scheduler.add(_request(f"running {number}", numbers, numbers.randint(*_PROMPT_TOKENS), sampling))
-    step = scheduler.schedule(0.0)
+    step = scheduler.schedule()
     if step is None or len(step.sequences) != num_running:
         raise ValueError(f"not all {num_running} prompts are in the first step")
     scheduler.update(step, [SampledToken(7)] * num_running, 0.0)

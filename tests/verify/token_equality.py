@@ -31,7 +31,7 @@ _ASKED = {"max_new_tokens": MAX_NEW_TOKENS, "ignore_eos_token": True}
 MAX_READ_RATIO = 1.1
 _WEIGHTS = re.compile(r"weights: rank (\d+) owns (\d+) bytes, read (\d+) bytes")
 _READ_WHEN_IMPORTED = (
-    "import engines.mpi.worker, engines.mpi.runner.model_runner;"
+    "import engines.mpi.worker, engines.mpi.runner.loading;"
     "print(next(line.split()[1] for line in open('/proc/self/io') if line.startswith('rchar')))"
 )
 

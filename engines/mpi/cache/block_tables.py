@@ -7,6 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+Numbers = npt.NDArray[np.int32]
+
+
+def table_triples(updates: Sequence[int]) -> Numbers:
+    """A plan's `table_updates` as [num_entries, 3]: row, index, block.
+
+    Raises:
+        ValueError: a group is cut short, or says that something stands before the table's begin.
+    """
+    numbers: list[int] = []
+    at = 0
+    while at < len(updates):
+        row, first, count = updates[at : at + 3]
+        blocks = updates[at + 3 : at + 3 + count]
+        if min(row, first, count) < 0 or len(blocks) != count:
+            raise ValueError(
+                f"a table update of row {row}, entries {first} to {first + count}, cannot be applied"
+            )
+        for index, block in enumerate(blocks, first):
+            numbers += (row, index, block)
+        at += 3 + count
+    return np.array(numbers, dtype=np.int32).reshape(-1, 3)
+
 
 class BlockTables:
     """One row a running sequence. What stands beyond a sequence's need is left from an earlier owner of its row, or
@@ -14,29 +37,17 @@ class BlockTables:
     """
 
     def __init__(self) -> None:
-        self.entries: npt.NDArray[np.int32] = np.zeros((8, 16), dtype=np.int32)
+        self.entries: Numbers = np.zeros((8, 16), dtype=np.int32)
         """[rows, columns]: at least as large as any update so far asked for."""
 
-    def apply(self, updates: Sequence[int]) -> None:
-        """Take in a plan's `table_updates`.
-
-        Raises:
-            ValueError: a group is cut short, or says that something stands before the table's begin.
-        """
-        if not updates:
-            return
-        numbers = np.asarray(updates, dtype=np.int32)
-        at = 0
-        while at < len(numbers):
-            row, first, count = (int(number) for number in numbers[at : at + 3])
-            at += 3
-            if min(row, first, count) < 0 or at + count > len(numbers):
-                raise ValueError(
-                    f"a table update of row {row}, entries {first} to {first + count}, cannot be applied"
-                )
-            self._grow(row + 1, first + count)
-            self.entries[row, first : first + count] = numbers[at : at + count]
-            at += count
+    def apply(self, updates: Sequence[int]) -> Numbers:
+        """Take in a plan's `table_updates`; returns the rows that begin anew. Raises as `table_triples`."""
+        rows, columns, blocks = table_triples(updates).T
+        if len(rows):
+            self._grow(int(rows.max()) + 1, int(columns.max()) + 1)
+            self.entries[rows, columns] = blocks
+        begun: Numbers = rows[columns == 0]
+        return begun
 
     def _grow(self, rows: int, columns: int) -> None:
         """Doubling, so that growth costs little however often it comes."""

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from engines.mpi.cache.block_pool import RunPool
-from engines.mpi.cache.sequence_blocks import SequenceBlocks
+from engines.mpi.cache.base import BlockManager
+from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.scheduler.sequence import Sequence
 
 
-class ContiguousBlocks(SequenceBlocks):
+class ContiguousBlocks(BlockManager):
     """One consecutive run a sequence, for all that it may need; nothing is ever shared, promised or cached."""
-
-    num_cached = 0
-    num_evictions = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._pool = RunPool(num_blocks)
+        self._pool = BlockPool(num_blocks)
 
     @property
     def num_free(self) -> int:
         return self._pool.num_free
 
-    @property
-    def num_used(self) -> int:
-        return self.num_blocks - self._pool.num_free
-
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
-        run = self._pool.take(self.blocks_needed(sequence.max_num_tokens))
+        run = self._pool.take_run(self.blocks_needed(sequence.max_num_tokens))
         if run is None:
             return False
-        self._holders[sequence] = None
+        self._promised[sequence] = 0
         sequence.block_table = list(run)
         return True
 
@@ -48,23 +39,17 @@ class ContiguousBlocks(SequenceBlocks):
         sequence.num_computed_tokens = num_tokens
         return list(zip(source.block_table[:count], sequence.block_table[:count], strict=True))
 
-    def replace(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        return self.fork(source, sequence, num_tokens) or []
-
     def release(self, sequence: Sequence) -> None:
-        if sequence not in self._holders:
+        if sequence not in self._promised:
             return
-        del self._holders[sequence]
+        del self._promised[sequence]
         self._pool.give_back(_run(sequence))
         sequence.block_table = []
         sequence.num_computed_tokens = 0
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Nothing to do: there is no prefix cache."""
-
     def check(self) -> None:
         owned = self._pool.free_blocks()
-        for sequence in self._holders:
+        for sequence in self._promised:
             run = _run(sequence)
             if sequence.block_table != list(run):
                 raise RuntimeError(f"the blocks of sequence {sequence.id!r} are not consecutive")

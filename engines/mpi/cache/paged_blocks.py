@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from engines.mpi.cache.base import BlockManager
 from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.cache.prefix_cache import PrefixCache
-from engines.mpi.cache.sequence_blocks import SequenceBlocks
 from engines.mpi.scheduler.sequence import Sequence
 
 
-class PagedBlocks(SequenceBlocks):
+class PagedBlocks(BlockManager):
     """Counts who holds each block, and may keep full pages for others with the same prefix.
 
     Promises are counted in blocks still to be taken. They never exceed the blocks that can be had, free or idle in
@@ -33,18 +31,14 @@ class PagedBlocks(SequenceBlocks):
         return self.prefix_cache.num_idle if self.prefix_cache is not None else 0
 
     @property
-    def num_used(self) -> int:
-        return self.num_blocks - self.num_free - self.num_cached
-
-    @property
-    def num_evictions(self) -> int:
-        return self.prefix_cache.num_evictions if self.prefix_cache is not None else 0
+    def num_promised(self) -> int:
+        return self._num_promised
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
         worst = self.blocks_needed(sequence.max_num_tokens)
         needed = worst if reserve else -(-sequence.num_tokens // self.block_size) + watermark
-        room = self._num_available - self._num_promised
+        room = self._room
         found: list[int] = []
         if self.prefix_cache is not None and sequence.request.sampling.prompt_logprobs is None:
             if needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
@@ -60,12 +54,11 @@ class PagedBlocks(SequenceBlocks):
             self.prefix_cache.hold(sequence, found)
         for block in found:
             self._ref_counts[block] += 1
-        self._holders[sequence] = None
         sequence.block_table = found
         sequence.num_computed_tokens = len(found) * self.block_size
+        self._promised[sequence] = 0
         if reserve:
-            sequence.num_promised_blocks = worst - len(found)
-            self._num_promised += sequence.num_promised_blocks
+            self._settle(sequence, len(found) - worst)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -78,83 +71,54 @@ class PagedBlocks(SequenceBlocks):
         return True
 
     def keep(self, sequence: Sequence) -> None:
-        if (
-            self.prefix_cache is not None
-            and sequence.num_settled_tokens >= (sequence.num_kept_pages + 1) * self.block_size
-        ):
+        if self.prefix_cache is not None:
             self.prefix_cache.keep(sequence)
 
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
         self._check_fork(source, sequence, num_tokens)
-        own = sequence.block_table
+        num_own = len(sequence.block_table)
         num_full, num_copied = divmod(num_tokens, self.block_size)
-        if len(own) > num_full:
+        reserved = self._promised[sequence] + num_own >= self.blocks_needed(sequence.max_num_tokens)
+        if not reserved and num_own > num_full:
             raise ValueError(
-                f"sequence {sequence.id!r} holds more than the full pages of {num_tokens} tokens"
+                f"sequence {sequence.id!r} was admitted without a reservation, and holds more than the full pages"
+                f" of {num_tokens} tokens"
             )
-        # What it shares it will not ask for. If that was promised, so is the copied page, and it will be there.
-        self._settle(sequence, min(num_full - len(own), sequence.num_promised_blocks))
-        copied = self._take(sequence, 1) if num_copied else []
-        if copied is None:
+        if not reserved and num_copied and self._room < 1:
             return None
         shared = source.block_table[:num_full]
         for block in shared:
             self._ref_counts[block] += 1
-        self._drop(own)
-        sequence.block_table = shared + copied
-        sequence.num_computed_tokens = num_tokens
-        if self.prefix_cache is not None:
-            self.prefix_cache.share(source, sequence)
-        return [(source.block_table[num_full], block) for block in copied]
-
-    def replace(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        self._check_fork(source, sequence, num_tokens)
-        own = sequence.block_table
-        if sequence.num_promised_blocks + len(own) < self.blocks_needed(sequence.max_num_tokens):
-            raise ValueError(f"sequence {sequence.id!r} was admitted without a reservation")
-        num_full, num_copied = divmod(num_tokens, self.block_size)
-        shared = source.block_table[:num_full]
-        for block in shared:
-            self._ref_counts[block] += 1
-        idle = self._unreferenced(own)
-        if self.prefix_cache is not None:
-            idle = self.prefix_cache.release(sequence, idle)
-        self._pool.give_back(idle)
-        # What it holds and what it may still ask for come to the same as before.
-        self._settle(sequence, num_full - len(own))
+        self._drop(sequence)
+        if reserved:
+            # What it holds and what it may still ask for come to the same as before.
+            self._settle(sequence, num_full - num_own)
         copied = (self._take(sequence, 1) or []) if num_copied else []
         sequence.block_table = shared + copied
         sequence.num_computed_tokens = num_tokens
-        sequence.page_keys.clear()
-        sequence.num_kept_pages = 0
         if self.prefix_cache is not None:
             self.prefix_cache.share(source, sequence)
         return [(source.block_table[num_full], block) for block in copied]
 
     def release(self, sequence: Sequence) -> None:
-        if sequence not in self._holders:
+        if sequence not in self._promised:
             return
-        del self._holders[sequence]
-        self._settle(sequence, sequence.num_promised_blocks)
-        idle = self._unreferenced(sequence.block_table)
-        if self.prefix_cache is not None:
-            idle = self.prefix_cache.release(sequence, idle)
-        self._pool.give_back(idle)
+        self._settle(sequence, self._promised[sequence])
+        del self._promised[sequence]
+        self._drop(sequence)
         sequence.block_table = []
         sequence.num_computed_tokens = 0
-        sequence.num_kept_pages = 0
-
-    def forget(self, blocks: Iterable[int]) -> None:
-        if self.prefix_cache is not None:
-            self._pool.give_back(self.prefix_cache.forget(blocks))
 
     def check(self) -> None:
         free = self._pool.free_blocks()
         counts = [0] * self.num_blocks
-        for sequence in self._holders:
-            if len(set(sequence.block_table)) < len(sequence.block_table):
+        for sequence in self._promised:
+            table = sequence.block_table
+            if len(set(table)) < len(table):
                 raise RuntimeError(f"a block stands twice in the table of sequence {sequence.id!r}")
-            for block in sequence.block_table:
+            if len(table) * self.block_size < sequence.num_computed_tokens:
+                raise RuntimeError(f"sequence {sequence.id!r} has computed more than its blocks hold")
+            for block in table:
                 counts[block] += 1
         if counts != self._ref_counts:
             wrong = next(block for block, count in enumerate(counts) if count != self._ref_counts[block])
@@ -168,22 +132,24 @@ class PagedBlocks(SequenceBlocks):
             raise RuntimeError(
                 f"{len(free)} free, {self.num_cached} cached and {len(held)} used blocks are not all {self.num_blocks}"
             )
-        promised = [sequence.num_promised_blocks for sequence in self._holders]
+        promised = [*self._promised.values()]
         if sum(promised) != self._num_promised or min(promised, default=0) < 0:
             raise RuntimeError(f"promises of {promised} blocks do not come to {self._num_promised}")
-        if self._num_promised > self._num_available:
-            raise RuntimeError(f"{self._num_promised} blocks are promised, {self._num_available} can be had")
+        if self._room < 0:
+            raise RuntimeError(
+                f"{self._num_promised} blocks are promised, {-self._room} more than can be had"
+            )
 
     @property
-    def _num_available(self) -> int:
-        """Blocks that can be had, promised or not."""
-        return self.num_free + self.num_cached
+    def _room(self) -> int:
+        """Blocks that can be had and are promised to nobody."""
+        return self.num_free + self.num_cached - self._num_promised
 
     def _take(self, sequence: Sequence, count: int) -> list[int] | None:
         """Blocks out of what was promised to the sequence, then out of what was promised to nobody; None when that is
         too little."""
-        promised = min(count, sequence.num_promised_blocks)
-        if count - promised > self._num_available - self._num_promised:
+        promised = min(count, self._promised[sequence])
+        if count - promised > self._room:
             return None
         self._settle(sequence, promised)
         num_free = self._pool.num_free
@@ -196,20 +162,16 @@ class PagedBlocks(SequenceBlocks):
 
     def _settle(self, sequence: Sequence, count: int) -> None:
         """So many of the blocks promised to the sequence are not due any more."""
-        sequence.num_promised_blocks -= count
+        self._promised[sequence] -= count
         self._num_promised -= count
 
-    def _unreferenced(self, table: list[int]) -> list[int]:
-        """Count one holder less for these blocks; returns those that have none now, the last first."""
+    def _drop(self, sequence: Sequence) -> None:
+        """It holds none of its blocks any more."""
         idle = []
-        for block in reversed(table):
+        for block in reversed(sequence.block_table):
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
                 idle.append(block)
-        return idle
-
-    def _drop(self, table: list[int]) -> None:
-        idle = self._unreferenced(table)
         if self.prefix_cache is not None:
-            idle = self.prefix_cache.set_idle(idle)
+            idle = self.prefix_cache.release(sequence, idle)
         self._pool.give_back(idle)

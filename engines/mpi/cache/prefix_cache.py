@@ -40,7 +40,7 @@ class PrefixCache:
 
     When several sequences compute the same page at the same time, the one that offers it first stays in the cache;
     the others' blocks are not in it, but their following pages chain to that one. A page whose predecessor has
-    gone is not found any more, and makes way when its tokens are computed again.
+    gone is not found any more, and is replaced when its tokens are computed again.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -53,23 +53,18 @@ class PrefixCache:
         self._by_block: dict[int, _Page] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Blocks in the cache that no sequence holds, the next to be evicted first."""
-        self._last_kept: dict[Sequence, _Page] = {}
-        """For sequences that hold blocks: the page in the cache that equals the last of their kept ones, their own
-        or another's. A sequence with kept pages that has none here, or one that has gone, adds no more."""
+        self._kept: dict[Sequence, tuple[int, _Page | None]] = {}
+        """For sequences that hold blocks: how many of their first pages were found or offered, and the page in the
+        cache that equals the last of these, their own or another's. Where that has gone, or there is none, the
+        sequence adds no more."""
         self._looked_up: Sequence | None = None
         """The sequence of the last look-up. While one waits for room it is looked up in every step."""
         self._found: list[int] = []
         """Blocks of its first pages. What goes is taken out at once, so only what may have come is looked for again."""
-        self.num_evictions = 0
-
-    @property
-    def num_entries(self) -> int:
-        """Blocks in the cache, held by sequences or not."""
-        return len(self._by_block)
 
     @property
     def num_idle(self) -> int:
-        """Those of them that no sequence holds."""
+        """Blocks in the cache that no sequence holds."""
         return len(self._idle)
 
     def find(self, sequence: Sequence) -> list[int]:
@@ -84,7 +79,7 @@ class PrefixCache:
         last = self._by_block[blocks[-1]] if blocks else None
         for index in range(len(blocks), (sequence.num_tokens - 1) // self._block_size):
             content = self._content(sequence, index)
-            page = self._by_key.get(self._key(sequence, index, content))
+            page = self._by_key.get(self._make_key(last.key if last else b"", content))
             if page is None or page.parent is not last or page.content != content:
                 break
             blocks.append(page.block)
@@ -92,23 +87,23 @@ class PrefixCache:
         return blocks
 
     def hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        """The sequence holds from now on what `find` gave."""
+        """The sequence holds from now on what `find` gave, at least one page."""
         for block in blocks:
             self._idle.pop(block, None)
-        if blocks:
-            self._last_kept[sequence] = self._by_block[blocks[-1]]
-        sequence.num_kept_pages = len(blocks)
+        self._kept[sequence] = len(blocks), self._by_block[blocks[-1]]
 
     def keep(self, sequence: Sequence) -> None:
         """Add the sequence's pages whose tokens are all computed and that were not offered before."""
-        first, stop = sequence.num_kept_pages, sequence.num_settled_tokens // self._block_size
-        sequence.num_kept_pages = stop
-        last = self._last_kept.pop(sequence, None)
+        first, last = self._kept.get(sequence, (0, None))
+        stop = sequence.num_settled_tokens // self._block_size
+        if stop <= first:
+            return
+        self._kept[sequence] = stop, None
         if first and (last is None or last.gone):
             return
         for index in range(first, stop):
             content = self._content(sequence, index)
-            key = self._key(sequence, index, content)
+            key = self._make_key(last.key if last else b"", content)
             page = self._by_key.get(key)
             if page is not None and page.parent is not None and page.parent.gone:
                 self._retire(page)
@@ -119,23 +114,15 @@ class PrefixCache:
             elif page.parent is not last or page.content != content:
                 return  # Two pages of one key: the one that is there stays.
             last = page
-        if last is not None:
-            self._last_kept[sequence] = last
+        self._kept[sequence] = stop, last
 
     def share(self, source: Sequence, sequence: Sequence) -> None:
         """The sequence has got the source's first pages, as far as its `num_computed_tokens` reaches."""
-        num_pages = sequence.num_computed_tokens // self._block_size
-        num_kept = min(num_pages, source.num_kept_pages)
-        sequence.page_keys.extend(source.page_keys[len(sequence.page_keys) : num_pages])
-        if num_kept <= sequence.num_kept_pages:
-            return
-        page = self._last_kept.get(source)
-        for _ in range(source.num_kept_pages - num_kept):
+        count, page = self._kept.get(source, (0, None))
+        num_pages = min(count, sequence.num_computed_tokens // self._block_size)
+        for _ in range(count - num_pages):
             page = page.parent if page is not None else None
-        sequence.num_kept_pages = num_kept
-        self._last_kept.pop(sequence, None)
-        if page is not None:
-            self._last_kept[sequence] = page
+        self._kept[sequence] = num_pages, page
 
     def release(self, sequence: Sequence, blocks: Iterable[int]) -> list[int]:
         """`blocks`: those that nobody holds any more, the last page first. Returns which of them are not in the cache.
@@ -143,22 +130,17 @@ class PrefixCache:
         The others become the last to be evicted: suffixes before prefixes, also where the prefix stands in blocks of
         another sequence that is gone.
         """
-        page = self._last_kept.pop(sequence, None)
-        strangers = self.set_idle(blocks)
-        while page is not None and not page.gone:
-            if page.block in self._idle:
-                self._idle.move_to_end(page.block)
-            page = page.parent
-        return strangers
-
-    def set_idle(self, blocks: Iterable[int]) -> list[int]:
-        """Nobody holds these blocks any more. Returns which of them are not in the cache."""
         strangers = []
         for block in blocks:
             if block in self._by_block:
                 self._idle[block] = None
             else:
                 strangers.append(block)
+        _, page = self._kept.pop(sequence, (0, None))
+        while page is not None and not page.gone:
+            if page.block in self._idle:
+                self._idle.move_to_end(page.block)
+            page = page.parent
         return strangers
 
     def evict(self, count: int) -> list[int]:
@@ -170,27 +152,13 @@ class PrefixCache:
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._retire(self._by_block.pop(block))
-        self.num_evictions += count
         return blocks
-
-    def forget(self, blocks: Iterable[int]) -> list[int]:
-        """These blocks are not found any more, nor the pages that follow them. Returns those of them that were idle:
-        they are free now."""
-        free = []
-        for block in blocks:
-            page = self._by_block.pop(block, None)
-            if page is not None:
-                self._retire(page)
-                if block in self._idle:
-                    del self._idle[block]
-                    free.append(block)
-        return free
 
     def check(self, held: set[int]) -> None:
         """`held`: the blocks that sequences hold. O(entries).
 
         Raises:
-            RuntimeError: the books do not agree.
+            RuntimeError: the accounting does not agree.
         """
         if self._idle.keys() != self._by_block.keys() - held:
             raise RuntimeError("the idle pages are not those in the cache that nobody holds")
@@ -215,14 +183,6 @@ class PrefixCache:
         start = index * self._block_size
         tokens = self._pack(*sequence.token_ids[start : start + self._block_size])
         return tokens if index else sequence.request.tenant.encode(errors="surrogatepass") + tokens
-
-    def _key(self, sequence: Sequence, index: int, content: bytes) -> bytes:
-        """The key of page `index`, whose predecessor's is known."""
-        keys = sequence.page_keys
-        if index < len(keys):
-            return keys[index]
-        keys.append(self._make_key(keys[index - 1] if index else b"", content))
-        return keys[index]
 
     def _make_key(self, parent_key: bytes, content: bytes) -> bytes:
         hashed = self._hash_next.copy() if parent_key else self._hash_first.copy()

@@ -5,7 +5,6 @@ What a graph reads and writes keeps its place; a batch is padded to the next siz
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,26 +14,17 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """int32 on the device. The first three are rows of one tensor, the others never change."""
+    """int32 on the device."""
 
     numbers: torch.Tensor
-    """[3, batch size]: rows, starts and token ids."""
-    rows: torch.Tensor
-    """[batch size]: of the tables; the padding row for padding."""
-    starts: torch.Tensor
-    """[batch size]: position of the token; -1: padding."""
-    token_ids: torch.Tensor
-    """[batch size]: or -1, the one chosen last."""
-    owners: torch.Tensor
-    """[batch size]: 0, 1, ..."""
-    cu_seqlens_q: torch.Tensor
-    """[batch size + 1]: 0, 1, ..."""
+    """[3, batch size]. Rows of the tables, the padding row for padding; positions of the tokens, -1 for padding; token
+    ids, -1 for the one chosen last."""
+    counting: torch.Tensor
+    """[batch size + 1]: 0, 1, ...; never changes."""
 
     @classmethod
     def of(cls, numbers: torch.Tensor) -> DecodeInputs:
-        size = numbers.shape[1]
-        counting = torch.arange(size + 1, dtype=torch.int32, device=numbers.device)
-        return cls(numbers, numbers[0], numbers[1], numbers[2], counting[:size], counting)
+        return cls(numbers, torch.arange(numbers.shape[1] + 1, dtype=torch.int32, device=numbers.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +95,8 @@ class DecodeGraphs:
         self._decode = decode
         self._device = device
         self._record = record
-        self._sizes: list[int] = []
-        self._inputs: dict[int, DecodeInputs] = {}
-        self._outputs: dict[int, DecodeOutputs] = {}
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], DecodeOutputs]] = {}
+        """By batch size: what a graph reads, what launches it, and what it writes."""
         self._logits: torch.Tensor | None = None
         """Of the largest batch. Copying costs little, but a place for each graph's logits would be gigabytes."""
 
@@ -124,17 +112,13 @@ class DecodeGraphs:
             logits = self._decode(inputs).logits
             if self._logits is None and logits is not None:
                 self._logits = torch.empty_like(logits)
-            self._inputs[size] = inputs
-            self._replays[size], self._outputs[size] = self._record(partial(self._decode_in_place, inputs))
-        self._sizes = sorted(self._replays)
+            self._graphs[size] = inputs, *self._record(partial(self._decode_in_place, inputs))
 
     def drop(self) -> None:
         """Free all graphs and what they hold; later batches have none."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._sizes = []
-        for held in (self._replays, self._outputs, self._inputs):
-            held.clear()
+        self._graphs.clear()
         self._logits = None
 
     def _decode_in_place(self, inputs: DecodeInputs) -> DecodeOutputs:
@@ -147,11 +131,11 @@ class DecodeGraphs:
 
     def bucket(self, num_seqs: int) -> int:
         """The size of the graph for so many sequences; 0: there is none."""
-        place = bisect.bisect_left(self._sizes, num_seqs)
-        return self._sizes[place] if place < len(self._sizes) else 0
+        return min((size for size in self._graphs if size >= num_seqs), default=0)
 
     def replay(self, size: int, numbers: torch.Tensor) -> DecodeOutputs:
         """numbers: as `DecodeInputs` has them."""
-        self._inputs[size].numbers.copy_(numbers)
-        self._replays[size]()
-        return self._outputs[size]
+        inputs, launch, outputs = self._graphs[size]
+        inputs.numbers.copy_(numbers)
+        launch()
+        return outputs

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from engines.health import EngineState, StatusBoard
 from engines.mpi.runner.prompt_logprobs import PromptTargets
-from engines.mpi.runner.step_runner import LaidOut, StepResult, StepRunner
+from engines.mpi.runner.step_runner import StepResult, StepRunner
 from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
@@ -73,11 +74,11 @@ class StepExecutor:
     ) -> StepResult:
         result = StepResult()
         if plan.kind is PlanKind.STEP:
-            result = self._compute(self._prepare(plan, targets), targets, rows)
+            result = self._compute(self._prepare(plan), targets, rows)
         self._board.beat(self._comm.rank)
         return result
 
-    def _prepare(self, plan: StepPlan, targets: Sequence[PromptTargets]) -> LaidOut:
+    def _prepare(self, plan: StepPlan) -> Any:
         self._stopwatch.start()
         try:
             self._runner.update(plan)
@@ -87,10 +88,7 @@ class StepExecutor:
             raise RankBroken(f"rank {self._comm.rank} has lost track of its blocks: {error}") from error
         batch = None
         try:
-            prepared = self._runner.prepare(plan)
-            if self._comm.rank == 0:
-                _check_targets(prepared, targets)
-            batch = prepared
+            batch = self._runner.prepare(plan)
         except Exception:
             logger.exception("rank %d: cannot prepare the step", self._comm.rank)
         if self._comm.agree(0 if batch is not None else 1) or batch is None:
@@ -99,7 +97,7 @@ class StepExecutor:
         return batch
 
     def _compute(
-        self, batch: LaidOut, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
+        self, batch: Any, targets: Sequence[PromptTargets], rows: Sequence[SamplingRow]
     ) -> StepResult:
         before = self._stopwatch.seconds.get("attention", 0.0)
         started = self._stopwatch.now()
@@ -114,19 +112,8 @@ class StepExecutor:
         return result
 
     def _end_all(self, error: Exception) -> None:
-        """Among several ranks: tell why, and end them. They wait for this one, which will not come."""
+        """Among several ranks: report why, and end them. They wait for this one, which will not come."""
         if self._comm.world_size > 1:
             cause = "".join(traceback.format_exception_only(error)).strip()
             self._board.set_state(EngineState.FAILED, f"rank {self._comm.rank}: {cause}")
             self._comm.abort()
-
-
-def _check_targets(batch: LaidOut, targets: Sequence[PromptTargets]) -> None:
-    """Here and not in the model, where an error ends all ranks."""
-    if len(batch.prompt_lens) != len(targets):
-        raise ValueError(
-            f"{len(targets)} prompt targets for {len(batch.prompt_lens)} sequences that want them"
-        )
-    for count, target in zip(batch.prompt_lens, targets, strict=True):
-        if not count - 1 <= len(target.next_token_ids) <= count:
-            raise ValueError(f"{len(target.next_token_ids)} prompt targets for a chunk of {count} tokens")

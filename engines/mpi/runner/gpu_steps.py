@@ -22,9 +22,10 @@ from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.config import ModelConfig
 from engines.models.decoder import Decoder
+from engines.mpi.cache.block_tables import table_triples
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
 from engines.mpi.runner.device_choices import DeviceChoices
-from engines.mpi.runner.device_layout import DeviceLayout, aligned, lay_out, table_triples
+from engines.mpi.runner.layout import StepLayout, aligned, lay_out
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
@@ -38,7 +39,7 @@ from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 class DeviceBatch:
     """A step, laid out and on its way to the device."""
 
-    layout: DeviceLayout
+    layout: StepLayout
     table_rows: Sequence[int]
     """[num_sampled]: the sampling sequences' rows of the tables, in the plan's order."""
     numbers: torch.Tensor
@@ -47,8 +48,8 @@ class DeviceBatch:
     """Of each of these arrays, with and without what fills it up."""
     bucket: int
     """Of the graph that computes it; 0: none does."""
-    prompt_rows: torch.Tensor | None
-    prompt_lens: tuple[int, ...]
+    scored_rows: torch.Tensor | None
+    """As the layout's, int64, on the device; None where nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,6 @@ class GpuSteps:
 
     @torch.inference_mode()
     def update(self, plan: StepPlan) -> None:
-        # Nothing is scrubbed: the kernels' masked loads never see what stands behind a sequence's keys.
         self._cache.copy_blocks(plan.copies)
         triples = table_triples(plan.table_updates)
         if len(triples):
@@ -130,7 +130,6 @@ class GpuSteps:
         if bucket:
             numbers = self._padded(layout, bucket)
         else:
-            last_rows = layout.cu_seqlens_q[1:][layout.sampled] - 1
             chunk_starts = layout.cu_seqlens_q[layout.num_singles :] - layout.num_singles
             parts = (
                 layout.rows,
@@ -139,25 +138,12 @@ class GpuSteps:
                 chunk_starts,
                 layout.owners,
                 layout.token_ids,
-                last_rows,
+                layout.last_rows,
                 layout.rows[layout.sampled],
             )
             numbers, lengths = aligned(parts)
-        scored = layout.scored.tolist()
-        prompt_rows, prompt_lens = None, []
-        if scored:
-            prompt_lens = np.diff(layout.cu_seqlens_q)[scored].tolist()
-            places = [np.arange(layout.cu_seqlens_q[i], layout.cu_seqlens_q[i + 1]) for i in scored]
-            prompt_rows = self._send(np.concatenate(places).astype(np.int64))
-        return DeviceBatch(
-            layout,
-            table_rows,
-            self._send(numbers),
-            lengths,
-            bucket,
-            prompt_rows,
-            tuple(prompt_lens),
-        )
+        scored_rows = self._send(layout.scored_rows.astype(np.int64)) if len(layout.scored) else None
+        return DeviceBatch(layout, table_rows, self._send(numbers), lengths, bucket, scored_rows)
 
     @torch.inference_mode()
     def compute(
@@ -194,15 +180,8 @@ class GpuSteps:
         rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _pieces(
             batch.numbers, batch.lengths
         )
-        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
-            owners,
-            cu_seqlens_q,
-            starts,
-            rows,
-            token_ids,
-            self._last_tokens,
-            self._block_tables,
-            self._cache.block_size,
+        input_ids, positions, slot_mapping, seq_lens = self._inputs(
+            owners, cu_seqlens_q, starts, rows, token_ids
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
         if singles < seqs:
@@ -212,10 +191,10 @@ class GpuSteps:
             )
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
-        if batch.prompt_rows is not None:
+        if batch.scored_rows is not None:
             mine = targets if self._comm.rank == 0 else None
             scores = score_prompts(
-                batch.prompt_rows, batch.prompt_lens, mine, lambda rows: self._model.logits(hidden[rows])
+                batch.scored_rows, layout.scored_lens, mine, lambda rows: self._model.logits(hidden[rows])
             )
         if not len(last_rows):
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
@@ -226,19 +205,26 @@ class GpuSteps:
 
     def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:
         """One token of each sequence; captured, so it only launches kernels."""
-        input_ids, positions, slot_mapping, seq_lens = lmi_kernels.step_inputs(
-            inputs.owners,
-            inputs.cu_seqlens_q,
-            inputs.starts,
-            inputs.rows,
-            inputs.token_ids,
-            self._last_tokens,
-            self._block_tables,
-            self._cache.block_size,
+        rows, starts, token_ids = inputs.numbers
+        counting = inputs.counting
+        input_ids, positions, slot_mapping, seq_lens = self._inputs(
+            counting[:-1], counting, starts, rows, token_ids
         )
-        attention = self._attention(positions, slot_mapping, inputs.rows, seq_lens, len(inputs.rows))
+        attention = self._attention(positions, slot_mapping, rows, seq_lens, len(rows))
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
-        return self._choose(hidden, inputs.rows.long(), positions + 1)
+        return self._choose(hidden, rows.long(), positions + 1)
+
+    def _inputs(
+        self,
+        owners: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        starts: torch.Tensor,
+        rows: torch.Tensor,
+        token_ids: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, positions, slots and lengths of sequences."""
+        known = self._last_tokens, self._block_tables, self._cache.block_size
+        return lmi_kernels.step_inputs(owners, cu_seqlens_q, starts, rows, token_ids, *known)
 
     def _attention(
         self,
@@ -271,7 +257,7 @@ class GpuSteps:
         self._last_tokens.index_copy_(0, table_rows, tokens)
         return DecodeOutputs(tokens, finite, logits, logprobs)
 
-    def _padded(self, layout: DeviceLayout, bucket: int) -> npt.NDArray[np.int32]:
+    def _padded(self, layout: StepLayout, bucket: int) -> npt.NDArray[np.int32]:
         """As `DecodeInputs` has them: [3, bucket]."""
         numbers = np.empty((3, bucket), dtype=np.int32)
         count = layout.num_seqs

@@ -7,7 +7,6 @@ import gc
 import re
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,24 +14,6 @@ import torch
 _GIB = 1024**3
 _MOST_OUTSIDE = 256 * 1024**2
 """Bytes that one CUDA graph may take outside of torch's allocator: one of 600 kernels takes some 10 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes of one rank."""
-
-    weights: int
-    activations: int
-    """What the largest step takes beside weights and cache while it runs."""
-    kv_cache: int
-
-
-def describe(predicted: MemoryUse, actual: MemoryUse) -> str:
-    """One line for the log."""
-    return "memory in bytes, predicted and actual: " + ", ".join(
-        f"{name.replace('_', ' ')} {getattr(predicted, name)} and {getattr(actual, name)}"
-        for name in ("weights", "activations", "kv_cache")
-    )
 
 
 def in_use(device: torch.device) -> int:

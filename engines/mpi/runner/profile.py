@@ -8,16 +8,16 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import SamplingParams
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import load_model
 from engines.mpi.runner.step_runner import StepRunner
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
@@ -51,11 +51,11 @@ def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Itera
     """Load the model on one rank and time steps of these shapes."""
     set_num_threads(config.parallel.threads_per_rank)
     stopwatch = Stopwatch(time.perf_counter)
-    runner = ModelRunner(config, Communicator(), torch.device("cpu"), stopwatch)
-    sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
+    model = load_model(config, Communicator(), torch.device("cpu"), stopwatch)
+    sampler = Sampler(model.config.vocab_size, torch.device("cpu"))
     for shape in shapes:
         plan = _plan(shape, config.cache.block_size)
-        samples = [_step(runner, sampler, plan) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
+        samples = [_step(model.steps, sampler, plan) for _ in range(_WARM_UP + repeats)][_WARM_UP:]
         names = samples[0].keys()
         medians = {name: statistics.median(sample[name] for sample in samples) * 1e3 for name in names}
         yield Profile(shape, medians.pop("total"), medians)
@@ -88,19 +88,12 @@ def _seconds() -> dict[str, float]:
 
 
 def _plan(shape: Shape, block_size: int) -> StepPlan:
-    num_blocks = -(-shape.kv_len // block_size)
-    updates: list[int] = []
-    for row in range(shape.num_seqs):
-        updates += (row, 0, num_blocks, *range(row * num_blocks, (row + 1) * num_blocks))
-    return StepPlan(
-        PlanKind.STEP,
-        range(shape.num_seqs),
-        [shape.kv_len - shape.query_len] * shape.num_seqs,
-        [shape.query_len] * shape.num_seqs,
-        [WANT_LOGITS] * shape.num_seqs,
-        [i % 1000 for i in range(shape.num_seqs * shape.query_len)],
-        updates,
-    )
+    count, num_blocks = shape.num_seqs, -(-shape.kv_len // block_size)
+    tables = [range(row * num_blocks, (row + 1) * num_blocks) for row in range(count)]
+    lens = [shape.query_len] * count
+    plan = StepPlan.of_rows([shape.kv_len] * count, lens, [WANT_LOGITS] * count, tables)
+    # Tokens of all kinds, as experts are chosen by them.
+    return replace(plan, token_ids=[i % 1000 for i in range(plan.num_tokens)])
 
 
 def main(argv: list[str] | None = None) -> int:

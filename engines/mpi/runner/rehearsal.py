@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from engines.core import SamplingParams
 from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import StepRunner
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from engines.sampling.batch import SamplingRow
 
 _SHORT = 2
@@ -21,7 +21,9 @@ _PARAMS = SamplingParams(max_new_tokens=1)
 def rehearse(largest: LargestStep, steps: StepRunner, block_size: int) -> None:
     """Compute steps up to the largest, on a cache that holds nothing yet."""
     for query_lens in _shapes(largest):
-        plan = _plan(query_lens, block_size)
+        # Sequences' first tokens. All are written to block 0, for nobody reads what is computed.
+        tables = [[0] * -(-length // block_size) for length in query_lens]
+        plan = StepPlan.of_rows(query_lens, query_lens, [WANT_LOGITS] * len(query_lens), tables)
         steps.update(plan)
         rows = [SamplingRow(f"rehearsal {i}", _PARAMS, [0], 1) for i in range(len(query_lens))]
         choices = steps.compute(steps.prepare(plan), rows=rows).choices
@@ -43,20 +45,3 @@ def _dealt(tokens: int, first: int, others: int, num_seqs: int) -> list[int]:
     while sum(lens) < tokens and len(lens) < num_seqs:
         lens.append(min(others, tokens - sum(lens)))
     return lens
-
-
-def _plan(query_lens: list[int], block_size: int) -> StepPlan:
-    """Sequences' first tokens. All are written to block 0, for nobody reads what is computed."""
-    updates: list[int] = []
-    for row, length in enumerate(query_lens):
-        num_blocks = -(-length // block_size)
-        updates += (row, 0, num_blocks, *[0] * num_blocks)
-    return StepPlan(
-        PlanKind.STEP,
-        range(len(query_lens)),
-        [0] * len(query_lens),
-        query_lens,
-        [WANT_LOGITS] * len(query_lens),
-        [0] * sum(query_lens),
-        updates,
-    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from engines.core import PromptLogprob, SampledToken
-from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.layout import StepLayout
+from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 
@@ -37,22 +38,14 @@ class StepResult:
     """Tokens that the device chooses; None where it chooses none."""
 
 
-class LaidOut(Protocol):
-    """A step as tensors: what `prepare` gives `compute`."""
-
-    @property
-    def prompt_lens(self) -> tuple[int, ...]:
-        """Rows whose next token's log-probability is wanted, of each sequence that wants them."""
-
-
 class StepRunner(Protocol):
     """One rank's. A step is one call of each, in this order; the last two may be repeated for parts of it."""
 
     def update(self, plan: StepPlan) -> None:
-        """Carry out what a plan changes for good: blocks zeroed, then copied, then block tables. Once a plan; when it
-        fails, this rank's state is not that of the others any more."""
+        """Carry out what a plan changes for good: blocks copied, then block tables. Once a plan; when it fails, this
+        rank's state is not that of the others any more."""
 
-    def prepare(self, plan: StepPlan) -> LaidOut:
+    def prepare(self, plan: StepPlan) -> Any:
         """Lay a step, whose updates are done, out as tensors. Changes nothing and says nothing to other ranks: what
         goes wrong here can be agreed on before `compute`."""
 
@@ -64,3 +57,20 @@ class StepRunner(Protocol):
         targets: on rank 0, one for each sequence whose prompt's log-probabilities are wanted.
         rows: on rank 0, one for each sequence that samples.
         """
+
+
+def host_result(
+    layout: StepLayout,
+    targets: Sequence[PromptTargets] | None,
+    head: Callable[[torch.Tensor], torch.Tensor | None],
+) -> StepResult:
+    """What a step gives whose tokens the host chooses.
+
+    targets: None on other ranks than 0.
+    head: numbers of token rows, int32 [n] -> their logits, [n, vocab_size], on rank 0, None on the others.
+    """
+    scores: list[list[PromptLogprob]] = []
+    if len(layout.scored):
+        scores = score_prompts(torch.from_numpy(layout.scored_rows), layout.scored_lens, targets, head)
+    logits = head(torch.from_numpy(layout.last_rows)) if len(layout.sampled) else None
+    return StepResult(logits, scores)

@@ -1,15 +1,14 @@
 """The sequences of one request with beam search: they go on in lockstep, and share what was computed.
 
-To the scheduler the first of them stands for the request; the others are its `companions`, which are admitted and
-removed with it and only ever hold rows, blocks and hypotheses. One that has nothing to compute (before the prompt is
-computed, while others of its group still have to be) has no token that is not computed, so no step includes it.
+To the scheduler the first of them stands for the request; the others are its `companions`, admitted and removed with
+it. A beam that has nothing to compute, as its others are not computed yet, is in no step.
 """
 
 from __future__ import annotations
 
 from engines.core import RequestOutput, TokenLogprobs
 from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
-from engines.mpi.scheduler.running_set import RunningSet
+from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.sequence import Sequence
 
 
@@ -25,18 +24,12 @@ class BeamGroup:
             sequence.companions.append(companion)
         self._sequences = [sequence, *sequence.companions]
         """By place: the live hypotheses are those of the first few."""
-        self._search = BeamSearch(
-            sampling.num_beams,
-            sampling.length_penalty,
-            sampling.early_stopping,
-            sampling.stop_token_ids,
-            sampling.max_new_tokens,
-        )
+        self._search = BeamSearch(sampling)
         self._candidates: dict[Sequence, TokenLogprobs] = {}
         """Of the live hypotheses whose next tokens are known already: a step may have held only some of them."""
 
     def take(
-        self, sequence: Sequence, candidates: TokenLogprobs, running: RunningSet
+        self, sequence: Sequence, candidates: TokenLogprobs, planner: StepPlanner
     ) -> RequestOutput | None:
         """One of the sequences was computed to its end. Returns the request's output when that was all it took."""
         self._candidates[sequence] = candidates
@@ -50,7 +43,7 @@ class BeamGroup:
         for place, (parent, token_id) in enumerate(going_on):
             if parent != place:
                 source, sequence = self._sequences[parent], self._sequences[place]
-                running.replace(source, sequence)
+                planner.replace(source, sequence)
                 sequence.token_ids[:] = [*source.token_ids, token_id]
         for place, (parent, token_id) in enumerate(going_on):
             if parent == place:

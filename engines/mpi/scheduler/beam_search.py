@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from engines.core import FinishReason, TokenLogprobs
+from engines.core import FinishReason, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class BeamResult(NamedTuple):
     """Of each token, after penalties and bans, as the candidates brought it."""
     finish_reason: FinishReason
     """`EOS_TOKEN` or `LENGTH`."""
-    cumulative_logprob: float
     score: float
-    """cumulative_logprob / number of tokens ** length_penalty."""
+    """Sum of the log-probabilities / number of tokens ** length_penalty."""
 
 
 class BeamSearch:
@@ -63,20 +62,11 @@ class BeamSearch:
     What is live after `max_new_tokens` ends there.
     """
 
-    def __init__(
-        self,
-        num_beams: int,
-        length_penalty: float,
-        early_stopping: bool,
-        stop_token_ids: Sequence[int],
-        max_new_tokens: int,
-    ) -> None:
-        """length_penalty: any that leaves max_new_tokens ** length_penalty a float above 0."""
-        self._num_beams = num_beams
-        self._length_penalty = length_penalty
-        self._early_stopping = early_stopping
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._max_new_tokens = max_new_tokens
+    def __init__(self, params: SamplingParams) -> None:
+        """params: length_penalty any that leaves max_new_tokens ** length_penalty a float above 0."""
+        self._params = params
+        self._num_beams = params.num_beams
+        self._stop_token_ids = frozenset(params.stop_token_ids)
         self._live = [_Hypothesis(None, -1, 0.0, 0.0, 0)]
         self._finished: list[tuple[float, _Hypothesis]] = []
         """With their scores, the best first."""
@@ -106,7 +96,7 @@ class BeamSearch:
             ValueError: there is no candidate of a probability above 0, and nothing has finished yet.
         """
         self._num_steps += 1
-        at_the_end = self._num_steps >= self._max_new_tokens
+        at_the_end = self._num_steps >= self._params.max_new_tokens
         places: dict[int, int] = {}
         going_on: list[_Hypothesis] = []
         for rank, (negated, _, token_id, place, logprob) in enumerate(self._ranked(candidates)):
@@ -142,7 +132,7 @@ class BeamSearch:
             hypothesis = hypothesis.parent
         ended = last.token_id in self._stop_token_ids
         reason = FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH
-        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, last.total, score)
+        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, score)
 
     def _ranked(self, candidates: Sequence[TokenLogprobs]) -> list[tuple[float, int, int, int, float]]:
         """(negated total, parent's rank, token id, parent's place, log-probability) of each, the best first."""
@@ -155,14 +145,14 @@ class BeamSearch:
 
     def _score(self, total: float) -> float:
         """What a hypothesis with this sum is worth if it ends in this step."""
-        return total / float(self._num_steps**self._length_penalty)
+        return total / float(self._num_steps**self._params.length_penalty)
 
     def _is_over(self, going_on: list[_Hypothesis]) -> bool:
         if not going_on:
             return True
         if len(self._finished) < self._num_beams:
             return False
-        return self._early_stopping or self._score(going_on[0].total) <= self._finished[-1][0]
+        return self._params.early_stopping or self._score(going_on[0].total) <= self._finished[-1][0]
 
 
 def _kept_in_place(going_on: list[_Hypothesis], places: dict[int, int]) -> list[_Hypothesis]:

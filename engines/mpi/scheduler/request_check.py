@@ -6,7 +6,7 @@ from engines.core import SchedulerSettings
 from engines.errors import InvalidRequest, Overloaded
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.waiting_line import WaitingLine
+from engines.mpi.scheduler.waiting_queue import WaitingQueue
 from engines.vocabulary import check_token_ids
 
 
@@ -41,7 +41,7 @@ def check_request(
 
 
 def check_queue(
-    sequence: Sequence, settings: SchedulerSettings, waiting: WaitingLine, num_running: int
+    sequence: Sequence, settings: SchedulerSettings, waiting: WaitingQueue, num_running: int
 ) -> None:
     """Check that the queue has room for a request.
 

@@ -1,8 +1,6 @@
-"""Who computes what in the next step: rolling (continuous) batching after Orca (Yu et al., OSDI 2022).
+"""Requests in, results out. Which of them the next step computes is the planner's business (`planner.py`).
 
-One rule: `num_computed_tokens` catches up with `num_tokens`. There is no prefill and no decode phase; whether prompts
-ride with decodes or make them wait is the prefill mode's, who is next the policy's, when there is room the admission
-mode's. Knows neither tensors nor a clock: the time is an argument.
+Knows neither tensors nor a clock: the time is an argument.
 """
 
 from __future__ import annotations
@@ -22,36 +20,25 @@ from engines.core import (
 from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.beam_group import BeamGroup
-from engines.mpi.scheduler.policies import POLICIES
-from engines.mpi.scheduler.prefill import make_prefill_mode
+from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.request_check import check_queue, check_request
-from engines.mpi.scheduler.running_set import ADMISSION_MODES, RunningSet
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.step import Step, StepDraft
+from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS
-from engines.mpi.scheduler.waiting_line import WaitingLine
 
 _new = tuple.__new__
 
 
 class Scheduler:
-    """Waiting and running sequences."""
+    """All requests, waiting and running."""
 
     def __init__(
         self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int, vocab_size: int
     ) -> None:
-        self._settings = config.settings
         self._blocks = blocks
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
-        self._waiting = WaitingLine(POLICIES[config.settings.scheduling_policy]())
-        self._running = RunningSet(
-            ADMISSION_MODES[config.batch_scheduler_policy],
-            blocks,
-            self._waiting,
-            config.settings.max_num_seqs,
-        )
-        self._prefill = make_prefill_mode(config.settings.chunked_prefill)
+        self._planner = StepPlanner(config, blocks)
         self._by_id: dict[str, Sequence] = {}
         self._beams: dict[str, BeamGroup] = {}
         """By id, of the requests with beam search."""
@@ -59,32 +46,35 @@ class Scheduler:
         self._answered: list[Sequence] = []
         self._deadlines: list[tuple[float, int, str]] = []
         """A heap of (deadline, number, id); may hold requests that have ended."""
-        self.num_recomputed_tokens = 0
 
     @property
     def settings(self) -> SchedulerSettings:
-        return self._settings
+        return self._planner.settings
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._planner.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
         """Tokens of all waiting sequences."""
-        return self._waiting.num_tokens
+        return self._planner.waiting.num_tokens
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._planner.running)
 
     @property
     def num_preemptions(self) -> int:
-        return self._running.num_preemptions
+        return self._planner.num_preemptions
 
     @property
     def num_prefix_hit_tokens(self) -> int:
-        return self._running.num_prefix_hit_tokens
+        return self._planner.num_prefix_hit_tokens
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return self._planner.num_recomputed_tokens
 
     @property
     def has_work(self) -> bool:
@@ -96,12 +86,7 @@ class Scheduler:
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
         """From the next step on. Nobody is sent away: a smaller limit only lets nobody in until it holds."""
-        if settings.scheduling_policy != self._settings.scheduling_policy:
-            self._waiting.change_policy(POLICIES[settings.scheduling_policy]())
-        if settings.chunked_prefill != self._settings.chunked_prefill:
-            self._prefill = make_prefill_mode(settings.chunked_prefill)
-        self._running.max_num_seqs = settings.max_num_seqs
-        self._settings = settings
+        self._planner.reconfigure(settings)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -113,16 +98,16 @@ class Scheduler:
         sequence = Sequence(request, self._num_added)
         if sequence.id in self._by_id:
             raise InvalidRequest(f"request id {sequence.id!r} is in use")
-        check_request(sequence, self._settings, self._blocks, self._max_model_len, self._vocab_size)
-        check_queue(sequence, self._settings, self._waiting, len(self._running))
+        check_request(sequence, self.settings, self._blocks, self._max_model_len, self._vocab_size)
+        check_queue(sequence, self.settings, self._planner.waiting, self.num_running)
         self._num_added += 1
         sibling = self._by_id.get(request.same_prompt_as)
         if sibling is not None and _shares_prompt(sequence, sibling):
             sequence.sibling = sibling
-        if request.sampling.num_beams > 1:
+        if sequence.is_beam:
             self._beams[request.id] = BeamGroup(sequence)
         self._by_id[sequence.id] = sequence
-        self._waiting.add(sequence)
+        self._planner.waiting.add(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.number, sequence.id))
 
@@ -146,24 +131,24 @@ class Scheduler:
                 outputs += self.fail([sequence], error)
         return outputs
 
-    def schedule(self, now: float) -> Step | None:
+    def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
+        """End sequences with an error."""
+        outputs = []
+        for one in sequences:
+            sequence = self._by_id.get(one.request.id)
+            if sequence is not None:
+                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
+                self._remove(sequence)
+        return outputs
+
+    def schedule(self) -> Step | None:
         """Plan the next step, or None when there is nothing to compute."""
-        if not self._by_id:
-            return None
-        draft = StepDraft()
-        self._prefill.plan(self._running, self._settings, draft, now)
-        if not draft.decodes and not draft.prefills:
-            return None
-        if draft.prefills:
-            self._count_recomputed(draft)
-            self._waiting.policy.computed(draft.prefills)
-        self._waiting.policy.computed(draft.decodes)
-        draft.copies[:0] = self._running.take_copies()
-        return draft.finish(self._running.take_scrub())
+        return self._planner.schedule() if self._by_id else None
 
     def take_started(self) -> list[Sequence]:
         """Those admitted for the first time since the last call."""
-        return self._running.take_started()
+        started, self._planner.started = self._planner.started, []
+        return started
 
     def take_answered(self) -> list[Sequence]:
         """Those that gave their clients a first token since the last call."""
@@ -182,30 +167,27 @@ class Scheduler:
         return self.finish(step, tokens, now, prompt_logprobs)
 
     def begin(self, step: Step) -> None:
-        """The step is running, and the next one is planned before its tokens are known: what it computes counts as
+        """The step is in flight, and the next one is planned before its tokens are known: what it computes counts as
         computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
-        running, decodes = self._running, step.num_decodes
+        planner, decodes = self._planner, step.num_decodes
         # Beams do not run ahead: which of them go on is decided by all of a step's results.
         for sequence, start in zip(step.sequences[:decodes], step.plan.starts[:decodes], strict=True):
-            if sequence.may_give_way and not sequence.done:
+            if not (sequence.is_beam or sequence.done):
                 sequence.num_computed_tokens = start + 1
                 sequence.num_in_flight += 1
                 sequence.num_pending += 1
                 sequence.token_ids.append(UNKNOWN_TOKEN)
                 if start + 2 >= sequence.max_num_tokens:
-                    running.completes(sequence)
+                    planner.completes(sequence)
         for sequence, start, count, want in step.prefills:
-            if sequence.may_give_way and not sequence.done:
+            if not (sequence.is_beam or sequence.done):
                 sequence.num_computed_tokens = start + count
                 sequence.num_in_flight += count
-                if not want & WANT_LOGITS:
-                    continue
-                sequence.num_pending += 1
-                sequence.token_ids.append(UNKNOWN_TOKEN)
-                if sequence.is_complete:
-                    running.completes(sequence)
-                else:
-                    running.generates(sequence)
+                if want & WANT_LOGITS:
+                    sequence.num_pending += 1
+                    sequence.token_ids.append(UNKNOWN_TOKEN)
+                    if not sequence.is_complete:
+                        planner.generates(sequence)
 
     def finish(
         self,
@@ -214,8 +196,8 @@ class Scheduler:
         now: float,
         prompt_logprobs: Iterable[list[PromptLogprob]] = (),
     ) -> list[RequestOutput]:
-        """Take in what a step that has begun computed; returns the outputs of all sequences that gained a token or
-        ended. By now some of them may have ended already, or given way.
+        """Take in what a step that has begun computed. Returns the outputs of all sequences that gained a token or
+        ended. By now some of them may have ended already, or been preempted.
 
         tokens: one for each of `step.sampled`; prompt_logprobs: one list for each of `step.scored`.
         """
@@ -232,24 +214,8 @@ class Scheduler:
             outputs += self._take(sequence, token, now, place)
         return outputs
 
-    def fail(self, sequences: Iterable[Sequence], error: EngineError) -> list[RequestOutput]:
-        """End sequences with an error."""
-        outputs = []
-        for one in sequences:
-            sequence = self._by_id.get(one.request.id)
-            if sequence is not None:
-                outputs.append(RequestOutput(sequence.id, error_kind=error.kind, error_message=str(error)))
-                self._remove(sequence, failed=True)
-        return outputs
-
-    def _count_recomputed(self, draft: StepDraft) -> None:
-        for sequence, count in draft.prefills.items():
-            start = sequence.num_computed_tokens
-            if start < sequence.num_ever_computed:
-                self.num_recomputed_tokens += min(start + count, sequence.num_ever_computed) - start
-
     def _take_decodes(self, step: Step, tokens: list[SampledToken], now: float) -> list[RequestOutput]:
-        """The next tokens of those that are generating. In few words, for there are hundreds in every step."""
+        """The next tokens of generating sequences. In few words, for there are hundreds in every step."""
         outputs: list[RequestOutput] = []
         block_size = self._blocks.block_size
         sequences, starts = step.sequences[: len(tokens)], step.plan.starts[: len(tokens)]
@@ -259,13 +225,12 @@ class Scheduler:
                 start < sequence.last_plain_start
                 and token_id not in sequence.stop_token_ids
                 and token.finite
-                and sequence.row >= 0  # it has not ended since, nor given way
+                and sequence.row >= 0  # it has not ended since, nor been preempted
             ):
                 sequence.num_pending -= 1
                 sequence.num_in_flight = in_flight = sequence.num_in_flight - 1
-                sequence.num_verified_tokens = settled = sequence.num_computed_tokens - in_flight
                 sequence.token_ids[start + 1] = token_id
-                if not settled % block_size:
+                if not (sequence.num_computed_tokens - in_flight) % block_size:
                     self._blocks.keep(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
@@ -274,18 +239,17 @@ class Scheduler:
         return outputs
 
     def _take(self, sequence: Sequence, token: SampledToken, now: float, place: int) -> list[RequestOutput]:
-        """A token that is a first or a last one, or comes with something to tell, or too late."""
+        """A token that is a first or a last one, or comes with something to report, or too late."""
         # By a token that came before a late step's, or its beam search has ended in this very step.
         if sequence.done:
             return []
-        if sequence.may_give_way:
+        if not sequence.is_beam:
             sequence.num_pending -= 1
         if not token.finite:
             return self.fail([sequence], RequestFailed("the model's output for this request is not finite"))
-        if not sequence.waits:  # it may have given way since a late step began
-            sequence.num_verified_tokens = sequence.num_settled_tokens
+        if not sequence.waits:  # it may have been preempted since a late step began
             self._blocks.keep(sequence)
-        if not sequence.may_give_way:
+        if sequence.is_beam:
             return self._take_beam(sequence, token)
         sequence.token_ids[place] = token.token_id
         reason = None
@@ -296,47 +260,51 @@ class Scheduler:
         if reason is not None:
             self._remove(sequence)
         elif not sequence.num_pending and not sequence.waits:
-            self._running.generates(sequence)
+            self._planner.generates(sequence)
         logprobs = () if token.logprob is None else (token.logprob,)
         top = (token.top,) if sequence.request.sampling.top_logprobs else ()
-        if sequence.first_token_time is not None:
-            return [RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)]
-        sequence.first_token_time = now
-        self._answered.append(sequence)
-        if token.logprob is None:
-            sequence.last_plain_start = sequence.max_num_tokens - 2
-        output = RequestOutput(
-            sequence.id,
-            (token.token_id,),
-            logprobs,
-            top,
-            tuple(sequence.prompt_logprobs),
-            reason,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        output = RequestOutput(sequence.id, (token.token_id,), logprobs, top, (), reason)
+        if sequence.first_token_time is None:
+            sequence.first_token_time = now
+            self._answered.append(sequence)
+            if token.logprob is None:
+                sequence.last_plain_start = sequence.max_num_tokens - 2
+            scores, num_cached = tuple(sequence.prompt_logprobs), sequence.num_cached_tokens
+            output = output._replace(prompt_logprobs=scores, num_cached_tokens=num_cached)
         return [output]
 
     def _take_beam(self, sequence: Sequence, token: SampledToken) -> list[RequestOutput]:
-        """What can follow in one sequence of a beam search; it may have ended in this very step."""
-        group = self._beams.get(sequence.request.id)
-        output = None if group is None else group.take(sequence, token.top, self._running)
+        """What can follow in one sequence of a beam search."""
+        output = self._beams[sequence.request.id].take(sequence, token.top, self._planner)
         if output is None:
             return []
         self._answered.append(sequence)
         self._remove(self._by_id[output.id])
         return [output]
 
-    def _remove(self, sequence: Sequence, failed: bool = False) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         del self._by_id[sequence.id]
         self._beams.pop(sequence.id, None)
         for one in (sequence, *sequence.companions):
             one.done = True
-        self._running.remove(sequence, failed)
+        self._planner.remove(sequence)
+
+    def check(self) -> None:
+        """Audit all accounting, between two steps.
+
+        Raises:
+            RuntimeError: something does not agree.
+        """
+        self._blocks.check()
+        self._planner.check()
+        for sequence in self._by_id.values():
+            for one in (sequence, *sequence.companions):
+                one.check()
 
 
 def _settle(sequence: Sequence, start: int, count: int) -> None:
-    """What a step computed of it counts from now on, unless it has given way since."""
-    if not sequence.may_give_way:
+    """What a step computed of it counts from now on, unless it has been preempted since."""
+    if sequence.is_beam:
         sequence.num_computed_tokens = start + count
     elif not sequence.waits:
         sequence.num_in_flight -= count

@@ -74,17 +74,17 @@ def _too_large(changes: Mapping[str, Value], measured: LargestStep) -> dict[str,
 
 def _problem(name: str, value: Value) -> str:
     """Say why a value is not accepted; empty when it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name == "scheduling_policy":
-        return "" if value in POLICIES else f"given {value!r}; accepted: {', '.join(POLICIES)}"
-    if name == "chunked_prefill":
-        return "" if isinstance(value, bool) else f"given {value!r}; accepted: true or false"
-    if name == "waiting_served_ratio":
-        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1000
-        return "" if good else f"given {value!r}; accepted: a number from 0 to 1000"
-    if name not in _LEAST:
+        accepted, good = ", ".join(POLICIES), value in POLICIES
+    elif name == "chunked_prefill":
+        accepted, good = "true or false", isinstance(value, bool)
+    elif name == "waiting_served_ratio":
+        accepted, good = "a number from 0 to 1000", is_number and 0 <= value <= 1000  # type: ignore[operator]
+    elif name in _LEAST:
+        accepted = f"a whole number of at least {_LEAST[name]}"
+        good = is_number and isinstance(value, int) and value >= _LEAST[name]
+        good = good or (name == "max_queued_tokens" and value is None)
+    else:
         return "cannot be changed while the engine runs"
-    if name == "max_queued_tokens" and value is None:
-        return ""
-    if not isinstance(value, int) or isinstance(value, bool) or value < _LEAST[name]:
-        return f"given {value!r}; accepted: a whole number of at least {_LEAST[name]}"
-    return ""
+    return "" if good else f"given {value!r}; accepted: {accepted}"

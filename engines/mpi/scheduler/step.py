@@ -75,20 +75,18 @@ class Step:
 
 
 class StepDraft:
-    """Who computes how many tokens, so far. Belongs to one call of `Scheduler.schedule`."""
+    """Who computes how many tokens, so far. Belongs to one call of `StepPlanner.schedule`."""
 
     def __init__(self) -> None:
         self.decodes: dict[Sequence, int] = {}
         """Generating sequences, each with 1: their newest token."""
         self.prefills: dict[Sequence, int] = {}
-        """Those that catch up, each with so many tokens."""
+        """Sequences that catch up, each with so many tokens."""
         self.num_prefill_tokens = 0
         self.grown: list[Sequence] = []
         """Of the generating ones, those whose block tables may have new entries."""
-        self.copies: list[int] = []
-        """Pairs of blocks, source and destination."""
         self.preempted = False
-        """Somebody had to give way."""
+        """A sequence had to be preempted."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,13 +97,13 @@ class StepDraft:
         self.num_prefill_tokens += count
 
     def drop(self, sequence: Sequence) -> None:
-        """It gives way, and its tokens with it."""
+        """It is preempted, and its tokens are not computed."""
         self.preempted = True
         self.decodes.pop(sequence, None)
         self.num_prefill_tokens -= self.prefills.pop(sequence, 0)
 
-    def finish(self, scrub_blocks: list[int]) -> Step:
-        """The step. Tells the ranks what they do not know of the block tables."""
+    def finish(self, copies: list[int]) -> Step:
+        """The step. Reports to the ranks what they do not know of the block tables."""
         # Comprehensions, for this is done for hundreds of sequences in every step.
         decodes, prefills = self.decodes, self.prefills
         sequences = (*decodes, *prefills)
@@ -115,12 +113,11 @@ class StepDraft:
             token_ids.extend(sequence.token_ids[start : start + count])
         updates: list[int] = []
         for sequence in (*self.grown, *prefills):
-            told, num_blocks = sequence.num_told_blocks, len(sequence.block_table)
-            if told == num_blocks:
-                continue
-            updates.extend((sequence.row, told, num_blocks - told))
-            updates.extend(sequence.block_table[told:])
-            sequence.num_told_blocks = num_blocks
+            reported, num_blocks = sequence.num_reported_blocks, len(sequence.block_table)
+            if reported < num_blocks:
+                updates.extend((sequence.row, reported, num_blocks - reported))
+                updates.extend(sequence.block_table[reported:])
+                sequence.num_reported_blocks = num_blocks
         plan = StepPlan(
             PlanKind.STEP,
             [s.row for s in sequences],
@@ -129,16 +126,9 @@ class StepDraft:
             [WANT_LOGITS] * len(decodes) + [_wants(*each) for each in prefills.items()],
             token_ids,
             updates,
-            self.copies,
-            scrub_blocks,
+            copies,
         )
         return Step(plan, sequences, len(decodes))
-
-
-def is_decoding(sequence: Sequence) -> bool:
-    """All but its newest output token is computed."""
-    num_tokens = len(sequence.token_ids)
-    return sequence.num_computed_tokens == num_tokens - 1 and num_tokens > sequence.num_prompt_tokens
 
 
 def _wants(sequence: Sequence, count: int) -> int:

@@ -1,4 +1,4 @@
-"""What rank 0 tells all ranks to compute: plain numbers, and of what the ranks know already only what is new.
+"""What rank 0 has all ranks compute: plain numbers, and of what the ranks know already only what is new.
 
 Each running sequence has a *row*. Ranks keep one thing for it, its block table (`block_tables.py`); a plan brings the
 entries that were added since the last one, and names the tokens to be computed by row and position. So a step of
@@ -52,8 +52,6 @@ class StepPlan:
     """Groups of: row, index of the first entry, number of entries, then these entries (blocks)."""
     copies: Sequence[int] = ()
     """Pairs of blocks: source, destination; copied before the step, in order."""
-    scrub_blocks: Sequence[int] = ()
-    """Blocks to be zeroed before the copies."""
 
     @property
     def num_sequences(self) -> int:
@@ -68,6 +66,15 @@ class StepPlan:
         """Sequences whose next token is wanted."""
         return sum(want & WANT_LOGITS for want in self.wants)
 
+    @property
+    def scored_lens(self) -> list[int]:
+        """Tokens of each sequence whose prompt's log-probabilities are wanted."""
+        return [
+            count
+            for count, want in zip(self.query_lens, self.wants, strict=True)
+            if want & WANT_PROMPT_LOGPROBS
+        ]
+
     def encode(self) -> bytes:
         lists = (
             self.rows,
@@ -77,21 +84,37 @@ class StepPlan:
             self.token_ids,
             self.table_updates,
             self.copies,
-            self.scrub_blocks,
         )
         lengths = [*map(len, lists)]
-        return struct.pack(f"{9 + sum(lengths)}i", self.kind, *lengths, *chain.from_iterable(lists))
+        return struct.pack(f"{8 + sum(lengths)}i", self.kind, *lengths, *chain.from_iterable(lists))
 
     @classmethod
     def decode(cls, data: bytes) -> StepPlan:
         numbers = array("i")
         numbers.frombytes(data)
         lists = []
-        at = 9
+        at = 8
         for length in numbers[1:at]:
             lists.append(numbers[at : at + length])
             at += length
         return cls(PlanKind(numbers[0]), *lists)
+
+    @classmethod
+    def of_rows(
+        cls,
+        ends: Sequence[int],
+        query_lens: Sequence[int],
+        wants: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> StepPlan:
+        """A step of sequences that nobody asked for: rows 0, 1, ... with these block tables, of each the last
+        `query_lens[i]` of `ends[i]` tokens."""
+        updates: list[int] = []
+        for row, table in enumerate(tables):
+            updates += (row, 0, len(table), *table)
+        starts = [end - count for end, count in zip(ends, query_lens, strict=True)]
+        token_ids = [0] * sum(query_lens)
+        return cls(PlanKind.STEP, range(len(starts)), starts, query_lens, wants, token_ids, updates)
 
     def part(self, first: int, last: int) -> StepPlan:
         """Sequences [first, last) alone, without what changes the ranks' state: that was done by the whole plan."""

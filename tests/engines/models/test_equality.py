@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engines.models.config import ModelConfig
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel
+from engines.mpi.runner.native_steps import NativeSteps
 from engines.mpi.scheduler.step_plan import WANT_NOTHING
 from tests.support.caches import fill_with_nan
 from tests.support.plans import PlanMaker, plans_in_chunks, run_plan, run_plans
@@ -109,7 +110,7 @@ def _prompts() -> list[list[int]]:
     return [integers(generator, 0, VOCAB_SIZE, count) for count in (40, 17, 9)]
 
 
-def _compare(runner: ModelRunner, oracle: Any, tables: list[list[int]], chunks: list[list[int]]) -> None:
+def _compare(runner: LoadedModel, oracle: Any, tables: list[list[int]], chunks: list[list[int]]) -> None:
     """Logits at every chunk's end and every decoded token are the oracle's, and so is the most likely token."""
     prompts = _prompts()
     found = run_plans(runner, plans_in_chunks(prompts, tables, chunks))
@@ -197,22 +198,25 @@ def test_computing_a_step_again_changes_nothing(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
     plans = plans_in_chunks(_prompts(), SHUFFLED, [[20], [17], [9]])
-    runner.update(plans[0][0])
-    batch = runner.prepare(plans[0][0])
-    first, second = runner.compute(batch).logits, runner.compute(batch).logits
+    runner.steps.update(plans[0][0])
+    batch = runner.steps.prepare(plans[0][0])
+    first, second = runner.steps.compute(batch).logits, runner.steps.compute(batch).logits
     assert first is not None
     assert second is not None
     assert torch.equal(first, second)
 
 
-def test_scrubbed_blocks_forget_what_is_not_finite(tmp_path: Path) -> None:
+def test_native_kernels_read_nothing_behind_a_sequences_keys(tmp_path: Path) -> None:
+    """What others have left there may not be finite: masked, it would still be seen."""
     save_llama(tmp_path)
     runner = make_runner(tmp_path)
-    fill_with_nan(runner.cache, [2, 31])
-    prompt = tuple(_prompts()[0][:9])  # its last block is used in part: the rest is masked, not absent
+    if not isinstance(runner.steps, NativeSteps):
+        pytest.skip("native kernels are not built")
+    fill_with_nan(runner.cache, range(runner.cache.num_blocks))
+    prompt = tuple(_prompts()[0][:9])  # its last block is used in part
     maker = PlanMaker()
     maker.begin(0, (9, 2, 31))
-    logits = run_plan(runner, maker.plan({0: prompt}, scrub_blocks=(2, 31))).logits
+    logits = run_plan(runner, maker.plan({0: prompt})).logits
     assert logits is not None
     expected = oracle_logits(load_oracle(tmp_path, "fp32"), prompt)[-1]
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)

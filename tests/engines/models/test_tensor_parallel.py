@@ -13,7 +13,7 @@ from engines.models import MODELS
 from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.caches import num_kv_heads
@@ -134,7 +134,7 @@ def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_
     sizes = _parameter_bytes(tmp_path)
     shared = sum(size for name, size in sizes.items() if _replicated(name))
     runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
-    owned = [runner.load_report.owned_bytes for runner in runners]
+    owned = [runner.report.owned_bytes for runner in runners]
     config = ModelConfig.from_folder(tmp_path)
     held_again = max(0, degree - config.num_kv_heads)
     again = held_again * _kv_head_bytes(tmp_path, 2 if config.dtype == "bfloat16" else 4)
@@ -167,7 +167,7 @@ def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> N
         before = _bytes_read()
         runner = make_runner(tmp_path, _LoneRank(rank, degree))
         read = _bytes_read() - before
-        assert runner.load_report.owned_bytes <= read <= 1.1 * runner.load_report.owned_bytes
+        assert runner.report.owned_bytes <= read <= 1.1 * runner.report.owned_bytes
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
@@ -192,7 +192,7 @@ def test_more_ranks_than_query_heads_are_refused(tmp_path: Path) -> None:
 def test_the_smallest_cache_decides_for_all_ranks(tmp_path: Path) -> None:
     save_llama(tmp_path)
 
-    def rank(comm: ThreadCommunicator) -> ModelRunner:
+    def rank(comm: ThreadCommunicator) -> LoadedModel:
         return make_runner(tmp_path, comm, num_blocks=40 if comm.rank else 23)
 
     assert [runner.cache.num_blocks for runner in run_ranks(3, rank)] == [23, 23, 23]

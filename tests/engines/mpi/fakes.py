@@ -84,9 +84,6 @@ class FakeModel:
 
     def apply(self, plan: StepPlan) -> None:
         """What the plan changes before its tokens are computed."""
-        for block in plan.scrub_blocks:
-            for slot in self._slots_of(block):
-                self.slots.pop(slot, None)
         for source, destination in zip(plan.copies[::2], plan.copies[1::2], strict=True):
             for slot, other in zip(self._slots_of(source), self._slots_of(destination), strict=True):
                 self.slots.pop(other, None)

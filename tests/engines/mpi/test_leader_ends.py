@@ -117,7 +117,7 @@ def test_an_audit_that_fails_at_the_drain_is_logged_and_the_ranks_end(
     assert "the audit of the KV cache failed" in caplog.text
 
 
-def test_when_the_time_to_drain_is_over_the_rest_is_told(lab: Lab) -> None:
+def test_when_the_time_to_drain_is_over_the_rest_is_reported(lab: Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
     front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(0.0))])

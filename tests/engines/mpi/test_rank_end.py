@@ -28,7 +28,7 @@ def test_a_rank_drops_its_graphs_then_leaves_its_group(
     done: list[str] = []
     rank = SimpleNamespace(
         comm=SimpleNamespace(rank=number, close=lambda: done.append("group")),
-        runner=SimpleNamespace(close=lambda: done.append("graphs")),
+        model=SimpleNamespace(close=lambda: done.append("graphs")),
         executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
     )
     monkeypatch.setattr(worker, "die_with_parent", lambda: None)
@@ -54,7 +54,7 @@ def test_dropped_graphs_are_gone() -> None:
     made: list[weakref.ref[_Graph]] = []
 
     def decode(inputs: DecodeInputs) -> DecodeOutputs:
-        tokens = inputs.rows.long()
+        tokens = inputs.numbers[0].long()
         return DecodeOutputs(tokens, tokens >= 0, torch.zeros(len(tokens), 3))
 
     def record(call: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engines.core import Request, SamplingParams
-from engines.mpi.runner.model_runner import DTYPES
+from engines.mpi.runner.loading import DTYPES
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from tests.gpu import oracle

@@ -104,10 +104,10 @@ def decode_plan(engine: Engine, batch: int, keys: int) -> StepPlan:
 def step(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> Call:
     """What one step takes, from its plan on."""
     rows = [SamplingRow(f"step {i}", params, [0], 1) for i in range(plan.num_sampled)]
-    engine.runner.update(plan)
+    engine.runner.steps.update(plan)
 
     def call() -> object:
-        return engine.runner.compute(engine.runner.prepare(plan), rows=rows)
+        return engine.runner.steps.compute(engine.runner.steps.prepare(plan), rows=rows)
 
     return call
 
@@ -118,7 +118,7 @@ def replay(engine: Engine, plan: StepPlan, params: SamplingParams = _GREEDY) -> 
     whole()
     if engine.device.type != "cuda":
         return whole
-    batch, graphs = engine.runner.prepare(plan), engine.runner._steps._graphs
+    batch, graphs = engine.runner.steps.prepare(plan), engine.runner.steps._graphs
     if not batch.bucket:
         raise AssertionError(f"no graph was captured for {plan.num_sequences} sequences")
 

@@ -1,4 +1,4 @@
-"""What a scheduling policy decides: who is next, and who gives way when blocks run out."""
+"""What a scheduling policy decides: who is next, and who is preempted when blocks run out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ class SchedulingPolicy(Protocol):
         """All that wait, in any order."""
 
     def add(self, sequence: Sequence) -> None:
-        """It waits from now on: a newcomer, or one that was preempted, which comes before newcomers of equal standing
-        (its `number`, the order of arrival, is smaller)."""
+        """It waits from now on: a newcomer, or a preempted sequence, which comes before newcomers of equal standing."""
 
     def remove(self, sequence: Sequence) -> None:
         """It does not wait any more: admitted, aborted, expired."""
 
     def head(self) -> Sequence:
-        """Who is to be admitted next. Only asked while somebody waits; does not change anything.
-
-        As long as nobody is added or removed and nothing is computed, the answer stays the same.
-        """
+        """The sequence to be admitted next, as long as nobody is added or removed and nothing is computed. Only asked
+        while somebody waits."""
 
     def admitted(self, sequence: Sequence) -> None:
         """It runs from now on, after `remove`. Its `num_computed_tokens` are those that the prefix cache gave."""
@@ -39,4 +36,4 @@ class SchedulingPolicy(Protocol):
         """Rank a running sequence for a step that cannot hold all that run: smaller goes first, equals take turns."""
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence:
-        """Who of these running sequences, at least one, gives way: the last in the policy's own order."""
+        """Which of these running sequences, at least one, is preempted: the last in the policy's own order."""

@@ -5,9 +5,9 @@ The waiting tenant with the least is next, and inside a tenant the first that ca
 and sends again starts at no less than the *floor*, the least counter of those that wait: being idle earns no credit,
 having had much is remembered.
 
-What is computed again after a preemption is not counted. It would charge a tenant for making way; and as the counters
-rest while nothing new is computed, the order among running sequences rests too: the first in it never gives way, so
-somebody always gets on.
+What is computed again after a preemption is not counted. It would charge a tenant for being preempted; and as the
+counters rest while nothing new is computed, the order among running sequences rests too: the first in it is never
+preempted, so somebody always gets on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
-from engines.mpi.scheduler.policies.waiting import Rank, WaitingHeap
+from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
 from engines.mpi.scheduler.sequence import Sequence
 
 PROMPT_WEIGHT = 1
@@ -28,12 +28,8 @@ MAX_IDLE_TENANTS = 4096
 _SLACK = 64
 
 _Place = tuple[int, int, str]
-"""A tenant's counter, the number of its first waiting sequence, its name. What a heap holds may lag behind: counters
+"""A tenant's counter, the number of its first waiting sequence, its name. What the heap holds may lag behind: counters
 only grow, so an entry is at worst too early, which shows when it comes to the top."""
-
-
-def _rank(sequence: Sequence) -> Rank:
-    return 0, sequence.number
 
 
 class _Tenant:
@@ -44,13 +40,9 @@ class _Tenant:
     def __init__(self, name: str, counter: int) -> None:
         self.name = name
         self.counter = counter
-        self.waiting = WaitingHeap(_rank)
+        self.waiting = FirstComeFirstServed()
         self.place: _Place | None = None
-        """Its entry in a heap that counts; others of this tenant are left over."""
-
-    def now(self) -> _Place:
-        """Where it stands, waiting or not."""
-        return self.counter, self.waiting.first().number if self.waiting else 0, self.name
+        """Its entry in the heap that counts; others of this tenant are left over."""
 
 
 class Fair:
@@ -60,11 +52,10 @@ class Fair:
         self._tenants: dict[str, _Tenant] = {}
         """Those that wait, and the others until the floor is seen to have reached them."""
         self._num_waiting = 0
-        self._queued: list[_Place] = []
-        """Heap of the tenants that wait."""
-        self._idle: list[_Place] = []
-        """Heap of the tenants that do not."""
-        self._num_idle = 0
+        self._heap: list[_Place] = []
+        """Of the tenants that wait."""
+        self._most_tenants = _SLACK
+        """When there are more, those that need not be remembered are forgotten."""
         self._floor = 0
         self._last = ""
         """Who was the last to have nothing waiting any more: while nobody waits, the floor is its counter."""
@@ -76,11 +67,6 @@ class Fair:
         for tenant in self._tenants.values():
             yield from tenant.waiting
 
-    @property
-    def num_tenants(self) -> int:
-        """Tenants that are remembered."""
-        return len(self._tenants)
-
     def served(self, tenant: str) -> int:
         """Weighted tokens of a tenant, no less than the floor: whoever is below it may be forgotten at any time."""
         known = self._tenants.get(tenant)
@@ -88,18 +74,19 @@ class Fair:
 
     def add(self, sequence: Sequence) -> None:
         tenant = self._tenant(sequence.request.tenant)
-        idle = not tenant.waiting
-        if idle:
+        if not tenant.waiting:
             self._raise_floor()
             tenant.counter = max(tenant.counter, self._floor)
         tenant.waiting.add(sequence)
         self._num_waiting += 1
-        if idle:
-            self._num_idle -= 1
-            self._enter(tenant, self._queued)
+        if tenant.waiting.head() is sequence:
+            tenant.place = _place(tenant)
+            heappush(self._heap, tenant.place)
+            if len(self._heap) > 2 * len(self._tenants) + _SLACK:
+                self._heap = [one.place for one in self._tenants.values() if one.place is not None]
+                heapify(self._heap)
+        if len(self._tenants) > self._most_tenants:
             self._forget()
-        elif tenant.waiting.first() is sequence:
-            self._enter(tenant, self._queued)
 
     def remove(self, sequence: Sequence) -> None:
         tenant = self._tenants[sequence.request.tenant]
@@ -107,19 +94,18 @@ class Fair:
         self._num_waiting -= 1
         if not tenant.waiting:
             self._last = tenant.name
-            self._num_idle += 1
-            self._enter(tenant, self._idle)
+            tenant.place = None
 
     def head(self) -> Sequence:
-        return self._first().waiting.first()
+        return self._first().waiting.head()
 
     def admitted(self, sequence: Sequence) -> None:
         """Its prompt is counted, at once: who is admitted next in the same step depends on it. Neither what the
         prefix cache had of it is counted, nor what it is going to take over from a sibling."""
         if sequence.num_preemptions or (sequence.sibling is not None and not sequence.sibling.waits):
             return
-        tenant = sequence.request.tenant
-        self._charge(tenant, PROMPT_WEIGHT * (sequence.num_prompt_tokens - sequence.num_computed_tokens))
+        num_tokens = sequence.num_prompt_tokens - sequence.num_computed_tokens
+        self._charge(sequence.request.tenant, PROMPT_WEIGHT * num_tokens)
 
     def computed(self, counts: Mapping[Sequence, int]) -> None:
         """Tokens of output are counted, each once."""
@@ -127,6 +113,7 @@ class Fair:
         for sequence, num_tokens in counts.items():
             start = sequence.num_computed_tokens
             stop = start + num_tokens
+            # Not `max`: this is done for hundreds of sequences in every step.
             first = sequence.num_prompt_tokens
             if first < sequence.num_ever_computed:
                 first = sequence.num_ever_computed
@@ -147,39 +134,25 @@ class Fair:
         return max(candidates, key=lambda one: (self.served(one.request.tenant), one.number))
 
     def _charge(self, name: str, cost: int) -> None:
-        tenant = self._tenants.get(name) or self._tenant(name)
-        before = tenant.counter
-        tenant.counter = (before if before > self._floor else self._floor) + cost
+        tenant = self._tenant(name)
+        tenant.counter = max(tenant.counter, self._floor) + cost
 
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(name, self._floor)
-            self._num_idle += 1
-            self._enter(tenant, self._idle)
         return tenant
-
-    def _enter(self, tenant: _Tenant, heap: list[_Place]) -> None:
-        tenant.place = tenant.now()
-        heappush(heap, tenant.place)
-        if len(heap) > 2 * len(self._tenants) + _SLACK:
-            heap[:] = [place for place in heap if self._counts(place)]
-            heapify(heap)
-
-    def _counts(self, place: _Place) -> bool:
-        tenant = self._tenants.get(place[2])
-        return tenant is not None and tenant.place is place
 
     def _first(self) -> _Tenant:
         """The tenant that is next; somebody waits."""
-        heap = self._queued
+        heap = self._heap
         while True:
             place = heap[0]
             tenant = self._tenants.get(place[2])
             if tenant is None or tenant.place is not place:
                 heappop(heap)
                 continue
-            now = tenant.now()
+            now = _place(tenant)
             if now == place:
                 return tenant
             tenant.place = now
@@ -191,15 +164,14 @@ class Fair:
         self._floor = max(self._floor, least)
 
     def _forget(self) -> None:
-        """Drop idle tenants that would be lifted to the floor anyway, and more where there are too many."""
-        heap = self._idle
-        while heap and (heap[0][0] <= self._floor or self._num_idle > MAX_IDLE_TENANTS):
-            place = heappop(heap)
-            tenant = self._tenants.get(place[2])
-            if tenant is None or tenant.place is not place:
-                continue
-            if tenant.counter > place[0]:
-                self._enter(tenant, heap)
-            else:
-                del self._tenants[tenant.name]
-                self._num_idle -= 1
+        """Drop idle tenants that would be lifted to the floor anyway, and more where there are too many. Done again
+        when there are twice as many: O(log tenants) for each that comes."""
+        idle = [one for one in self._tenants.values() if not one.waiting]
+        ahead = sorted((one for one in idle if one.counter > self._floor), key=lambda one: -one.counter)
+        for tenant in {*idle} - {*ahead[:MAX_IDLE_TENANTS]}:
+            del self._tenants[tenant.name]
+        self._most_tenants = 2 * len(self._tenants) + _SLACK
+
+
+def _place(tenant: _Tenant) -> _Place:
+    return tenant.counter, tenant.waiting.head().number, tenant.name

@@ -26,8 +26,8 @@ def main() -> None:
     tokens = []
     for step in range(count):
         plan = maker.plan({3: prompt if step == 0 else [-1]})
-        runner.update(plan)
-        choices = runner.compute(runner.prepare(plan), rows=rows).choices
+        runner.steps.update(plan)
+        choices = runner.steps.compute(runner.steps.prepare(plan), rows=rows).choices
         if (choices is not None) != (comm.rank == 0):
             raise AssertionError("only rank 0 has what the device chose")
         tokens += [] if choices is None else [token.token_id for token in choices.take()]

@@ -16,7 +16,6 @@ from transformers import GenerationConfig
 
 from engines.core import Request, RequestOutput, SampledToken, SamplingParams
 from engines.mpi.runner import gpu_steps
-from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, WANT_NOTHING
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
@@ -62,9 +61,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     compared = 0
     # Chunks, single tokens, both in one step, and a first chunk of one token.
     for plan, places in plans_in_chunks(prompts, tables, [[8, 4], [2, 1, 1], [1, 1]]):
-        runner.update(plan)
+        runner.steps.update(plan)
         rows = [SamplingRow(f"r{i}", _HOST, [0], 1) for i, _ in places]
-        result = runner.compute(runner.prepare(plan), rows=rows)
+        result = runner.steps.compute(runner.steps.prepare(plan), rows=rows)
         assert result.choices is not None
         assert list(result.choices.host_rows) == list(range(len(places)))
         tokens = result.choices.take()
@@ -88,8 +87,8 @@ def test_the_device_feeds_its_own_tokens_back(tmp_path: Path) -> None:
     tokens = []
     for step in range(8):
         plan = maker.plan({3: prompt if step == 0 else [-1]})
-        runner.update(plan)
-        choices = runner.compute(runner.prepare(plan), rows=[row]).choices
+        runner.steps.update(plan)
+        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).choices
         assert choices is not None
         tokens += [token.token_id for token in choices.take()]
     assert tokens == _greedy(oracle, prompt, 8)
@@ -106,8 +105,8 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.M
     tokens = []
     for chunk in (prompt, [UNKNOWN_TOKEN], [UNKNOWN_TOKEN]):
         plan = maker.plan({3: chunk})
-        runner.update(plan)
-        choices = runner.compute(runner.prepare(plan), rows=[row]).choices
+        runner.steps.update(plan)
+        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row]).choices
         assert choices is not None
         tokens += [token.token_id for token in choices.take()]
     assert tokens == _greedy(load_oracle(tmp_path, "fp32"), prompt, 3)
@@ -117,7 +116,7 @@ def test_enforce_eager_does_without_graphs(tmp_path: Path, monkeypatch: pytest.M
 def test_graphs_count_nothing_for_sequences_that_gain_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that gave way computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
+    """It computes its tokens again, one at a time among decodes, whose graph chooses for it as well."""
     save_llama(tmp_path, **_SHAPE, num_hidden_layers=1)
     oracle = load_oracle(tmp_path, "fp32")
     graphs = EagerGraphs()
@@ -131,8 +130,8 @@ def test_graphs_count_nothing_for_sequences_that_gain_nothing(
 
     def chosen(chunk: list[int], want: int) -> list[int]:
         plan = maker.plan({1: chunk}, {1: want})
-        runner.update(plan)
-        choices = runner.compute(runner.prepare(plan), rows=[row] * plan.num_sampled).choices
+        runner.steps.update(plan)
+        choices = runner.steps.compute(runner.steps.prepare(plan), rows=[row] * plan.num_sampled).choices
         return [] if choices is None else [token.token_id for token in choices.take()]
 
     maker.begin(1, [3, 4])
@@ -226,8 +225,8 @@ def test_what_is_drawn_does_not_depend_on_the_batch(lab: tuple[CoreLab, Any]) ->
 def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
     lab: tuple[CoreLab, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences give way, rows change hands, some steps have a row of the host, and one is computed again, after its
-    tokens were chosen and counted."""
+    """Sequences are preempted, rows change hands, some steps have a row of the host, and one is computed again,
+    after its tokens were chosen and counted."""
     engine, oracle = lab
     asked = (
         SamplingParams(6, repetition_penalty=1.8),
@@ -247,20 +246,20 @@ def test_penalties_and_log_probabilities_do_not_wait_for_the_host(
             assert tokens == _generated(oracle, prompt, repetition_penalty=params.repetition_penalty)
             assert tokens != _greedy(oracle, prompt, len(tokens))
     running = engine.start(Mode(max_num_seqs=3, max_prefill_tokens=24, num_blocks=4, prefix_caching=False))
-    compute, of_three = ModelRunner.compute, itertools.count(1)
+    compute, of_three = gpu_steps.GpuSteps.compute, itertools.count(1)
     failed = []
 
-    def failing_once(runner: ModelRunner, batch: Any, targets: Any = (), rows: Any = ()) -> Any:
-        result = compute(runner, batch, targets, rows)
+    def failing_once(steps: Any, batch: Any, targets: Any = (), rows: Any = ()) -> Any:
+        result = compute(steps, batch, targets, rows)
         if len(rows) == 3 and next(of_three) == 2:
             failed.append([row.id for row in rows])
             raise RuntimeError("after all is done")
         return result
 
-    monkeypatch.setattr(ModelRunner, "compute", failing_once)
+    monkeypatch.setattr(gpu_steps.GpuSteps, "compute", failing_once)
     got = _run(running, requests)
     assert failed
-    assert running.scheduler.num_preemptions, "nobody ever gave way"
+    assert running.scheduler.num_preemptions, "nobody was ever preempted"
     for name, tokens in expected.items():
         assert [output.token_ids for output in got[name]] == [(token.token_id,) for token in tokens]
         logprobs = [output.logprobs for output in got[name]]

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 import lmi_kernels
 from engines.core import SamplingParams
 from engines.mpi.runner import gpu_steps
-from engines.mpi.runner.model_runner import ModelRunner
+from engines.mpi.runner.loading import LoadedModel
 from engines.sampling.batch import SamplingRow
 from lmi_kernels._triton import INTERPRETED
 from tests.support.plans import PlanMaker
@@ -39,15 +39,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
     return found
 
 
-def _decode(runner: ModelRunner, count: int, params: SamplingParams) -> Any:
+def _decode(runner: LoadedModel, count: int, params: SamplingParams) -> Any:
     """A step of so many single tokens."""
     maker = PlanMaker()
     for row in range(count):
         maker.begin(row, [row])
     plan = maker.plan({row: [5] for row in range(count)})
-    runner.update(plan)
+    runner.steps.update(plan)
     rows = [SamplingRow(f"r{row}", params, [5], 1) for row in range(count)]
-    return runner.compute(runner.prepare(plan), rows=rows)
+    return runner.steps.compute(runner.steps.prepare(plan), rows=rows)
 
 
 def test_padding_goes_to_no_expert(

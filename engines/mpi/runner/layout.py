@@ -1,0 +1,137 @@
+"""A plan's numbers in the order in which steps compute them: plain arrays, no tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.mpi.cache.block_tables import Numbers
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Sequences of one token first, then chunks; token rows in the same order."""
+
+    rows: Numbers
+    """[num_seqs]: of the block tables."""
+    starts: Numbers
+    """[num_seqs]: position of each one's first token."""
+    cu_seqlens_q: Numbers
+    """[num_seqs + 1]: its token rows."""
+    owners: Numbers
+    """[num_tokens]: whose each token row is."""
+    token_ids: Numbers
+    """[num_tokens]: or `UNKNOWN_TOKEN`."""
+    num_singles: int
+    sampled: Numbers
+    """[num_sampled]: which sequences sample, in the plan's order."""
+    scored: Numbers
+    """[num_scored]: whose prompts' log-probabilities are wanted, in the plan's order."""
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.rows)
+
+    @property
+    def query_lens(self) -> Numbers:
+        return np.diff(self.cu_seqlens_q)
+
+    @property
+    def max_query_len(self) -> int:
+        """Of the chunks; 0 without any."""
+        return int(self.query_lens[self.num_singles :].max(initial=0))
+
+    @property
+    def positions(self) -> Numbers:
+        """[num_tokens]"""
+        counting = np.arange(len(self.owners), dtype=np.int32)
+        return (self.starts - self.cu_seqlens_q[:-1])[self.owners] + counting
+
+    @property
+    def last_rows(self) -> Numbers:
+        """[num_sampled]: token row of each sampling sequence's last token."""
+        return self.cu_seqlens_q[1:][self.sampled] - 1
+
+    @property
+    def scored_rows(self) -> Numbers:
+        """[sum of scored_lens]: token rows whose next tokens' log-probabilities are wanted."""
+        bounds = [(self.cu_seqlens_q[i], self.cu_seqlens_q[i + 1]) for i in self.scored]
+        return np.concatenate([np.arange(0), *(np.arange(*pair) for pair in bounds)]).astype(np.int32)
+
+    @property
+    def scored_lens(self) -> tuple[int, ...]:
+        """[num_scored]"""
+        return tuple(self.query_lens[self.scored].tolist())
+
+    def slots(self, tables: Numbers, block_size: int) -> Numbers:
+        """[num_tokens]: places in the KV cache, by block tables of [rows, columns]."""
+        positions = self.positions
+        return tables[self.rows[self.owners], positions // block_size] * block_size + positions % block_size
+
+
+def lay_out(plan: StepPlan, order: Sequence[int] | None = None) -> StepLayout:
+    """
+    order: the plan's sequences as their rows follow each other, single tokens first; None: otherwise as in the plan.
+
+    Raises:
+        ValueError: the plan does not hold as many tokens as it says.
+    """
+    num_tokens = sum(plan.query_lens)
+    if plan.num_tokens != num_tokens:
+        raise ValueError(f"the plan holds {plan.num_tokens} tokens and says {num_tokens}")
+    rows, starts, wants, token_ids = map(_numbers, (plan.rows, plan.starts, plan.wants, plan.token_ids))
+    sampled, scored = np.flatnonzero(wants & WANT_LOGITS), np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)
+    if order is None and num_tokens == len(rows):  # as in most steps: one token each
+        counting = np.arange(num_tokens + 1, dtype=np.int32)
+        return StepLayout(
+            rows,
+            starts,
+            counting,
+            counting[:-1],
+            token_ids,
+            num_tokens,
+            sampled.astype(np.int32),
+            scored.astype(np.int32),
+        )
+    query_lens = _numbers(plan.query_lens)
+    # Stable: most plans are in this order already.
+    at = np.argsort(query_lens > 1, kind="stable") if order is None else np.asarray(order, dtype=np.int64)
+    places = np.empty_like(at)
+    places[at] = np.arange(len(at))
+    lens = query_lens[at]
+    cu_seqlens_q = np.concatenate((np.zeros(1, dtype=np.int32), lens.cumsum(dtype=np.int32)))
+    owners = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
+    first_tokens = (query_lens.cumsum() - query_lens)[at]
+    tokens = token_ids[first_tokens[owners] + np.arange(len(owners)) - cu_seqlens_q[owners]]
+    return StepLayout(
+        rows[at],
+        starts[at],
+        cu_seqlens_q,
+        owners,
+        tokens,
+        int((lens == 1).sum()),
+        places[sampled].astype(np.int32),
+        places[scored].astype(np.int32),
+    )
+
+
+def aligned(arrays: Sequence[Numbers]) -> tuple[Numbers, list[tuple[int, int]]]:
+    """One behind the other, each at a multiple of 16 bytes: kernels are compiled for that."""
+    lengths = [(-(-len(array) // 4) * 4, len(array)) for array in arrays]
+    numbers = np.zeros(sum(padded for padded, _ in lengths), dtype=np.int32)
+    at = 0
+    for array, (padded, length) in zip(arrays, lengths, strict=True):
+        numbers[at : at + length] = array
+        at += padded
+    return numbers, lengths
+
+
+def _numbers(values: Sequence[int]) -> Numbers:
+    """Twice as fast as numpy reads a list."""
+    packed = bytearray(4 * len(values))
+    struct.pack_into(f"{len(values)}i", packed, 0, *values)
+    return np.frombuffer(packed, dtype=np.int32)

@@ -1,0 +1,291 @@
+"""One rank's model and cache, loaded and measured, ready for steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engines.config import MpiEngineConfig
+from engines.kv_cache import KvCache
+from engines.layers.rotary import RotaryTables, rotary_tables
+from engines.models import MODELS
+from engines.models.blocks import Parts
+from engines.models.config import ModelConfig
+from engines.models.decoder import Decoder
+from engines.models.loading import weight_source
+from engines.models.native import record_forward
+from engines.mpi.runner import memory
+from engines.mpi.runner.cpu_steps import CpuSteps
+from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
+from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
+from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep, run_largest
+from engines.mpi.runner.native_steps import NativeSteps
+from engines.mpi.runner.rehearsal import rehearse
+from engines.mpi.runner.step_runner import StepRunner
+from engines.native_kv_cache import NativeKvCache
+from engines.parallel import Communicator
+from engines.stopwatch import Stopwatch
+from lmi_kernels import runs_triton
+from lmi_kernels.attention_plan import GroupLimits
+from lmi_kernels.cpu.recorder import NotRecorded
+from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.team import Team, shared_team
+
+logger = logging.getLogger(__name__)
+
+_KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_GROUP_KEYS = 2048
+"""Keys of an attention group: enough that calls are few, and few enough that what a gather wrote is still in the
+processor's cache when attention reads it (measured with 3 heads of dimension 64: 1,000 to 2,500 are alike)."""
+_SPARE = 1.1
+"""The largest step may take so much more than what was measured: memory is never filled without gaps."""
+_PROFILED_LAYERS = 2
+"""On a CPU the largest step's memory is measured with so many layers: each takes what the one before gave back."""
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What loading took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By part."""
+    owned_bytes: int = 0
+    """Of this rank's parameters as stored."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of `weights`, of `activations`, which the largest step takes beside them while it runs, and of the `KV
+    cache`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One rank's model, with the steps and the cache that were made for it."""
+
+    config: ModelConfig
+    steps: StepRunner
+    cache: KvCache | NativeKvCache
+    kv_bytes_per_token: int
+    """Of the KV cache, over all ranks."""
+    largest_step: LargestStep
+    """The step that memory was measured for: no later setting may allow a larger one."""
+    report: LoadReport
+
+    def close(self) -> None:
+        """Give back what must be gone before the ranks' group is: see `GpuSteps.close`."""
+        if isinstance(self.steps, GpuSteps):
+            self.steps.close()
+
+
+def load_model(
+    config: MpiEngineConfig, comm: Communicator, device: torch.device, stopwatch: Stopwatch
+) -> LoadedModel:
+    """Load this rank's part of the model, measure the largest step, and make the cache of what that leaves.
+
+    Raises:
+        BadCheckpoint, UnsupportedModel: the model's files are not what they should be.
+        ValueError: the KV cache does not fit what was asked for, or what is free.
+    """
+    report = LoadReport()
+    with _timed(report, "weights"):
+        part = _load_part(config, comm, device, stopwatch, report)
+    largest = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
+    with _timed(report, "profile"):
+        activations = part.measure(largest)
+    stopwatch.reset()
+    with _timed(report, "cache"):
+        cache = part.make_cache(largest, report.memory["weights"], int(activations * _SPARE))
+    steps = part.make_steps(largest, cache)
+    with _timed(report, "kernels"):
+        if isinstance(steps, GpuSteps) and device.type == "cuda":
+            rehearse(largest, steps, config.cache.block_size)
+    with _timed(report, "graphs"):
+        if isinstance(steps, GpuSteps) and not config.parallel.enforce_eager:
+            steps.capture(batch_sizes(largest.num_decodes))
+    report.memory |= {"activations": activations, "KV cache": cache.num_bytes}
+    return LoadedModel(part.model_config, steps, cache, part.kv_bytes_per_token, largest, report)
+
+
+@contextmanager
+def _timed(report: LoadReport, part: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    report.seconds[part] = time.perf_counter() - started
+
+
+def _load_part(
+    config: MpiEngineConfig,
+    comm: Communicator,
+    device: torch.device,
+    stopwatch: Stopwatch,
+    report: LoadReport,
+) -> _ModelPart:
+    model_config = ModelConfig.from_folder(Path(config.model.path))
+    storage = DTYPES[config.model.dtype]
+    # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
+    dtype = torch.float32 if device.type == "cpu" else storage
+    team = None if runs_triton(device) else shared_team()
+    kv_dtype = config.cache.dtype
+    if team is None and (config.model.quantize != "none" or kv_dtype not in ("auto", "fp32")):
+        raise ValueError("quantised weights and small KV caches are for native CPU kernels")
+    if kv_dtype == "auto":
+        kv_dtype = "fp32" if dtype is torch.float32 else config.model.dtype
+    before = memory.in_use(device)
+    compute = dtype if team is None else None
+    weights = weight_source(config.model, model_config.dtype, storage, compute, device)
+    parts = Parts(model_config, weights, comm, stopwatch)
+    model: Decoder = MODELS[model_config.architecture](parts)
+    weights.close()
+    report.owned_bytes = weights.owned_bytes
+    report.memory["weights"] = memory.in_use(device) - before
+    tables = rotary_tables(model_config.rotaries, config.model.max_model_len, device)
+    kv_heads = parts.head_share.keys_values.size
+    part = _ModelPart(
+        config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
+    )
+    if team is not None and not part.is_recordable(team):
+        part.team = None
+    return part
+
+
+@dataclass(slots=True)
+class _ModelPart:
+    """One rank's part of a model, from which cache and steps are made."""
+
+    config: MpiEngineConfig
+    model_config: ModelConfig
+    model: Decoder
+    tables: RotaryTables
+    comm: Communicator
+    device: torch.device
+    stopwatch: Stopwatch
+    dtype: torch.dtype
+    kv_dtype: str
+    kv_heads: int
+    team: Team | None
+    """Of native kernels; None: there are none, or the model is not for them."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.model_config.kv_bytes_per_token(self.kv_dtype, self.comm.world_size)
+
+    def make_steps(
+        self, step: LargestStep, cache: KvCache | NativeKvCache, num_layers: int | None = None
+    ) -> StepRunner:
+        leads = self.comm.rank == 0
+        if isinstance(cache, NativeKvCache):
+            if self.team is None:
+                raise ValueError("a native KV cache is for native kernels")
+            return NativeSteps(
+                self.model,
+                cache,
+                self.tables,
+                self.team,
+                self.config.model.max_model_len,
+                step.num_tokens,
+                step.num_decodes,
+                leads,
+                self.stopwatch,
+                num_layers,
+            )
+        if runs_triton(self.device):
+            return GpuSteps(
+                self.model,
+                cache,
+                self.tables,
+                self.model_config,
+                self.kv_heads,
+                self.comm,
+                TableShape(step.num_seqs, self.config.model.max_model_len),
+                num_layers,
+            )
+        batch_invariant = self.config.parallel.batch_invariant
+        limits = GroupLimits(cache.block_size, cache.num_blocks, self.kv_heads, _GROUP_KEYS, batch_invariant)
+        contiguous = not self.config.cache.paged
+        return CpuSteps(self.model, cache, self.tables, limits, contiguous, leads, num_layers)
+
+    @torch.inference_mode()
+    def measure(self, step: LargestStep) -> int:
+        """Bytes that the largest step takes on this rank while it runs."""
+        num_layers, block_size = self.model_config.num_layers, self.config.cache.block_size
+        if self.device.type == "cpu":
+            num_layers = min(num_layers, _PROFILED_LAYERS)
+
+        def steps() -> StepRunner:
+            return self.make_steps(step, self._new_cache(NUM_BLOCKS, block_size, num_layers), num_layers)
+
+        def compute() -> None:
+            run_largest(step, steps(), block_size, self.model_config.vocab_size, self.device)
+
+        computing = memory.measure_peak(self.device, compute)
+        if self.device.type != "cuda" or self.config.parallel.enforce_eager:
+            return computing
+        # Graphs keep theirs while other steps compute.
+        graphs = self._measure_graphs(steps(), batch_sizes(step.num_decodes))
+        memory.give_back()
+        return computing + graphs
+
+    def _measure_graphs(self, steps: StepRunner, sizes: Sequence[int]) -> int:
+        """Bytes that graphs of these sizes hold."""
+        if not isinstance(steps, GpuSteps):
+            return 0
+        held = graphs_bytes(
+            sizes, lambda size: memory.measure_held(self.device, lambda: steps.capture([size]))
+        )
+        steps.close()
+        return held
+
+    def make_cache(self, step: LargestStep, weights: int, activations: int) -> KvCache | NativeKvCache:
+        cache = self.config.cache
+        block_bytes = cache.block_size * self.kv_bytes_per_token
+        if cache.kv_cache_bytes is not None:
+            num_blocks = cache.kv_cache_bytes // block_bytes
+        else:
+            left = memory.gpu_cache_bytes(self.device, cache.gpu_memory_utilization, activations)
+            num_blocks = max(0, left) // self._local(block_bytes)
+        num_blocks = self.comm.smallest(num_blocks)
+        capacity = num_blocks * cache.block_size
+        if capacity < self.config.model.max_model_len:
+            raise ValueError(
+                f"the KV cache holds {capacity} tokens, option.max_model_len is {self.config.model.max_model_len}: "
+                "lower it, or raise option.kv_cache_gb (option.gpu_memory_utilization on a GPU)"
+            )
+        if cache.kv_cache_bytes is not None:
+            self._require_fit(num_blocks * block_bytes, activations, weights, step)
+        return self._new_cache(num_blocks, cache.block_size, self.model_config.num_layers)
+
+    def _require_fit(self, cache: int, activations: int, weights: int, step: LargestStep) -> None:
+        """cache: over all ranks. Ranks on CPUs share one memory, those on GPUs have each their own."""
+        # Asking for the largest of all also waits for all: then everybody's weights are where they stay. And all
+        # come to the same end.
+        activations, weights = -self.comm.smallest(-activations), -self.comm.smallest(-weights)
+        free = self.comm.smallest(memory.free_bytes(self.device))
+        ranks = self.comm.world_size
+        if self.device.type == "cuda":
+            cache, ranks = -self.comm.smallest(-self._local(cache)), 1
+        memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
+
+    def _local(self, cache: int) -> int:
+        """This rank's part of bytes of the cache over all ranks. Beyond as many ranks as KV heads each has one."""
+        return cache // max(self.model_config.num_kv_heads, self.comm.world_size) * self.kv_heads
+
+    def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:
+        shape = num_layers, self.kv_heads, num_blocks, block_size, self.model_config.head_dim
+        if self.team is not None:
+            return NativeKvCache(*shape, _KV_STORAGES[self.kv_dtype])
+        return KvCache(*shape, self.dtype, self.device)
+
+    def is_recordable(self, team: Team) -> bool:
+        """Whether the model can be recorded as a native program."""
+        cache = self._new_cache(1, 1, self.model_config.num_layers)
+        try:
+            record_forward(self.model, cache, self.tables, team, 1, None)
+        except NotRecorded as reason:
+            logger.info("native kernels are called operation by operation: %s", reason)
+            return False
+        return True

@@ -1,0 +1,213 @@
+"""One step on all ranks: what fails where, and who hears of it. Fake ranks in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from engines.health import EngineState, StatusBoard
+from engines.mpi.runner.executor import RankBroken, StepExecutor, StepFailed
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.stopwatch import Stopwatch
+
+_STEP = StepPlan(PlanKind.STEP, [4], [0], [2], [WANT_LOGITS], [1, 2], [4, 0, 1, 7], [5, 6])
+_RESULT = StepResult()
+
+
+class _Comm:
+    """The other ranks as a test wants them: `others` is the worst status that they report."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, others: int = 0, plan: bytes = b"") -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.others = others
+        self.plan = plan
+        self.sent: list[bytes] = []
+        self.agreed: list[int] = []
+        self.aborted = False
+
+    def broadcast_plan(self, plan: bytes | None) -> bytes:
+        if plan is None:
+            return self.plan
+        self.sent.append(plan)
+        return plan
+
+    def agree(self, status: int) -> int:
+        self.agreed.append(status)
+        return max(status, self.others)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class _Runner:
+    """Remembers what it was asked; each part can be made to fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.plans: list[bytes] = []
+        self.targets: list[Sequence[PromptTargets]] = []
+        self.fail_in = ""
+
+    def update(self, plan: StepPlan) -> None:
+        self.plans.append(plan.encode())
+        self._do("update")
+
+    def prepare(self, plan: StepPlan) -> bytes:
+        self._do("prepare")
+        return plan.encode()
+
+    def compute(self, batch: bytes, targets: Sequence[PromptTargets], rows: object) -> StepResult:
+        assert batch == self.plans[-1]
+        self.targets.append(targets)
+        self._do("compute")
+        return _RESULT
+
+    def _do(self, part: str) -> None:
+        self.calls.append(part)
+        if self.fail_in == part:
+            raise RuntimeError(f"no {part} today")
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> StatusBoard:
+    board = StatusBoard.create(tmp_path / "status", 1)
+    board.set_state(EngineState.READY)
+    return board
+
+
+@pytest.fixture
+def runner() -> _Runner:
+    return _Runner()
+
+
+Make = Callable[[_Comm], StepExecutor]
+
+
+@pytest.fixture
+def make(board: StatusBoard, runner: _Runner) -> Make:
+    return lambda comm: StepExecutor(runner, comm, board, Stopwatch(lambda: 0.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_leader_tells_the_plan_to_others_and_returns_the_logits(
+    make: Make, runner: _Runner, board: StatusBoard, world_size: int
+) -> None:
+    comm = _Comm(world_size=world_size)
+    assert not board.read().ready
+    assert make(comm).lead(_STEP) is _RESULT
+    assert runner.plans == [_STEP.encode()]
+    assert comm.sent == ([] if world_size == 1 else runner.plans)
+    assert runner.calls == ["update", "prepare", "compute"]
+    assert board.read().ready
+
+
+def test_a_beat_computes_nothing(make: Make, runner: _Runner, board: StatusBoard) -> None:
+    assert make(_Comm()).lead(StepPlan(PlanKind.BEAT)) == StepResult()
+    assert runner.calls == []
+    assert board.read().ready
+
+
+def test_a_follower_runs_the_plan_that_it_hears(make: Make, runner: _Runner) -> None:
+    assert make(_Comm(plan=_STEP.encode())).follow()
+    assert runner.calls == ["update", "prepare", "compute"]
+    assert runner.plans == [_STEP.encode()]
+
+
+def test_a_follower_ends_when_told_to(make: Make, runner: _Runner) -> None:
+    assert not make(_Comm(plan=StepPlan(PlanKind.STOP).encode())).follow()
+    assert runner.calls == []
+
+
+def test_a_step_that_cannot_be_prepared_here_fails_after_all_have_agreed(
+    make: Make, runner: _Runner, board: StatusBoard
+) -> None:
+    runner.fail_in = "prepare"
+    comm = _Comm(world_size=2)
+    with pytest.raises(StepFailed):
+        make(comm).lead(_STEP)
+    assert comm.agreed == [1]
+    assert runner.calls == ["update", "prepare"]
+    assert board.read().state is EngineState.READY
+    assert not comm.aborted
+
+
+def test_a_step_that_another_rank_cannot_prepare_is_not_computed(make: Make, runner: _Runner) -> None:
+    with pytest.raises(StepFailed):
+        make(_Comm(world_size=2, others=1)).lead(_STEP)
+    assert runner.calls == ["update", "prepare"]
+
+
+@pytest.mark.parametrize(("here", "others"), [("prepare", 0), ("", 1)])
+def test_a_follower_goes_on_after_a_step_that_could_not_be_prepared(
+    make: Make, runner: _Runner, here: str, others: int
+) -> None:
+    runner.fail_in = here
+    comm = _Comm(rank=0, world_size=2, others=others, plan=_STEP.encode())
+    executor = make(comm)
+    assert executor.follow()
+    runner.fail_in, comm.others = "", 0
+    assert executor.follow()
+    assert runner.calls == ["update", "prepare", "update", "prepare", "compute"]
+
+
+def test_a_model_that_fails_on_the_only_rank_fails_the_step_alone(
+    make: Make, runner: _Runner, board: StatusBoard
+) -> None:
+    runner.fail_in = "compute"
+    comm = _Comm()
+    executor = make(comm)
+    with pytest.raises(StepFailed):
+        executor.lead(_STEP)
+    assert not comm.aborted
+    assert board.read().state is EngineState.READY
+    runner.fail_in = ""
+    assert executor.lead(_STEP) is _RESULT
+
+
+def test_a_model_that_fails_among_several_ranks_ends_all_with_the_cause(
+    make: Make, runner: _Runner, board: StatusBoard
+) -> None:
+    """The others wait in a sum that this rank will never join."""
+    runner.fail_in = "compute"
+    comm = _Comm(rank=0, world_size=2)
+    with pytest.raises(StepFailed):
+        make(comm).lead(_STEP)
+    assert comm.aborted
+    assert board.read().state is EngineState.FAILED
+    assert board.read().reason == "rank 0: RuntimeError: no compute today"
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_that_cannot_carry_out_the_changes_cannot_go_on(
+    make: Make, runner: _Runner, board: StatusBoard, world_size: int
+) -> None:
+    """Not a step that failed: the leader would try its halves, which bring no changes."""
+    runner.fail_in = "update"
+    comm = _Comm(world_size=world_size, plan=_STEP.encode())
+    executor = make(comm)
+    for run in (lambda: executor.lead(_STEP), executor.follow):
+        with pytest.raises(RankBroken, match=r"rank 0 .* no update today"):
+            run()
+    assert set(runner.calls) == {"update"}
+    assert comm.agreed == []
+    assert comm.aborted == (world_size > 1)
+    assert (board.read().state is EngineState.FAILED) == (world_size > 1)
+
+
+def test_targets_reach_the_model(make: Make, runner: _Runner) -> None:
+    targets = [PromptTargets((0,) * count, 1) for count in (3, 2)]
+    make(_Comm()).lead(_STEP, targets)
+    assert runner.targets == [targets]
+
+
+def test_time_outside_the_model_is_counted_apart(board: StatusBoard, runner: _Runner) -> None:
+    times = iter(range(1000))
+    stopwatch = Stopwatch(lambda: float(next(times)))
+    executor = StepExecutor(runner, _Comm(), board, stopwatch)  # type: ignore[arg-type]
+    executor.lead(_STEP)
+    assert set(stopwatch.reset()) == {"broadcast", "prepare", "model"}

@@ -1,0 +1,241 @@
+"""What is measured, what is free, and the refusal when it is too little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.core import SchedulerSettings
+from engines.models.config import ModelConfig
+from engines.mpi.runner import memory
+from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.loading import LoadedModel, load_model
+from engines.mpi.scheduler.step_plan import WANT_LOGITS
+from engines.parallel import Communicator
+from engines.stopwatch import Stopwatch
+from tests.support.engine_process import make_config
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
+from tests.support.tiny_models import save_llama
+
+CPU = torch.device("cpu")
+MIB = 1024**2
+GIB = 1024**3
+_SETTINGS = SchedulerSettings(
+    max_num_seqs=4, max_prefill_tokens=64, max_num_batched_tokens=100, max_waiting=1
+)
+
+
+def _touch(count: int) -> torch.Tensor:
+    return torch.ones(count // 4)
+
+
+@pytest.mark.parametrize("kernel_forgets", [True, False])
+def test_the_peak_counts_what_is_gone_at_the_end(
+    kernel_forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel_forgets:
+        monkeypatch.setattr(memory, "_forget_peak", lambda: False)
+
+    def work() -> None:
+        _touch(300 * MIB)
+        _touch(100 * MIB)
+
+    found = memory.measure_peak(CPU, work)
+    assert found >= 290 * MIB
+    if kernel_forgets:
+        assert found <= 330 * MIB
+        # An earlier peak is forgotten, and what is there before is not counted.
+        kept = _touch(200 * MIB)
+        assert memory.measure_peak(CPU, lambda: None) <= 20 * MIB
+        assert kept[0] == 1
+
+
+def test_what_is_in_use_follows_what_is_held() -> None:
+    before = memory.in_use(CPU)
+    held = _touch(200 * MIB)
+    assert abs(memory.in_use(CPU) - before - 200 * MIB) < 20 * MIB
+    del held
+    assert abs(memory.in_use(CPU) - before) < 20 * MIB
+
+
+def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:     8388608 kB\n")
+    (root / "proc/self/cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "gib"),
+    [
+        ("0::/\n", {}, 8),
+        ("0::/\n", {"memory.max": "max", "memory.current": "5"}, 8),
+        ("0::/a/b\n", {"a/memory.max": str(6 * GIB), "a/memory.current": str(4 * GIB)}, 2),
+        (
+            "0::/\n",
+            {
+                "memory.max": str(6 * GIB),
+                "memory.current": str(4 * GIB),
+                "memory.stat": f"active_file 7\ninactive_file {GIB}\n",
+            },
+            3,
+        ),
+        (
+            "5:cpu,memory:/gone\n",
+            {
+                "memory/memory.limit_in_bytes": str(2 * GIB),
+                "memory/memory.usage_in_bytes": str(3 * GIB),
+            },
+            0,
+        ),
+    ],
+)
+def test_free_memory_is_bounded_by_cgroups(
+    tmp_path: Path, cgroup: str, files: dict[str, str], gib: int
+) -> None:
+    assert memory.host_free_bytes(_machine(tmp_path, cgroup, files)) == gib * GIB
+
+
+def test_this_machine_has_free_memory() -> None:
+    assert memory.host_free_bytes() > 50 * MIB
+
+
+def test_what_fits_exactly_is_accepted() -> None:
+    memory.require_fit(3 * GIB, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
+    with pytest.raises(ValueError):
+        memory.require_fit(3 * GIB + 1, GIB, 9 * GIB, free=4 * GIB, num_tokens=7)
+
+
+def test_the_refusal_names_the_option_and_all_numbers() -> None:
+    with pytest.raises(ValueError, match=r"option.kv_cache_gb=4 does not fit") as refusal:
+        memory.require_fit(4 * GIB, GIB // 2, GIB // 4, free=3 * GIB, num_tokens=1024)
+    for part in ("step of 1024 tokens", "takes 0.5 GiB", "needs 4.5 GiB", "0.25 GiB", "3 GiB are free"):
+        assert part in str(refusal.value)
+    assert "at most 2.50 GiB are left for option.kv_cache_gb" in str(refusal.value)
+    with pytest.raises(ValueError, match=r"nothing is left .*: lower option.max_num_batched_tokens"):
+        memory.require_fit(4 * GIB, 5 * GIB, GIB, free=3 * GIB, num_tokens=1024)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_cache_that_is_larger_than_free_memory_is_refused(
+    tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is touched: that it fits is known before. Ranks on one machine share what is free."""
+    save_llama(tmp_path)
+    config = make_config(tmp_path)
+    config = replace(config, cache=replace(config.cache, kv_cache_bytes=3 * GIB))
+
+    def rank(comm: ThreadCommunicator) -> LoadedModel:
+        return load_model(config, comm, CPU, Stopwatch(lambda: 0.0))
+
+    monkeypatch.setattr(memory, "measure_peak", lambda device, work: work() or GIB // degree)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 4 * GIB)
+    with pytest.raises(ValueError, match=r"option.kv_cache_gb=3 does not fit: .* takes 1.1 GiB"):
+        run_ranks(degree, rank)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 5 * GIB)
+    runners = run_ranks(degree, rank)
+    assert sum(runner.cache.num_bytes for runner in runners) == pytest.approx(3 * GIB, rel=1e-3)
+    settings = config.scheduler.settings
+    assert all(
+        runner.largest_step == LargestStep.of(settings, config.model.max_model_len) for runner in runners
+    )
+
+
+def test_the_report_has_what_was_taken(tmp_path: Path) -> None:
+    save_llama(tmp_path, hidden_size=1152, intermediate_size=3000, head_dim=128, num_hidden_layers=3)
+    model = load_model(make_config(tmp_path, num_blocks=900), Communicator(), CPU, Stopwatch(lambda: 0.0))
+    taken = model.report.memory
+    assert taken["weights"] == pytest.approx(model.report.owned_bytes, rel=0.2)
+    assert taken["weights"] > 60 * MIB
+    assert taken["KV cache"] == model.cache.num_bytes
+    assert 0 < taken["activations"] < 200 * MIB
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_weights_of_a_known_model(tied: bool) -> None:
+    """SmolLM2-135M: 134.5 million parameters, 28.3 of them the vocabulary's."""
+    config = ModelConfig(
+        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, (), tied, False, False),
+        *("bfloat16", ()),
+    )
+    assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
+
+
+@pytest.mark.parametrize(("chunked", "tokens"), [(True, 100), (False, 128)], ids=["chunks", "whole prompts"])
+def test_without_chunks_a_whole_prompt_is_the_largest_step(chunked: bool, tokens: int) -> None:
+    assert LargestStep.of(replace(_SETTINGS, chunked_prefill=chunked), 128).num_tokens == tokens
+
+
+@pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (1, 9), (100, 1), (100, 4), (1000, 3), (300, 256)])
+def test_the_largest_steps_are_within_the_limits_and_reach_them(tokens: int, seqs: int) -> None:
+    chunks, singles = LargestStep(tokens, seqs, max_model_len=128).plans(block_size=8)
+    for plan in (chunks, singles):
+        assert plan.num_tokens == sum(plan.query_lens) <= tokens
+        assert plan.num_sequences <= seqs
+        ends = [start + count for start, count in zip(plan.starts, plan.query_lens, strict=True)]
+        assert ends == [128] * plan.num_sequences
+    assert chunks.num_tokens == min(tokens, seqs * 127)
+    assert singles.num_sampled == min(tokens, seqs)
+    assert set(singles.wants) == {WANT_LOGITS}
+
+
+class _Gpu:
+    """A GPU on which a graph takes memory of the driver's beside that of the allocator, which all graphs share."""
+
+    SHARED, OF_EACH = 900 * MIB, 25 * MIB
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        self.outside = 500 * MIB
+        self.num_graphs = 0
+
+    def capture(self, size: int) -> None:
+        self.reserved = self.SHARED
+        self.outside += self.OF_EACH
+        self.num_graphs += 1
+
+    @property
+    def taken(self) -> int:
+        return self.reserved + self.outside
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
+    found = _Gpu()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: found.reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (141 * GIB - found.taken, 141 * GIB))
+    return found
+
+
+def test_memory_for_graphs_is_that_of_all_of_them(gpu: _Gpu) -> None:
+    sizes = batch_sizes(256)
+    assert len(sizes) == 35
+
+    def held(size: int) -> int:
+        return memory.measure_held(torch.device("cuda"), lambda: gpu.capture(size))
+
+    predicted = graphs_bytes(sizes, held)
+    assert gpu.num_graphs == 2
+    real = _Gpu()
+    before = real.taken
+    for size in reversed(sizes):
+        real.capture(size)
+    assert predicted == real.taken - before
+
+
+def test_memory_that_another_process_takes_meanwhile_is_not_that_of_a_graph(gpu: _Gpu) -> None:
+    def work() -> None:
+        gpu.capture(1)
+        gpu.outside += 40 * GIB
+
+    assert memory.measure_held(torch.device("cuda"), work) < 2 * GIB

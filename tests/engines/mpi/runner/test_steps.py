@@ -1,0 +1,199 @@
+"""A rank's side of a step, through plans built by hand: logits and prompt log-probabilities are transformers', whatever
+the chunks, whoever shares the step, and whoever had the rows and blocks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_NOTHING, WANT_PROMPT_LOGPROBS, StepPlan
+from tests.support.plans import PlanMaker, run_plan
+from tests.support.seeds import fresh_generator, integers
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
+from tests.support.tiny_models import (
+    BLOCK_SIZE,
+    VOCAB_SIZE,
+    load_oracle,
+    make_runner,
+    oracle_logits,
+    save_llama,
+)
+
+Step = tuple[StepPlan, Sequence[PromptTargets]]
+_DEGREES = pytest.mark.parametrize("degree", [1, 2])
+_CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
+NUM_BLOCKS = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Any:
+    return load_oracle(model, "fp32")
+
+
+def _run(model: Path, degree: int, steps: Sequence[Step]) -> list[StepResult]:
+    """What rank 0 gives for each step; the others give nothing."""
+
+    def rank(comm: ThreadCommunicator) -> list[StepResult]:
+        runner = make_runner(model, comm, num_blocks=NUM_BLOCKS)
+        return [run_plan(runner, plan, targets if comm.rank == 0 else ()) for plan, targets in steps]
+
+    found, *others = run_ranks(degree, rank)
+    assert all(result == StepResult() for results in others for result in results)
+    return found
+
+
+def _last_logits(oracle: Any, tokens: Sequence[int]) -> torch.Tensor:
+    return oracle_logits(oracle, tokens)[-1]
+
+
+@_DEGREES
+def test_sequences_come_and_go_in_any_chunks_on_shared_rows_and_blocks(
+    model: Path, oracle: Any, degree: int
+) -> None:
+    """4 rows, 12 sequences one after the other; a row's next owner gets blocks that others have left."""
+    generator = fresh_generator()
+    maker, free = PlanMaker(), list(range(NUM_BLOCKS))
+    left = [integers(generator, 0, VOCAB_SIZE, length) for length in integers(generator, 1, 60, 12)]
+    running: dict[int, tuple[list[int], list[int]]] = {}
+    steps: list[Step] = []
+    expected: list[list[list[int]]] = []
+    while left or running:
+        for row in range(4):
+            if left and row not in running and integers(generator, 0, 2, 1)[0]:
+                tokens = left.pop()
+                count = -(-len(tokens) // BLOCK_SIZE)
+                table = [free.pop(integers(generator, 0, len(free), 1)[0]) for _ in range(count)]
+                maker.begin(row, table)
+                running[row] = (tokens, table)
+        chunks, wants, ends = {}, {}, []
+        for row, (tokens, table) in list(running.items()):
+            if integers(generator, 0, 4, 1) == [0]:
+                continue
+            start = maker.computed[row]
+            stop = min(len(tokens), start + integers(generator, 1, 9, 1)[0])
+            chunks[row] = tokens[start:stop]
+            wants[row] = integers(generator, 0, 2, 1)[0] * WANT_LOGITS
+            if wants[row]:
+                ends.append(tokens[:stop])
+            if stop == len(tokens):
+                free += table
+                del running[row]
+        if chunks:
+            steps.append((maker.plan(chunks, wants), ()))
+            expected.append(ends)
+    for result, ends in zip(_run(model, degree, steps), expected, strict=True):
+        assert (result.logits is None) == (not ends)
+        if result.logits is not None:
+            wanted = torch.stack([_last_logits(oracle, tokens) for tokens in ends])
+            torch.testing.assert_close(result.logits, wanted, **_CLOSE)
+
+
+@_DEGREES
+@pytest.mark.parametrize("sizes", [[40], [7, 1, 20, 12], [1] * 40, [39, 1]])
+def test_prompt_logprobs_are_the_log_softmax(model: Path, oracle: Any, degree: int, sizes: list[int]) -> None:
+    generator = fresh_generator()
+    prompt, other = (integers(generator, 0, VOCAB_SIZE, count) for count in (40, 50))
+    maker = PlanMaker()
+    maker.begin(2, [9, 2, 31, 4, 17, 0, 22, 30, 5, 40])
+    maker.begin(6, [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11, 13, 14])
+    steps: list[Step] = []
+    for step, size in enumerate(sizes):
+        start = maker.computed[2]
+        want = WANT_PROMPT_LOGPROBS + (WANT_LOGITS if start + size == 40 else WANT_NOTHING)
+        chunks = {6: other[step : step + 1], 2: prompt[start : start + size]}
+        targets = [PromptTargets(tuple(prompt[start + 1 : start + size + 1]), 3)]
+        steps.append((maker.plan(chunks, {2: want}), targets))
+    results = _run(model, degree, steps)
+    scores = [score for result in results for score in result.prompt_logprobs[0]]
+    logprobs = oracle_logits(oracle, prompt).log_softmax(dim=-1)
+    assert len(scores) == 39
+    for position, score in enumerate(scores):
+        own = float(logprobs[position, prompt[position + 1]])
+        assert score.logprob == pytest.approx(own, abs=2e-4)
+        values, ids = logprobs[position].topk(3)
+        assert [token for token, _ in score.top] == ids.tolist()
+        assert [value for _, value in score.top] == pytest.approx(values.tolist(), abs=2e-4)
+    last = results[-1].logits
+    assert last is not None
+    torch.testing.assert_close(last[1], _last_logits(oracle, prompt), **_CLOSE)
+
+
+@_DEGREES
+def test_each_gets_as_many_of_the_likeliest_as_it_asked_for(model: Path, oracle: Any, degree: int) -> None:
+    """More rows than are scored at once; one of the three does not ask."""
+    generator = fresh_generator()
+    prompts = [integers(generator, 0, VOCAB_SIZE, 60) for _ in range(4)]
+    maker = PlanMaker()
+    for row in range(4):
+        maker.begin(row, range(15 * row, 15 * row + 15))
+    tops = {0: 0, 1: 5, 3: 200}
+    wants = dict.fromkeys(tops, WANT_PROMPT_LOGPROBS) | {2: WANT_NOTHING}
+    plan = maker.plan(dict(enumerate(prompts)), wants)
+    targets = [PromptTargets(tuple(prompts[row][1:]), top) for row, top in tops.items()]
+    (result,) = _run(model, degree, [(plan, targets)])
+    assert result.logits is None
+    assert len(result.prompt_logprobs) == 3
+    for (row, top), scores in zip(tops.items(), result.prompt_logprobs, strict=True):
+        logprobs = oracle_logits(oracle, prompts[row]).log_softmax(dim=-1)
+        own = [float(logprobs[i, token]) for i, token in enumerate(prompts[row][1:])]
+        assert [score.logprob for score in scores] == pytest.approx(own, abs=2e-4)
+        assert {len(score.top) for score in scores} == {min(top, VOCAB_SIZE)}
+
+
+@_DEGREES
+def test_a_copied_block_continues_another_sequence(model: Path, oracle: Any, degree: int) -> None:
+    """Row 1 shares row 0's full blocks and has a copy of the one that both go on writing to; row 2 a copy of that."""
+    generator = fresh_generator()
+    prompt = integers(generator, 0, VOCAB_SIZE, 10)
+    tails = [integers(generator, 0, VOCAB_SIZE, 5) for _ in range(3)]
+    maker = PlanMaker()
+    maker.begin(0, [5, 9, 20, 21])
+    steps: list[Step] = [(maker.plan({0: prompt}), ())]
+    maker.begin(1, [5, 9, 30, 31], computed=10)
+    maker.begin(2, [5, 9, 40, 41], computed=10)
+    steps.append((maker.plan(dict(enumerate(tails)), copies=[20, 30, 30, 40]), ()))
+    logits = _run(model, degree, steps)[1].logits
+    assert logits is not None
+    expected = torch.stack([_last_logits(oracle, [*prompt, *tail]) for tail in tails])
+    torch.testing.assert_close(logits, expected, **_CLOSE)
+
+
+def test_a_plan_in_parts_gives_what_the_whole_gives(model: Path) -> None:
+    """Parts bring no updates: those of the whole were done once, though its batch may not have been computed."""
+    generator = fresh_generator()
+    prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (9, 1, 14)]
+    maker = PlanMaker()
+    for row, table in enumerate(([3, 1, 2], [5], [20, 10, 30, 11])):
+        maker.begin(row, table)
+    plan = maker.plan(dict(enumerate(prompts)))
+    whole = run_plan(make_runner(model), plan).logits
+    runner = make_runner(model)
+    runner.steps.update(plan)
+    assert whole is not None
+    for first, last in ((0, 1), (1, 3)):
+        part = run_plan(runner, plan.part(first, last)).logits
+        assert part is not None
+        torch.testing.assert_close(part, whole[first:last], **_CLOSE)
+
+
+def test_changes_that_make_no_sense_are_errors(model: Path) -> None:
+    runner = make_runner(model)
+    plan = PlanMaker().plan({})
+    with pytest.raises(ValueError, match="cannot be applied"):
+        runner.steps.update(StepPlan(plan.kind, table_updates=[0, 0, 5, 1]))
+    with pytest.raises(IndexError):
+        runner.steps.update(StepPlan(plan.kind, copies=[0, NUM_BLOCKS]))

@@ -1,0 +1,166 @@
+"""The scheduler with one step in flight, over a model without tensors: random requests, and what each must get."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from itertools import product
+
+from engines.config import SchedulerConfig
+from engines.core import Request, RequestOutput, SampledToken, SchedulerSettings
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
+from tests.engines.mpi.fakes import NUM_IDS, VOCAB, FakeModel, continue_alone, make_request
+
+Mode = tuple[str, bool, bool, bool]
+"""Admission mode; paged; prefix cache; chunks."""
+
+MODES = [
+    (policy, paged, cached, chunked)
+    for policy, paged, cached, chunked in product(
+        ("max_utilization", "guaranteed_no_evict", "static_batch"),
+        (True, False),
+        (True, False),
+        (True, False),
+    )
+    if paged or (policy != "max_utilization" and not cached)
+]
+
+
+class LateModel(FakeModel):
+    """Remembers by row what it sampled last, and takes that for what the plan does not know."""
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self._last: dict[int, int] = {}
+
+    def compute(self, plan: StepPlan) -> list[int]:
+        known, at = list(plan.token_ids), 0
+        for row, count in zip(plan.rows, plan.query_lens, strict=True):
+            if known[at] == UNKNOWN_TOKEN:
+                assert count == 1
+                known[at] = self._last[row]
+            at += count
+        tokens = super().compute(replace(plan, token_ids=known))
+        sampled = [row for row, want in zip(plan.rows, plan.wants, strict=True) if want & WANT_LOGITS]
+        self._last.update(zip(sampled, tokens, strict=True))
+        return tokens
+
+
+class LateEngine:
+    """The step loop with one step in flight, with a model that computes at once and reports later."""
+
+    def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
+        self.scheduler = scheduler
+        self.blocks = blocks
+        self.got: dict[str, list[RequestOutput]] = {}
+        self._model = LateModel(blocks.block_size)
+        self._in_flight: tuple[Step, list[int]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_work or self._in_flight is not None
+
+    def turn(self, now: float) -> None:
+        step = self.scheduler.schedule()
+        in_flight = None
+        if step is not None:
+            for sequence, start, length in zip(
+                step.sequences, step.plan.starts, step.plan.query_lens, strict=True
+            ):
+                if start + length >= sequence.max_num_tokens:
+                    raise AssertionError(f"{sequence.id}: its last token is computed")
+            in_flight = (step, self._model.run(step.plan))
+            self.scheduler.begin(step)
+        before, self._in_flight = self._in_flight, in_flight
+        if before is not None:
+            tokens = [SampledToken(token) for token in before[1]]
+            for output in self.scheduler.finish(before[0], tokens, now):
+                self.got.setdefault(output.id, []).append(output)
+        self.scheduler.check()
+
+
+def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
+    policy, paged, cached, chunked = mode
+    settings = SchedulerSettings(
+        max_num_seqs=rng.randint(1, 6),
+        max_prefill_tokens=rng.randint(4, 30),
+        max_num_batched_tokens=rng.randint(3, 40),
+        max_waiting=1000,
+        scheduling_policy=rng.choice(("fcfs", "priority", "fair")),
+        chunked_prefill=chunked,
+    )
+    blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached)
+    return LateEngine(Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS), blocks)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of some episodes."""
+
+    num_requests: int = 0
+    num_wrong: int = 0
+    num_preemptions: int = 0
+
+
+def run_episodes(mode: Mode, count: int, rng: random.Random) -> Outcome:
+    """Each a new engine and 25 requests, some of which are aborted."""
+    outcome = Outcome()
+    for _ in range(count):
+        engine = make_engine(mode, rng)
+        requests = _requests(engine, rng)
+        aborted = _serve(engine, requests, rng)
+        outcome.num_requests += len(requests)
+        outcome.num_wrong += sum(
+            not _is_right(request, engine.got.get(name, []), name in aborted)
+            for name, request in requests.items()
+        )
+        outcome.num_preemptions += engine.scheduler.num_preemptions
+        if engine.blocks.num_used:
+            raise AssertionError(f"all have ended, and {engine.blocks.num_used} blocks are used")
+    return outcome
+
+
+def _requests(engine: LateEngine, rng: random.Random) -> dict[str, Request]:
+    limit = min(60, engine.blocks.num_blocks * engine.blocks.block_size)
+    requests: dict[str, Request] = {}
+    for number in range(25):
+        prompt = [rng.randrange(3) for _ in range(rng.randint(1, limit // 3))]
+        sibling = rng.choice([None, *requests]) if requests else None
+        request = make_request(
+            f"r{number}",
+            requests[sibling].prompt_token_ids if sibling else prompt,
+            rng.randint(1, limit // 2),
+            stop=rng.sample(range(VOCAB), rng.choice((0, 1, 4))),
+        )
+        requests[request.id] = replace(request, same_prompt_as=sibling or "")
+    return requests
+
+
+def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random) -> set[str]:
+    """To the end of all; who was aborted."""
+    aborted: set[str] = set()
+    waiting = list(requests.values())
+    now = 0.0
+    while waiting or engine.busy:
+        now += 1.0
+        while waiting and rng.random() < 0.3:
+            engine.scheduler.add(waiting.pop(0))
+        if rng.random() < 0.03 and engine.scheduler.request_ids():
+            aborted.add(name := rng.choice(engine.scheduler.request_ids()))
+            engine.scheduler.abort(name)
+        engine.turn(now)
+        if now > 5000:
+            raise AssertionError("it does not come to an end")
+    return aborted
+
+
+def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool) -> bool:
+    tokens, reason = continue_alone(request)
+    got = [token for output in outputs for token in output.token_ids]
+    if aborted:
+        return got == tokens[: len(got)]
+    ends = [None] * (len(tokens) - 1) + [reason]
+    return got == tokens and [output.finish_reason for output in outputs] == ends

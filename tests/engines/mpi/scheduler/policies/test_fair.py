@@ -1,0 +1,242 @@
+"""Fair: against a model that forgets nobody and looks at everything, and what it promises to tenants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.mpi.scheduler.policies.fair import MAX_IDLE_TENANTS, OUTPUT_WEIGHT, PROMPT_WEIGHT, Fair
+from engines.mpi.scheduler.sequence import Sequence
+from tests.engines.mpi.scheduler.policies.builders import Server, admit_head, compute, make_sequence, preempt
+
+
+class _Naive:
+    """The rule, without any structure."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.counters: dict[str, int] = {}
+        self.floor = 0
+        self.last = ""
+
+    def served(self, tenant: str) -> int:
+        return max(self.counters.get(tenant, 0), self.floor)
+
+    def tenants(self) -> set[str]:
+        return {sequence.request.tenant for sequence in self.waiting}
+
+    def add(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        if tenant not in self.tenants():
+            least = min(map(self.served, self.tenants()), default=self.served(self.last))
+            self.floor = max(self.floor, least)
+            self.counters[tenant] = self.served(tenant)
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        if sequence.request.tenant not in self.tenants():
+            self.last = sequence.request.tenant
+
+    def head(self) -> Sequence:
+        return min(self.waiting, key=lambda one: (*self._place(one.request.tenant), one.number))
+
+    def _place(self, tenant: str) -> tuple[int, int]:
+        first = min(one.number for one in self.waiting if one.request.tenant == tenant)
+        return self.served(tenant), first
+
+    def charge(self, tenant: str, cost: int) -> None:
+        if cost:
+            self.counters[tenant] = self.served(tenant) + cost
+
+    def victim(self, running: list[Sequence]) -> Sequence:
+        most = max(self.served(one.request.tenant) for one in running)
+        return max(
+            (one for one in running if self.served(one.request.tenant) == most), key=lambda one: one.number
+        )
+
+
+_CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", "admit", "admit", "leave", "preempt", "compute", "compute"]),
+        st.integers(0, 999),
+    ),
+    max_size=120,
+)
+
+
+@given(calls=_CALLS, num_tenants=st.integers(1, 5))
+def test_any_calls_give_what_the_rule_gives(calls: list[tuple[str, int]], num_tenants: int) -> None:
+    policy, naive = Fair(), _Naive()
+    running: list[Sequence] = []
+    number = 0
+    for what, choice in calls:
+        if what == "arrive":
+            sequence = make_sequence(number, f"t{choice % num_tenants}", 0, 1 + choice % 7)
+            policy.add(sequence)
+            naive.add(sequence)
+            number += 1
+        elif what == "admit" and naive.waiting:
+            sequence = admit_head(policy)
+            assert sequence is naive.head()
+            naive.remove(sequence)
+            if not sequence.num_preemptions:
+                naive.charge(sequence.request.tenant, PROMPT_WEIGHT * sequence.num_prompt_tokens)
+            running.append(sequence)
+        elif what == "leave" and naive.waiting:
+            sequence = naive.waiting[choice % len(naive.waiting)]
+            policy.remove(sequence)
+            naive.remove(sequence)
+        elif what == "preempt" and running:
+            sequence = policy.victim(iter(running))
+            assert sequence is naive.victim(running)
+            running.remove(sequence)
+            preempt(policy, sequence)
+            naive.add(sequence)
+        elif what == "compute" and running:
+            sequence = running[choice % len(running)]
+            count = 1 + choice % (sequence.num_tokens - sequence.num_computed_tokens)
+            positions = range(sequence.num_computed_tokens, sequence.num_computed_tokens + count)
+            new = [p for p in positions if p >= max(sequence.num_prompt_tokens, sequence.num_ever_computed)]
+            naive.charge(sequence.request.tenant, OUTPUT_WEIGHT * len(new))
+            compute(policy, sequence, count)
+        assert len(policy) == len(naive.waiting)
+        assert set(policy) == set(naive.waiting)
+        if naive.waiting:
+            assert policy.head() is naive.head()
+
+
+@given(seed=st.integers(0, 2**32), num_places=st.integers(1, 6), num_tenants=st.integers(2, 4))
+def test_tenants_that_always_wait_get_equal_service(seed: int, num_places: int, num_tenants: int) -> None:
+    """The paper's theorem 4.4: they differ by at most twice what one of them can have in the batch at once."""
+    longest = 20
+    server = Server(Fair(), num_places, seed, longest)
+    tenants = [f"t{i}" for i in range(num_tenants)]
+    for tenant in tenants:
+        for _ in range(30 if tenant == "t0" else 3):  # who asks for more gets no more
+            server.arrive(tenant)
+    bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * 2 * longest * num_places)
+    for _ in range(300):
+        server.step()
+        for sequence in server.admitted:
+            server.arrive(sequence.request.tenant)
+        server.admitted.clear()
+        served = [server.served.get(tenant, 0) for tenant in tenants]
+        assert max(served) - min(served) <= bound
+
+
+def test_a_flood_holds_nobody_up() -> None:
+    """However much one tenant has waiting, another with one request at a time is served as if it had little."""
+    num_places = 4
+    server = Server(Fair(), num_places, seed=7)
+    for _ in range(5000):
+        server.arrive("flood")
+    for _ in range(100):
+        light = server.arrive("light")
+        while light.waits:
+            server.step()
+        overtook = [one for one in server.admitted if one.request.tenant == "flood"]
+        assert len(overtook) <= num_places, f"{len(overtook)} of the flood were admitted first"
+        while light.num_tokens < light.max_num_tokens:
+            server.step()
+        server.admitted.clear()
+    assert len(server.policy) > 1000
+
+
+def test_idleness_earns_no_credit() -> None:
+    policy = Fair()
+    for number in range(20):
+        policy.add(make_sequence(number, "busy", num_prompt_tokens=100))
+    for _ in range(10):
+        admit_head(policy)
+    for number in range(20, 40):
+        policy.add(make_sequence(number, "newcomer", num_prompt_tokens=100))
+    tenants = [admit_head(policy).request.tenant for _ in range(10)]
+    assert tenants == ["busy", "newcomer"] * 5
+
+
+def test_having_had_much_is_remembered_while_others_wait() -> None:
+    policy = Fair()
+    policy.add(make_sequence(0, "large", num_prompt_tokens=1000))
+    policy.add(make_sequence(1, "small"))
+    admit_head(policy)  # the large one, which has nothing waiting then
+    policy.add(make_sequence(2, "large"))
+    for number in range(3, 10):
+        policy.add(make_sequence(number, "small", num_prompt_tokens=100))
+    tenants = [admit_head(policy).request.tenant for _ in range(9)]
+    assert tenants == ["small"] * 8 + ["large"]
+
+
+def test_who_has_made_way_is_not_charged_again() -> None:
+    policy = Fair()
+    sequence = make_sequence(0, "a", num_prompt_tokens=5)
+    policy.add(sequence)
+    admit_head(policy)
+    compute(policy, sequence, 5)
+    compute(policy, sequence, 1)
+    assert policy.served("a") == 5 * PROMPT_WEIGHT + OUTPUT_WEIGHT
+    preempt(policy, sequence)
+    admit_head(policy)
+    compute(policy, sequence, 7)
+    assert policy.served("a") == 5 * PROMPT_WEIGHT + 2 * OUTPUT_WEIGHT
+
+
+def test_what_the_cache_gave_is_not_charged() -> None:
+    policy = Fair()
+    first = make_sequence(0, "a", num_prompt_tokens=10)
+    policy.add(first)
+    policy.remove(first)
+    first.num_computed_tokens = 8
+    first.row = 0
+    policy.admitted(first)
+    assert policy.served("a") == 2 * PROMPT_WEIGHT
+    second = make_sequence(1, "a", num_prompt_tokens=10)
+    second.sibling = first
+    policy.add(second)
+    admit_head(policy)
+    assert policy.served("a") == 2 * PROMPT_WEIGHT
+
+
+def test_the_latest_of_the_tenant_with_the_most_is_preempted() -> None:
+    policy = Fair()
+    costs = {"a": 5, "b": 50, "c": 10}
+    running = []
+    for number, tenant in enumerate("abcbca"):
+        policy.add(make_sequence(number, tenant, num_prompt_tokens=costs[tenant]))
+    while len(policy):
+        running.append(admit_head(policy))
+    victims = []
+    while running:
+        victims.append(policy.victim(running))
+        running.remove(victims[-1])
+    assert [victim.number for victim in victims] == [3, 1, 4, 2, 5, 0]
+
+
+@pytest.mark.parametrize("at_once", [1, 50])
+def test_tenants_that_are_gone_are_forgotten(at_once: int) -> None:
+    """Each comes once; what is remembered does not grow with how many there were."""
+    policy = Fair()
+    most = 0
+    for first in range(0, 5000, at_once):
+        for number in range(first, first + at_once):
+            policy.add(make_sequence(number, f"t{number}", num_prompt_tokens=3))
+        while len(policy):
+            compute(policy, admit_head(policy), 3)
+        most = max(most, len(policy._tenants))
+    assert most <= 4 * at_once + 64
+
+
+def test_even_when_none_may_be_forgotten_there_is_a_limit() -> None:
+    """One waits all the time with a counter that does not move: the floor stays below everybody else's."""
+    policy = Fair()
+    policy.add(make_sequence(0, "stays"))
+    for number in range(1, 2 * MAX_IDLE_TENANTS + 500):
+        sequence = make_sequence(number, f"t{number}", num_prompt_tokens=1 + number)
+        policy.add(sequence)
+        policy.remove(sequence)
+        policy.admitted(sequence)
+    assert len(policy._tenants) <= 2 * MAX_IDLE_TENANTS + 65
+    assert policy.served(f"t{2 * MAX_IDLE_TENANTS + 499}") == 2 * MAX_IDLE_TENANTS + 500
+    assert policy.served("t1") == 0, "the least ahead is forgotten first"
+    assert policy.head().id == "r0"

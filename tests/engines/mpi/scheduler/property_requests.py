@@ -1,0 +1,132 @@
+"""Random requests for the property runs, and what must come of each, whoever shares its steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from engines.core import FinishReason, Request, SamplingParams
+from engines.mpi.scheduler.sequence import Sequence
+
+VOCAB = 32
+CELL_BYTES = 4
+NEVER = 1 << 30
+TENANTS = ("a", "b", "c")
+_SHORT = 1 << 24
+"""What a cell holds is below: its last byte is 0, so that no cells next to each other read like poison."""
+
+
+@dataclass(slots=True, eq=False)
+class Subject:
+    """A request, what it must come to, and how far it is. Changed by the run that it is part of."""
+
+    request: Request
+    order: int
+    """Of arrival."""
+    tokens: list[int]
+    """Prompt, then the whole output."""
+    reason: FinishReason
+    cells: bytes
+    """What stands in its slots: for each position a number that depends on the tenant and all tokens up to it."""
+    sick_from: int = NEVER
+    """What it computes from this position on is not finite."""
+    breaks_from: int = NEVER
+    """A step that computes this position or a later one fails."""
+
+    sequence: Sequence | None = None
+    """Known once it has run."""
+    num_reported: int = 0
+    """Tokens of output that its client has."""
+    num_ever_computed: int = 0
+    waits_since: tuple[int, ...] = ()
+    """Of each tenant, what it had been served when this one began to wait."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def runs(self) -> bool:
+        return self.sequence is not None and not self.sequence.waits
+
+    @property
+    def num_tokens(self) -> int:
+        """Known so far."""
+        return self.num_prompt_tokens + self.num_reported
+
+
+@dataclass(slots=True)
+class Workload:
+    """Makes subjects: prompts that begin alike, siblings, stop tokens, deadlines, all kinds of faults."""
+
+    rng: random.Random
+    limit: int
+    """Tokens of a prompt and its output, at most."""
+    longest_output: int
+    siblings: bool
+    prefixes: list[list[int]] = field(init=False)
+    num_made: int = 0
+
+    def __post_init__(self) -> None:
+        self.prefixes = [[self.rng.randrange(VOCAB) for _ in range(self.limit)] for _ in range(3)]
+
+    def make(self, now: float, live: dict[str, Subject]) -> Subject:
+        rng = self.rng
+        sibling = rng.choice(list(live.values())) if live and self.siblings and rng.random() < 0.15 else None
+        if sibling is not None:
+            prompt = list(sibling.request.prompt_token_ids)
+            tenant = sibling.request.tenant
+        else:
+            tenant = TENANTS[int(rng.random() * rng.random() * 3)]
+            length = 1 + int((self.limit - 1) * rng.random() * rng.random())
+            shared = int(length * rng.random() * 1.5)
+            prompt = (
+                rng.choice(self.prefixes)[:shared] + [rng.randrange(VOCAB) for _ in range(length - shared)]
+            )[:length]
+        room = min(self.longest_output, self.limit - len(prompt))
+        sampling = SamplingParams(
+            1 + int(room * rng.random()),
+            stop_token_ids=(rng.randrange(VOCAB),) if rng.random() < 0.3 else (),
+            prompt_logprobs=0 if rng.random() < 0.05 else None,
+        )
+        self.num_made += 1
+        request = Request(
+            f"r{self.num_made}",
+            tuple(prompt),
+            sampling,
+            now,
+            deadline=now + rng.randint(1, 60) if rng.random() < 0.05 else None,
+            priority=rng.randint(-1, 2),
+            tenant=tenant,
+            same_prompt_as=sibling.request.id if sibling is not None else "",
+        )
+        subject = _foresee(request, self.num_made)
+        if rng.random() < 0.06:
+            position = rng.randrange(len(subject.tokens))
+            if rng.random() < 0.5:
+                subject.sick_from = position
+            else:
+                subject.breaks_from = position
+        return subject
+
+
+def _foresee(request: Request, order: int) -> Subject:
+    """The outputs of siblings differ: one that read what the other wrote would go wrong."""
+    value = crc32(request.tenant.encode())
+    salt = crc32(request.id.encode())
+    cells = []
+    for token in request.prompt_token_ids:
+        value = crc32(bytes((token,)), value) % _SHORT
+        cells.append(value)
+    tokens = list(request.prompt_token_ids)
+    reason = FinishReason.LENGTH
+    for _ in range(request.sampling.max_new_tokens):
+        tokens.append((value ^ salt) % VOCAB)
+        value = crc32(bytes((tokens[-1],)), value) % _SHORT
+        cells.append(value)
+        if tokens[-1] in request.sampling.stop_token_ids:
+            reason = FinishReason.EOS_TOKEN
+            break
+    data = b"".join([cell.to_bytes(CELL_BYTES, "little") for cell in cells])
+    return Subject(request, order, tokens, reason, data)

@@ -1,0 +1,311 @@
+"""Random streams of requests through the scheduler, its policies and its allocators, every step checked.
+
+`python -m tests.engines.mpi.scheduler.property_steps --steps 100000` runs every combination of the options that decide
+who runs when, and prints a line for each. The pools are small, so that blocks run out all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from engines.config import SchedulerConfig
+from engines.core import RequestOutput, SchedulerSettings
+from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step import Step
+from tests.engines.mpi.scheduler.property_cache import Broken, CheckedCache, Violation
+from tests.engines.mpi.scheduler.property_checks import Checks, Combination, combinations
+from tests.engines.mpi.scheduler.property_requests import VOCAB, Subject, Workload
+
+_POLICIES = ("fcfs", "priority", "fair")
+
+
+@dataclass(slots=True)
+class Report:
+    """Of one combination."""
+
+    combination: Combination
+    seed: int
+    num_steps: int = 0
+    num_requests: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_refused: int = 0
+    num_failed: int = 0
+    num_left_out: int = 0
+    """How often a step did not hold a sequence that could have had its next token."""
+    violation: str = ""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.combination!s:45} {self.num_steps:>8} steps {self.num_requests:>7} requests "
+            f"{self.num_failed:>6} failed {self.num_refused:>6} refused {self.num_preemptions:>6} preemptions "
+            f"{self.num_recomputed_tokens:>7} recomputed {self.num_hit_tokens:>7} hit tokens "
+        )
+        return text + (
+            f"VIOLATION (--seed {self.seed}): {self.violation}" if self.violation else "0 violations"
+        )
+
+
+class Episode:
+    """One scheduler, from its first request until all have ended."""
+
+    def __init__(self, combination: Combination, rng: random.Random, report: Report) -> None:
+        self._rng = rng
+        self._report = report
+        self._combination = combination
+        block_size, max_model_len = rng.randint(1, 5), rng.randint(6, 60)
+        num_blocks = 1 + int(max_model_len / block_size * rng.uniform(0.8, 2.5))
+        limit = min(max_model_len, num_blocks * block_size + 1)
+        longest_output = rng.randint(1, 40)
+        self._settings = self._random_settings()
+        self._blocks = make_block_manager(
+            num_blocks, block_size, combination.paged, combination.prefix_caching
+        )
+        self._scheduler = Scheduler(
+            SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len, VOCAB
+        )
+        self._cache = CheckedCache(num_blocks, block_size)
+        siblings = rng.random() < 0.7
+        self._workload = Workload(rng, limit, longest_output, siblings)
+        self._live: dict[str, Subject] = {}
+        self._checks = Checks(
+            combination,
+            self._scheduler,
+            self._blocks,
+            self._live,
+            longest_prompt=limit,
+            longest_output=min(longest_output, limit),
+            patience=8 * max_model_len,
+            siblings=siblings,
+        )
+        self._limit = limit
+        self._now = 0.0
+        self._wanted_waiting = 0
+
+    def run(self, num_steps: int) -> None:
+        for number in range(num_steps):
+            if number % 100 == 0:
+                self._wanted_waiting = self._rng.choice((0, 1, 3, 10))
+            self._clients()
+            self._step()
+        while self._live:
+            self._step()
+        self._end()
+
+    def _random_settings(self) -> SchedulerSettings:
+        rng = self._rng
+        return SchedulerSettings(
+            max_num_seqs=rng.randint(1, 8),
+            max_prefill_tokens=rng.randint(1, 40),
+            max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
+            max_waiting=rng.randint(1, 12),
+            max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
+            scheduling_policy=self._combination.scheduling_policy,
+            chunked_prefill=self._combination.chunked_prefill,
+            waiting_served_ratio=rng.choice((0.0, 0.3, 2.0)),
+            max_waiting_tokens=rng.randint(0, 12),
+            waiting_steps=rng.choice((0, 0, 3)),
+        )
+
+    def _clients(self) -> None:
+        rng = self._rng
+        if rng.random() < 0.004:
+            self._reconfigure()
+        if self._live and rng.random() < 0.02:
+            name = rng.choice(list(self._live))
+            if not self._scheduler.abort(name) or self._scheduler.abort(name):
+                raise Violation(f"abort of {name}: it is known before, and not after")
+            del self._live[name]
+        while self._scheduler.num_waiting <= self._wanted_waiting and rng.random() < 0.4:
+            self._submit()
+
+    def _reconfigure(self) -> None:
+        """Other limits; for some steps perhaps another policy or prefill mode than the combination's."""
+        rng, before = self._rng, self._settings
+        self._settings = self._random_settings()
+        if rng.random() < 0.3:
+            self._settings = replace(
+                self._settings, scheduling_policy=rng.choice(_POLICIES), chunked_prefill=rng.random() < 0.5
+            )
+        self._scheduler.reconfigure(self._settings)
+        self._checks.reconfigured(before, self._settings)
+
+    def _submit(self) -> None:
+        subject = self._workload.make(self._now, self._live)
+        request = subject.request
+        if self._rng.random() < 0.01:
+            self._submit_what_cannot_be(subject)
+        newcomers = [s.num_tokens for s in self._live.values() if s.sequence is None]
+        settings = self._settings
+        places = max(0, settings.max_num_seqs - (len(self._live) - len(newcomers)))
+        limit, queued = settings.max_queued_tokens, sum(newcomers[places:])
+        full = len(newcomers) - places >= settings.max_waiting or (
+            limit is not None and queued > 0 and queued + subject.num_tokens > limit
+        )
+        try:
+            self._scheduler.add(request)
+        except Overloaded as refusal:
+            if not full:
+                raise Violation(f"refused, and the queue is not full: {refusal}") from refusal
+            self._report.num_refused += 1
+            return
+        if full:
+            raise Violation(f"{request.id} was accepted though the queue is full")
+        self._checks.accepted(subject)
+        self._report.num_requests += 1
+
+    def _submit_what_cannot_be(self, subject: Subject) -> None:
+        prompt = subject.request.prompt_token_ids
+        too_long = replace(subject.request, id="too long", prompt_token_ids=prompt + (0,) * self._limit)
+        for request in (too_long, *(s.request for s in self._live.values())):
+            try:
+                self._scheduler.add(request)
+            except InvalidRequest:
+                continue
+            raise Violation(f"{request.id} was accepted")
+
+    def _step(self) -> None:
+        self._now += 1.0
+        self._report.num_steps += 1
+        self._expire()
+        preemptions = self._scheduler.num_preemptions
+        step = self._scheduler.schedule()
+        if step is None:
+            if self._live:
+                raise Violation("requests are there, and nothing is computed")
+            return
+        subjects = [self._live[sequence.id] for sequence in step.sequences]
+        preempted = self._scheduler.num_preemptions > preemptions
+        self._checks.step(step, subjects, self._settings, preempted)
+        self._cache.apply(step.plan)
+        for output in self._compute(step):
+            self._take(output)
+        self._checks.accounting(self._cache.written)
+
+    def _expire(self) -> None:
+        due = {name for name, s in self._live.items() if (s.request.deadline or self._now + 1) <= self._now}
+        outputs = self._scheduler.expire(self._now)
+        if {output.id for output in outputs} != due or len(outputs) != len(due):
+            raise Violation(f"{due} are due, and {outputs} were ended")
+        for output in outputs:
+            if output.error_kind != DeadlineExceeded.kind:
+                raise Violation(f"{output}: its deadline has passed")
+            self._finish(output.id)
+
+    def _compute(self, step: Step) -> list[RequestOutput]:
+        """As the engine does it: a step that breaks is halved until the culprit is alone."""
+        subjects = [self._live[sequence.id] for sequence in step.sequences]
+        try:
+            sampled = self._cache.compute(step, subjects)
+        except Broken:
+            if len(subjects) == 1:
+                return self._scheduler.fail(step.sequences, RequestFailed("broken"))
+            outputs = []
+            for half in step.halves():
+                outputs += self._compute(half)
+            return outputs
+        self._checks.computed(step, subjects)
+        return self._scheduler.update(step, sampled, self._now, self._cache.scores(step))
+
+    def _take(self, output: RequestOutput) -> None:
+        subject = self._live.get(output.id)
+        if subject is None:
+            raise Violation(f"{output} comes after the end")
+        if output.error_kind:
+            faulty = min(subject.sick_from, subject.breaks_from) < len(subject.tokens)
+            if not faulty or output.error_kind != RequestFailed.kind or output.token_ids:
+                raise Violation(f"{output}, and nothing is wrong with the request")
+            self._report.num_failed += 1
+            self._finish(output.id)
+            return
+        first = subject.num_tokens
+        if list(output.token_ids) != subject.tokens[first : first + 1]:
+            raise Violation(
+                f"{output} is number {subject.num_reported} of {subject.tokens[subject.num_prompt_tokens :]}"
+            )
+        if not subject.num_reported:
+            scores = [int(score.logprob) for score in output.prompt_logprobs]
+            wanted = subject.request.sampling.prompt_logprobs is not None
+            if scores != (list(range(1, subject.num_prompt_tokens)) if wanted else []):
+                raise Violation(f"{output.id}: log-probabilities of prompt positions {scores}")
+        subject.num_reported += 1
+        last = subject.num_tokens == len(subject.tokens)
+        if output.finish_reason is not (subject.reason if last else None):
+            raise Violation(f"{output}: {len(subject.tokens) - subject.num_tokens} tokens were to come")
+        if last:
+            self._finish(output.id)
+
+    def _finish(self, name: str) -> None:
+        del self._live[name]
+
+    def _end(self) -> None:
+        scheduler, blocks, report = self._scheduler, self._blocks, self._report
+        if scheduler.has_work or scheduler.schedule() is not None:
+            raise Violation("all have ended, and there is work")
+        if blocks.num_used or blocks.num_free + blocks.num_cached != blocks.num_blocks:
+            raise Violation(f"all have ended, and {blocks.num_used} blocks are used")
+        exact = not (self._combination.prefix_caching or self._checks.siblings)
+        surely = self._checks.num_recomputed
+        if scheduler.num_recomputed_tokens != surely if exact else scheduler.num_recomputed_tokens < surely:
+            raise Violation(
+                f"{scheduler.num_recomputed_tokens} tokens are said to be computed again, {surely} were"
+            )
+        report.num_preemptions += scheduler.num_preemptions
+        report.num_recomputed_tokens += scheduler.num_recomputed_tokens
+        report.num_hit_tokens += scheduler.num_prefix_hit_tokens
+        report.num_left_out += self._checks.num_left_out
+
+
+def run(combination: Combination, num_steps: int, seed: int) -> Report:
+    """At least so many steps. Stops at the first violation, which the report names."""
+    report = Report(combination, seed)
+    rng = random.Random(f"{combination} {seed}")
+    while report.num_steps < num_steps and not report.violation:
+        try:
+            Episode(combination, rng, report).run(rng.choice((50, 200, 600)))
+        except Exception as error:  # whatever it is, it was found by these steps
+            kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
+            report.violation = f"step {report.num_steps}: {kind}{error}"
+    return report
+
+
+def _run(arguments: tuple[Combination, int, int]) -> Report:
+    return run(*arguments)
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10_000, help="of each combination")
+    parser.add_argument("--seed", type=int, default=None, help="else a new one, which is printed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--only", default="", help="combinations whose names contain this")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    seed = secrets.randbelow(2**31) if given.seed is None else given.seed
+    work = [(one, given.steps, seed) for one in combinations() if given.only in str(one)]
+    print(f"{len(work)} combinations, {given.steps} steps each, seed {seed}", flush=True)
+    started = time.perf_counter()
+    reports = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for report in pool.map(_run, work) if given.jobs > 1 else map(_run, work):
+            print(report, flush=True)
+            reports.append(report)
+    seconds = time.perf_counter() - started
+    steps, violations = sum(r.num_steps for r in reports), sum(bool(r.violation) for r in reports)
+    print(f"{steps} steps in {seconds:.0f} s, {steps / seconds:.0f} a second, {violations} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""Beam search against transformers' own on small models, and against a plain version of it where totals are equal."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+from engines.core import FinishReason, SamplingParams, TokenLogprobs
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
+from tests.support.examples import examples
+
+NextTokens = Callable[[list[tuple[int, ...]]], list[list[float]]]
+"""What follows each of some outputs: the log-probability of every token of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool
+    stop_token_ids: tuple[int, ...]
+    max_new_tokens: int
+    repetition_penalty: float = 1.0
+    prompt: tuple[int, ...] = ()
+
+    def search(self) -> BeamSearch:
+        return BeamSearch(
+            SamplingParams(
+                self.max_new_tokens,
+                stop_token_ids=self.stop_token_ids,
+                num_beams=self.num_beams,
+                length_penalty=self.length_penalty,
+                early_stopping=self.early_stopping,
+            )
+        )
+
+
+def _likeliest(logprobs: list[float], case: _Case) -> TokenLogprobs:
+    count = case.num_beams + max(case.num_beams, len(case.stop_token_ids))
+    order = sorted(range(len(logprobs)), key=lambda token: (-logprobs[token], token))
+    return tuple((token, logprobs[token]) for token in order[:count])
+
+
+def _run(case: _Case, next_tokens: NextTokens, shuffle: random.Random | None = None) -> BeamResult:
+    """Drive a search as an engine does; checks what it says about the order of the live hypotheses."""
+    search = case.search()
+    live: list[tuple[int, ...]] = [()]
+    while not search.done:
+        assert len(live) == search.num_live
+        candidates = [_likeliest(logprobs, case) for logprobs in next_tokens(live)]
+        if shuffle is not None:
+            candidates = [tuple(shuffle.sample(some, len(some))) for some in candidates]
+        going_on = search.advance(candidates)
+        parents = [continuation.parent for continuation in going_on]
+        for parent in parents:
+            assert parent >= len(parents) or parents[parent] == parent
+        live = [(*live[continuation.parent], continuation.token_id) for continuation in going_on]
+        assert len(set(live)) == len(live)
+    return search.best()
+
+
+# transformers
+
+
+@cache
+def _model(seed: int) -> LlamaForCausalLM:
+    """Random weights, and a bias that makes the first few tokens likelier or not, so that stop tokens do occur."""
+    numbers = random.Random(seed)
+    vocab_size = numbers.randrange(50, 201)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+        )
+    ).eval()
+    model.lm_head = torch.nn.Linear(16, vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+        model.lm_head.bias.zero_()
+        model.lm_head.bias[:4] = numbers.choice([-1.0, 0.0, 1.0, 2.0, 4.0])
+    return model
+
+
+def _random_case(numbers: random.Random, vocab_size: int) -> _Case:
+    return _Case(
+        num_beams=numbers.randrange(2, 7),
+        length_penalty=numbers.choice([-1.0, 0.0, 0.5, 1.0, 2.0]),
+        early_stopping=numbers.random() < 0.5,
+        stop_token_ids=tuple(range(numbers.randrange(5))),
+        max_new_tokens=numbers.randrange(1, 21),
+        repetition_penalty=numbers.choice([1.0, 1.0, 1.3, 0.8]),
+        prompt=tuple(numbers.randrange(vocab_size) for _ in range(numbers.randrange(1, 8))),
+    )
+
+
+@torch.inference_mode()
+def _by_transformers(model: LlamaForCausalLM, case: _Case) -> tuple[tuple[int, ...], float]:
+    """Its best hypothesis, and that one's score."""
+    prompt = torch.tensor([case.prompt])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about options that are not in use
+        result = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            num_beams=case.num_beams,
+            length_penalty=case.length_penalty,
+            early_stopping=case.early_stopping,
+            max_new_tokens=case.max_new_tokens,
+            repetition_penalty=case.repetition_penalty,
+            eos_token_id=list(case.stop_token_ids) or None,
+            pad_token_id=model.config.vocab_size - 1,
+            use_cache=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    return tuple(result.sequences[0, len(case.prompt) :].tolist()), result.sequences_scores[0].item()
+
+
+def _by_model(model: LlamaForCausalLM, case: _Case) -> NextTokens:
+    processor = RepetitionPenaltyLogitsProcessor(case.repetition_penalty)
+
+    @torch.inference_mode()
+    def next_tokens(outputs: list[tuple[int, ...]]) -> list[list[float]]:
+        ids = torch.tensor([[*case.prompt, *output] for output in outputs])
+        logprobs = torch.log_softmax(model(ids, use_cache=False).logits[:, -1], dim=-1)
+        found: list[list[float]] = processor(ids, logprobs).tolist()
+        return found
+
+    return next_tokens
+
+
+def _compare(seed: int) -> BeamResult:
+    numbers = random.Random(seed)
+    model = _model(seed % 20)
+    case = _random_case(numbers, model.config.vocab_size)
+    tokens, score = _by_transformers(model, case)
+    result = _run(case, _by_model(model, case))
+    assert result.token_ids == tokens, case
+    assert result.score == pytest.approx(score, rel=1e-5, abs=1e-5), case
+    total = math.fsum(result.logprobs)
+    assert result.score == pytest.approx(total / len(tokens) ** case.length_penalty)
+    ended = tokens[-1] in case.stop_token_ids
+    assert result.finish_reason == (FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH)
+    return result
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_tokens_and_score_are_those_of_transformers(part: int) -> None:
+    results = [_compare(seed) for seed in range(25 * part, 25 * (part + 1))]
+    ends = [result.finish_reason for result in results]
+    assert 4 < ends.count(FinishReason.EOS_TOKEN) < 21, "both ends should be well represented"
+
+
+# Equal totals, few tokens, bans: the same rules without any short cut
+
+
+def _plainly(case: _Case, next_tokens: NextTokens, vocab_size: int) -> tuple[tuple[int, ...], float]:
+    """Beam search over the whole vocabulary, hypotheses always in the order of their rank."""
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    kept: list[tuple[float, tuple[int, ...]]] = []
+    for length in range(1, case.max_new_tokens + 1):
+        rows = next_tokens([tokens for tokens, _ in live])
+        grown = [
+            ((*tokens, token), total + row[token])
+            for (tokens, total), row in zip(live, rows, strict=True)
+            for token in range(vocab_size)
+            if row[token] != -math.inf
+        ]
+        grown.sort(key=lambda one: -one[1])  # stable: by parent and token id
+        last = length == case.max_new_tokens
+        ended = [one for one in grown[: case.num_beams] if last or one[0][-1] in case.stop_token_ids]
+        kept += [(total / length**case.length_penalty, tokens) for tokens, total in ended]
+        kept = sorted(kept, key=lambda one: -one[0])[: case.num_beams]
+        live = [one for one in grown if one[0][-1] not in case.stop_token_ids][: case.num_beams]
+        full = len(kept) == case.num_beams
+        if not live or (
+            full and (case.early_stopping or live[0][1] / length**case.length_penalty <= kept[-1][0])
+        ):
+            break
+    return kept[0][1], kept[0][0]
+
+
+_CASES = st.builds(
+    _Case,
+    num_beams=st.integers(2, 5),
+    length_penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
+    early_stopping=st.booleans(),
+    stop_token_ids=st.sampled_from([(), (0,), (0, 1), (0, 1, 2), (0, 1, 2, 3)]),
+    max_new_tokens=st.integers(1, 8),
+)
+
+
+def _toy_model(seed: int, vocab_size: int, banned: float) -> NextTokens:
+    """Log-probabilities are multiples of 1/2, so that equal totals abound; some tokens are ruled out, never all."""
+
+    def row(output: tuple[int, ...]) -> list[float]:
+        numbers = random.Random(f"{seed} {output}")
+        logprobs = [
+            -math.inf if numbers.random() < banned else -numbers.randrange(1, 6) / 2
+            for _ in range(vocab_size)
+        ]
+        logprobs[numbers.randrange(vocab_size)] = -0.5
+        return logprobs
+
+    return lambda outputs: [row(output) for output in outputs]
+
+
+@examples(300)
+@given(_CASES, st.integers(0, 2**32), st.sampled_from([5, 9, 30]), st.sampled_from([0.0, 0.2, 0.9]))
+def test_the_order_of_hypotheses_and_candidates_changes_nothing(
+    case: _Case, seed: int, vocab_size: int, banned: float
+) -> None:
+    model = _toy_model(seed, vocab_size, banned)
+    result = _run(case, model, random.Random(seed))
+    assert (result.token_ids, result.score) == _plainly(case, model, vocab_size)
+
+
+# Single rules
+
+
+def _search(num_beams: int, early_stopping: bool, stop: tuple[int, ...], max_new_tokens: int) -> BeamSearch:
+    return BeamSearch(
+        SamplingParams(
+            max_new_tokens, stop_token_ids=stop, num_beams=num_beams, early_stopping=early_stopping
+        )
+    )
+
+
+def _advance(search: BeamSearch, *candidates: Sequence[tuple[int, float]]) -> list[tuple[int, int]]:
+    return [tuple(one) for one in search.advance([tuple(some) for some in candidates])]
+
+
+def test_a_stop_token_below_the_first_num_beams_is_passed_over() -> None:
+    search = _search(2, True, (9,), 10)
+    assert _advance(search, [(1, -1.0), (2, -2.0), (9, -3.0), (3, -4.0)]) == [(0, 1), (0, 2)]
+    # Totals: 1 9 -2, 1 4 -2.5, 2 9 -2.5, 1 5 -3. Of equal ones the better parent's comes first, so one has finished.
+    assert _advance(search, [(9, -1.0), (4, -1.5), (5, -2.0)], [(9, -0.5), (6, -7.0)]) == [(0, 4), (0, 5)]
+    assert _advance(search, [(9, -3.0)], [(9, -2.0)]) == []
+    assert search.best().token_ids == (1, 9)
+    assert search.best().finish_reason is FinishReason.EOS_TOKEN
+
+
+def test_the_first_child_stays_in_its_parents_place() -> None:
+    search = _search(3, False, (), 10)
+    assert _advance(search, [(1, -1.0), (2, -2.0), (3, -3.0)]) == [(0, 1), (0, 2), (0, 3)]
+    # The best two come from the last, the third from the first: only the middle place changes hands.
+    live = _advance(search, [(4, -4.0), (5, -9.0)], [(6, -9.0)], [(7, -0.5), (8, -1.0)])
+    assert live == [(0, 4), (2, 8), (2, 7)]
+
+
+def test_fewer_continuations_than_beams_leave_fewer_hypotheses_and_they_grow_again() -> None:
+    search = _search(3, False, (), 3)
+    assert _advance(search, [(1, -1.0), (2, -math.inf), (3, -math.inf)]) == [(0, 1)]
+    assert _advance(search, [(4, -1.0), (5, -2.0), (6, -3.0)]) == [(0, 4), (0, 5), (0, 6)]
+    assert _advance(search, [(7, -1.0)], [(7, -0.5)], [(7, -0.5)]) == []
+    best = search.best()
+    assert best.token_ids == (1, 4, 7)
+    assert best.logprobs == (-1.0, -1.0, -1.0)
+    assert (sum(best.logprobs), best.score) == (-3.0, -1.0)
+    assert best.finish_reason is FinishReason.LENGTH
+
+
+def test_a_dead_end_gives_what_has_finished_before() -> None:
+    search = _search(2, False, (9,), 10)
+    _advance(search, [(9, -1.0), (1, -2.0), (2, -3.0)])
+    assert _advance(search, [(1, -math.inf)], []) == []
+    assert search.done
+    assert search.best().token_ids == (9,)
+
+
+def test_a_dead_end_with_nothing_finished_is_an_error() -> None:
+    search = _search(2, False, (9,), 10)
+    with pytest.raises(ValueError, match="no token may follow"):
+        search.advance([((1, -math.inf),)])

@@ -1,0 +1,210 @@
+"""Every combination of policies against what must hold of every step; and bugs planted to see that they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from engines.core import RequestOutput, SchedulerSettings
+from engines.mpi.cache.paged_blocks import PagedBlocks
+from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.scheduler.planner import StepPlanner
+from engines.mpi.scheduler.policies.fair import Fair
+from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
+from engines.mpi.scheduler.policies.priority import Priority
+from engines.mpi.scheduler.prefill import Overlay, Pause
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.sequence import Sequence
+from tests.engines.mpi.scheduler.property_checks import Combination, combinations
+from tests.engines.mpi.scheduler.property_steps import main, run
+from tests.support.randomness import random_seed
+
+_NUM_STEPS = 250
+
+
+@pytest.mark.parametrize("combination", combinations(), ids=str)
+def test_random_steps(combination: Combination) -> None:
+    report = run(combination, _NUM_STEPS, random_seed())
+    assert not report.violation, report
+
+
+def test_the_steps_are_such_that_everything_happens() -> None:
+    report = run(Combination("max_utilization", True, True, "fcfs", True), 2000, 1)
+    assert not report.violation
+    for count in (report.num_refused, report.num_failed, report.num_hit_tokens, report.num_recomputed_tokens):
+        assert count > 20
+    assert report.num_preemptions > 20
+    assert run(_PAUSE, 1000, 1).num_left_out > 20
+
+
+def test_the_same_seed_gives_the_same_steps() -> None:
+    combination = Combination("max_utilization", True, True, "fair", True)
+    assert run(combination, 300, 3) == run(combination, 300, 3)
+    assert run(combination, 300, 3) != run(combination, 300, 4)
+
+
+def _block_kept_on_abort(patch: pytest.MonkeyPatch) -> None:
+    release, abort = PagedBlocks.release, Scheduler.abort
+    aborting = False
+
+    def forgetful_release(self: PagedBlocks, sequence: Sequence) -> None:
+        if aborting and len(sequence.block_table) > 1:
+            sequence.block_table.pop()
+        release(self, sequence)
+
+    def abort_and_forget(self: Scheduler, request_id: str) -> Sequence | None:
+        nonlocal aborting
+        aborting = True
+        try:
+            return abort(self, request_id)
+        finally:
+            aborting = False
+
+    patch.setattr(PagedBlocks, "release", forgetful_release)
+    patch.setattr(Scheduler, "abort", abort_and_forget)
+
+
+def _budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    for mode in (Overlay, Pause):
+        patch.setattr(mode, "chunk", _with_one_more(mode.chunk))
+
+
+def _with_one_more(chunk: Callable[..., int]) -> Callable[..., int]:
+    def more(self: object, *rest: object) -> int:
+        *counts, settings = rest
+        assert isinstance(settings, SchedulerSettings)
+        return chunk(self, *counts, replace(settings, max_prefill_tokens=settings.max_prefill_tokens + 1))
+
+    return more
+
+
+def _end_reported_twice(patch: pytest.MonkeyPatch) -> None:
+    fail = Scheduler.fail
+
+    def report_twice(self: Scheduler, sequences: Iterable[Sequence], error: Exception) -> list[RequestOutput]:
+        outputs = fail(self, sequences, error)  # type: ignore[arg-type]
+        return outputs + outputs
+
+    patch.setattr(Scheduler, "fail", report_twice)
+
+
+def _end_never_reported(patch: pytest.MonkeyPatch) -> None:
+    update = Scheduler.update
+
+    def swallow(self: Scheduler, *arguments: object) -> list[RequestOutput]:
+        outputs = update(self, *arguments)  # type: ignore[arg-type]
+        return [output for output in outputs if not (output.finished and output.id.endswith("7"))]
+
+    patch.setattr(Scheduler, "update", swallow)
+
+
+def _newcomer_jumps_the_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FirstComeFirstServed, "head", lambda self: max(self, key=lambda one: one.number))
+
+
+def _served_most_comes_first(patch: pytest.MonkeyPatch) -> None:
+    def greedy_head(self: Fair) -> Sequence:
+        return min(self, key=lambda one: (-self.served(one.request.tenant), one.number))
+
+    patch.setattr(Fair, "head", greedy_head)
+
+
+def _nobody_joins_while_others_run(patch: pytest.MonkeyPatch) -> None:
+    candidate = StepPlanner._candidate
+    patch.setattr(StepPlanner, "_candidate", lambda self: None if self.running else candidate(self))
+
+
+def _prefix_of_another_tenant(patch: pytest.MonkeyPatch) -> None:
+    content = PrefixCache._content
+
+    def without_tenant(self: PrefixCache, sequence: Sequence, index: int) -> bytes:
+        found = content(self, sequence, index)
+        return found if index else found.removeprefix(sequence.request.tenant.encode())
+
+    patch.setattr(PrefixCache, "_content", without_tenant)
+
+
+def _preempted_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    preempt = StepPlanner._preempt
+
+    def start_over(self: StepPlanner, sequence: Sequence) -> None:
+        preempt(self, sequence)
+        del sequence.token_ids[sequence.num_prompt_tokens :]
+
+    patch.setattr(StepPlanner, "_preempt", start_over)
+
+
+def _copy_forgotten(patch: pytest.MonkeyPatch) -> None:
+    fork = PagedBlocks.fork
+
+    def fork_without(self: PagedBlocks, *arguments: object) -> list[tuple[int, int]] | None:
+        return None if fork(self, *arguments) is None else []  # type: ignore[arg-type]
+
+    patch.setattr(PagedBlocks, "fork", fork_without)
+
+
+def _the_oldest_are_served_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FirstComeFirstServed, "precedence", lambda self, sequence: sequence.number)
+
+
+def _everybody_of_one_priority(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Priority, "precedence", lambda self, sequence: 0)
+
+
+def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "expire", lambda self, now: [])
+
+
+_OPTIMISTIC = Combination("max_utilization", True, True, "fcfs", True)
+_FAIR = Combination("max_utilization", True, True, "fair", True)
+_PAUSE = Combination("guaranteed_no_evict", True, False, "fcfs", False)
+_PRIORITY = Combination("max_utilization", True, False, "priority", False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "combination", "said"),
+    [
+        (_block_kept_on_abort, _OPTIMISTIC, ""),
+        (_block_kept_on_abort, _PAUSE, ""),
+        (_budget_off_by_one, _OPTIMISTIC, "may be"),
+        (_budget_off_by_one, _PAUSE, "share a step"),
+        (_end_reported_twice, _OPTIMISTIC, ""),
+        (_end_never_reported, _OPTIMISTIC, "alive are"),
+        (_newcomer_jumps_the_queue, _OPTIMISTIC, "were admitted before"),
+        (_newcomer_jumps_the_queue, _PAUSE, "were admitted before"),
+        (_served_most_comes_first, _FAIR, "they may differ by"),
+        (_nobody_joins_while_others_run, _OPTIMISTIC, "waits though"),
+        (_nobody_joins_while_others_run, _PAUSE, "waits though"),
+        (_prefix_of_another_tenant, _OPTIMISTIC, "its own tokens"),
+        (_preempted_is_sent_again, _OPTIMISTIC, ""),
+        (_copy_forgotten, _OPTIMISTIC, "its own tokens"),
+        (_the_oldest_are_served_alone, _OPTIMISTIC, "is served twice while"),
+        (_the_oldest_are_served_alone, _PAUSE, "is served twice while"),
+        (_everybody_of_one_priority, _PRIORITY, "of a lower priority is not"),
+        (_deadline_overlooked, _OPTIMISTIC, "are due"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    combination: Combination,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    report = run(combination, 20_000, 11)
+    assert said in report.violation
+    assert report.violation
+    print(report)
+
+
+def test_the_command_ends_with_1_and_names_the_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--steps", "2000", "--seed", "4", "--only", "max_utilization paged fcfs overlay"]
+    assert main(arguments) == 0
+    assert "0 violations" in capsys.readouterr().out
+    _budget_off_by_one(monkeypatch)
+    assert main(arguments) == 1
+    assert "VIOLATION (--seed 4): step" in capsys.readouterr().out

@@ -1,0 +1,336 @@
+"""Requests with beam search come to what the search comes to alone, whoever runs beside them, and free everything."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence as AnySequence
+from dataclasses import replace
+
+import pytest
+
+from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams, TokenLogprobs
+from engines.errors import InvalidRequest, RequestFailed
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
+from engines.mpi.scheduler.sequence import Sequence
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
+from tests.engines.mpi.fakes import FakeModel, continue_alone, make_request, next_token
+from tests.engines.mpi.scheduler.scheduler_lab import BLOCK_SIZE, Lab
+
+_VOCAB = 12
+
+
+def _candidates(history: AnySequence[int]) -> TokenLogprobs:
+    """A pure function of all tokens so far; among equal ones, which abound, the order is any."""
+    numbers = random.Random(zlib.crc32(bytes(history)))
+    return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
+
+
+def _alone(request: Request) -> BeamResult:
+    """What the search comes to when hypotheses are plain lists."""
+    search = BeamSearch(request.sampling)
+    live = [request.prompt_token_ids]
+    while not search.done:
+        going_on = search.advance([_candidates(tokens) for tokens in live])
+        live = [(*live[parent], token) for parent, token in going_on]
+    return search.best()
+
+
+def _beams(
+    name: str, prompt: AnySequence[int], num_beams: int, max_new_tokens: int, **params: object
+) -> Request:
+    sampling = SamplingParams(max_new_tokens, num_beams=num_beams, **params)  # type: ignore[arg-type]
+    return Request(name, tuple(prompt), sampling, 0.0)
+
+
+class _BeamModel(FakeModel):
+    """Gives candidates along with the next token, from what it finds in its cache."""
+
+    def sample(self, step: Step) -> list[SampledToken]:
+        self.apply(step.plan)
+        self.compute(step.plan)
+        return [SampledToken(next_token(tokens), top=_candidates(tokens)) for tokens in self.found(step.plan)]
+
+    def found(self, plan: StepPlan) -> list[list[int]]:
+        return [
+            [self.slots[self._slot(row, position)] for position in range(start + count)]
+            for row, start, count, want in zip(
+                plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True
+            )
+            if want & WANT_LOGITS
+        ]
+
+
+def _lab(**options: object) -> Lab:
+    lab = Lab(**options)  # type: ignore[arg-type]
+    lab.model = _BeamModel(BLOCK_SIZE)
+    return lab
+
+
+def _run(lab: Lab, arrivals: list[Request], aborts: AnySequence[str] = ()) -> dict[str, list[RequestOutput]]:
+    """One request arrives with each step; those in `aborts` are given up two steps later."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    arrivals, leaving = arrivals[::-1], []
+    for _ in range(2000):
+        if arrivals:
+            request = arrivals.pop()
+            lab.scheduler.add(request)
+            leaving.append(request.id)
+            if len(leaving) > 2 and leaving[-3] in aborts:
+                lab.scheduler.abort(leaving[-3])
+        if not lab.scheduler.has_work:
+            break
+        step = lab.scheduler.schedule()
+        assert step is not None
+        assert min(step.plan.query_lens) > 0
+        assert step.plan.num_tokens <= lab.scheduler.settings.max_num_batched_tokens
+        assert lab.scheduler.num_running <= lab.scheduler.settings.max_num_seqs
+        for output in lab.scheduler.update(step, lab.model.sample(step), 0.0):
+            outputs.setdefault(output.id, []).append(output)
+        lab.scheduler.check()
+    assert not lab.scheduler.has_work
+    assert lab.blocks.num_used == 0
+    return outputs
+
+
+def _expect(request: Request, outputs: list[RequestOutput]) -> None:
+    if request.sampling.num_beams == 1:
+        tokens, reason = continue_alone(request)
+        assert [token for output in outputs for token in output.token_ids] == tokens
+        assert outputs[-1].finish_reason is reason
+        return
+    best = _alone(request)
+    assert len(outputs) == 1
+    assert outputs[0].token_ids == best.token_ids
+    assert outputs[0].finish_reason is best.finish_reason
+    assert not outputs[0].error_kind
+
+
+def _random_request(name: str, numbers: random.Random) -> Request:
+    shared = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    prompt = shared[: numbers.randrange(1, 10)] + [numbers.randrange(32)] * numbers.randrange(3)
+    stop = tuple(range(numbers.randrange(4)))
+    if numbers.random() < 0.4:
+        return make_request(name, prompt, numbers.randrange(1, 12), stop)
+    return _beams(
+        name,
+        prompt,
+        numbers.randrange(2, 5),
+        numbers.randrange(1, 12),
+        stop_token_ids=stop,
+        length_penalty=numbers.choice([0.5, 1.0, 2.0]),
+        early_stopping=numbers.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict", "static_batch"])
+@pytest.mark.parametrize("cache", ["paged", "prefix", "contiguous"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_answers_are_those_of_the_search_alone(policy: str, cache: str, chunked: bool) -> None:
+    if policy == "max_utilization" and cache == "contiguous":
+        pytest.skip("refused where options are resolved")
+    for seed in range(20):
+        numbers = random.Random(seed)
+        lab = _lab(
+            paged=cache != "contiguous",
+            prefix_caching=cache == "prefix",
+            policy=policy,
+            num_blocks=numbers.choice([24, 27, 60]),  # The largest request needs 24.
+            max_num_seqs=numbers.choice([4, 7]),
+            max_num_batched_tokens=numbers.choice([13, 100]),
+            max_prefill_tokens=13,
+            chunked_prefill=chunked,
+        )
+        requests = [_random_request(f"r{i}", numbers) for i in range(12)]
+        aborts = [request.id for request in requests if numbers.random() < 0.2]
+        outputs = _run(lab, requests, aborts)
+        for request in requests:
+            if request.id in aborts and not (outputs.get(request.id) and outputs[request.id][-1].finished):
+                continue
+            _expect(request, outputs[request.id])
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_step_that_holds_only_some_of_the_beams_changes_nothing(chunked: bool) -> None:
+    lab = _lab(max_num_seqs=6, max_num_batched_tokens=3, max_prefill_tokens=3, chunked_prefill=chunked)
+    requests = [_beams("a", [1, 2, 3], 4, 10), make_request("b", [4, 5, 6], 10)]
+    outputs = _run(lab, requests)
+    for request in requests:
+        _expect(request, outputs[request.id])
+
+
+def test_prompt_pages_are_computed_once_and_shared() -> None:
+    lab = _lab()
+    lab.scheduler.add(_beams("a", range(1, 14), 4, 8))
+    computed = 0
+    while lab.scheduler.has_work:
+        step, _ = lab.step()
+        computed += step.plan.num_tokens
+        if lab.scheduler.has_work:
+            assert lab.blocks.num_used <= 3 + 4 * 3
+    assert computed == 13 + 7 * 4
+
+
+@pytest.mark.parametrize("options", [{"paged": False}, {}, {"prefix_caching": True}])
+def test_the_largest_request_that_is_accepted_runs(options: dict[str, bool]) -> None:
+    lab = _lab(num_blocks=12, **options)
+    request = _beams("a", range(1, 10), 4, 4)
+    with pytest.raises(InvalidRequest):
+        lab.scheduler.add(_beams("b", range(1, 10), 4, 5))
+    _expect(request, _run(lab, [request])["a"])
+
+
+def test_what_took_another_sequences_place_is_found_in_the_prefix_cache() -> None:
+    blocks = make_block_manager(32, BLOCK_SIZE, paged=True, prefix_caching=True)
+    request = _beams("a", range(1, 7), 2, 20)
+    one, other = Sequence(request), Sequence(request)
+    for sequence, token in ((one, 7), (other, 8)):
+        assert blocks.admit(sequence, reserve=True)
+        _compute(blocks, sequence, [token] * 6)
+    assert blocks.fork(one, other, 12) == []
+    blocks.check()
+    other.token_ids = [*one.token_ids]
+    _compute(blocks, other, [9] * 5)
+    for sequence in (one, other):
+        blocks.release(sequence)
+    blocks.check()
+    newcomer = Sequence(make_request("b", other.token_ids))
+    assert blocks.admit(newcomer, reserve=True)
+    assert newcomer.num_computed_tokens == 16
+
+
+def _compute(blocks: BlockManager, sequence: Sequence, tokens: list[int]) -> None:
+    sequence.token_ids += tokens
+    assert blocks.extend(sequence, sequence.num_tokens)
+    sequence.num_computed_tokens = sequence.num_tokens
+    blocks.keep(sequence)
+
+
+def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
+    blocks = make_block_manager(32, BLOCK_SIZE, paged=True)
+    one, other = (Sequence(_beams("a", range(1, 7), 2, 20)) for _ in range(2))
+    assert blocks.admit(one, reserve=True)
+    assert blocks.admit(other, reserve=False)
+    _compute(blocks, one, [])
+    _compute(blocks, other, [7, 8, 9])
+    with pytest.raises(ValueError, match="admitted without a reservation"):
+        blocks.fork(one, other, 6)
+    blocks.check()
+
+
+def test_beams_are_never_preempted_and_others_are() -> None:
+    lab = _lab(policy="max_utilization", num_blocks=12, max_num_seqs=8, max_model_len=40)
+    requests = [make_request(f"r{i}", [i + 1, 2, 3], 20) for i in range(3)]
+    requests.insert(1, _beams("a", [9, 8, 7], 2, 12))
+    outputs = _run(lab, requests)
+    assert lab.scheduler.num_preemptions > 0
+    for request in requests:
+        _expect(request, outputs[request.id])
+
+
+def test_all_beams_are_let_in_or_none() -> None:
+    lab = _lab(max_num_seqs=4)
+    lab.scheduler.add(make_request("first", max_new_tokens=3))
+    lab.scheduler.add(_beams("a", [1, 2], 4, 4))
+    step, _ = lab.step()
+    assert [sequence.id for sequence in step.sequences] == ["first"]
+    assert lab.scheduler.num_running == 1
+    assert lab.scheduler.num_waiting == 1
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_abort_and_deadline_free_all_beams(after: int) -> None:
+    for end in ("abort", "deadline"):
+        lab = _lab()
+        lab.scheduler.add(replace(_beams("a", [1, 2, 3], 4, 20), deadline=5.0))
+        for _ in range(after):
+            lab.step()
+        if end == "abort":
+            assert lab.scheduler.abort("a")
+        else:
+            (output,) = lab.scheduler.expire(5.0)
+            assert (output.id, output.error_kind) == ("a", "deadline_exceeded")
+        assert not lab.scheduler.has_work
+        assert lab.scheduler.num_running == 0
+        assert lab.blocks.num_used == 0
+        lab.scheduler.check()
+
+
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
+    lab = _lab(max_num_seqs=8)
+    neighbour = make_request("b", [4, 5, 6], 10)
+    lab.scheduler.add(_beams("a", [1, 2, 3], 4, 20))
+    lab.scheduler.add(neighbour)
+    outputs: list[RequestOutput] = []
+    for _ in range(3):
+        outputs += lab.step()[1]
+    step = lab.scheduler.schedule()
+    assert step is not None
+    tokens = lab.model.sample(step)
+    beams = [place for place, sequence in enumerate(step.sequences) if sequence.request.id == "a"]
+    assert len(beams) == 4
+    tokens[beams[bad]] = tokens[beams[bad]]._replace(finite=False)
+    outputs += lab.scheduler.update(step, tokens, 0.0)
+    failed = [output for output in outputs if output.id == "a"]
+    assert [output.error_kind for output in failed] == ["request_failed"]
+    lab.scheduler.check()
+    following = lab.scheduler.schedule()
+    assert following is not None
+    outputs += lab.scheduler.update(following, lab.model.sample(following), 0.0)
+    while lab.scheduler.has_work:
+        outputs += lab.step()[1]
+    _expect(neighbour, [output for output in outputs if output.id == "b"])
+    assert lab.blocks.num_used == 0
+
+
+def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_computed() -> None:
+    lab = _lab()
+    lab.scheduler.add(_beams("a", [1, 2, 3], 2, 20))
+    lab.step()
+    step = lab.scheduler.schedule()
+    assert step is not None
+    first, second = step.halves()
+    lab.model.apply(step.plan)
+    (output,) = lab.scheduler.fail(first.sequences, RequestFailed("broken"))
+    assert output.id == "a"
+    assert lab.scheduler.update(second, lab.model.sample(second), 0.0) == []
+    assert not lab.scheduler.has_work
+    assert lab.blocks.num_used == 0
+    lab.scheduler.check()
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    lab = _lab(max_num_seqs=4, num_blocks=8, max_model_len=64)
+    with pytest.raises(InvalidRequest, match="num_beams=5 needs as many places, and there are 4"):
+        lab.scheduler.add(_beams("a", [1], 5, 2))
+    lab.scheduler.add(_beams("b", [1], 4, 8))
+    with pytest.raises(
+        InvalidRequest, match="come to 10 for each of 4 beams, more than the limit of 9 tokens"
+    ):
+        lab.scheduler.add(_beams("c", [1], 4, 9))
+
+
+def test_log_probabilities_come_with_the_answer_where_asked_for() -> None:
+    lab = _lab()
+    request = _beams("a", [1, 2, 3], 3, 6, stop_token_ids=(0,), logprobs=True)
+    (output,) = _run(lab, [request])["a"]
+    assert output.logprobs == _alone(request).logprobs
+    assert output.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
+def test_beams_have_their_turn_where_a_step_does_not_hold_all_that_run(chunked: bool) -> None:
+    lab = _lab(max_num_seqs=8, num_blocks=256, chunked_prefill=chunked)
+    request = _beams("beams", [7, 8], 2, 5)
+    for name in "abc":
+        lab.scheduler.add(make_request(name, [1, 2], 40))
+    lab.scheduler.add(request)
+    lab.step()
+    lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=2))
+    outputs = [output for _ in range(16) for output in lab.step()[1]]
+    (found,) = [output.token_ids for output in outputs if output.id == "beams"]
+    assert found == _alone(request).token_ids
+    assert lab.scheduler.num_running == 3

@@ -1,0 +1,75 @@
+"""option.enable_chunked_prefill=false: decodes wait while whole prompts run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.mpi.fakes import make_request
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts, ids
+
+
+def _pausing(**options: Any) -> Lab:
+    return Lab(chunked_prefill=False, **options)
+
+
+def test_decodes_wait_while_a_prompt_runs() -> None:
+    lab = _pausing(max_prefill_tokens=32, waiting_served_ratio=0.0)
+    lab.scheduler.add(make_request("old", range(4), 20))
+    lab.step()
+    lab.step()
+    lab.scheduler.add(make_request("new", range(10), 20))
+    assert ids(lab.step()[0]) == ["new"]
+    assert ids(lab.step()[0]) == ["old", "new"]
+
+
+def test_prompts_share_a_step_up_to_the_limit() -> None:
+    lab = _pausing(max_prefill_tokens=8)
+    for name, length in (("a", 3), ("b", 4), ("c", 5)):
+        lab.scheduler.add(make_request(name, range(length), 5))
+    assert counts(lab.step()[0]) == [3, 4]
+    lab.scheduler.abort("a")
+    assert ids(lab.step()[0]) == ["c"]
+
+
+def test_a_prompt_longer_than_the_limit_runs_alone_and_whole() -> None:
+    lab = _pausing(max_prefill_tokens=8)
+    for name, length in (("short", 3), ("long", 30), ("next", 2)):
+        lab.scheduler.add(make_request(name, range(length), 5))
+    assert list(zip(ids(first := lab.step()[0]), counts(first), strict=True)) == [("short", 3)]
+    seen = [lab.step()[0] for _ in range(2)]
+    assert [("long" in ids(step), counts(step)) for step in seen] == [(True, [30]), (False, [2])]
+
+
+def test_few_waiting_requests_do_not_stop_many_running_ones() -> None:
+    """TGI's waiting_served_ratio and max_waiting_tokens."""
+    lab = _pausing(
+        num_blocks=200, max_num_seqs=12, max_prefill_tokens=64, waiting_served_ratio=0.3, max_waiting_tokens=6
+    )
+    for i in range(10):
+        lab.scheduler.add(make_request(str(i), range(3), 40))
+    lab.step()
+    lab.scheduler.add(make_request("lonely", range(3), 5))
+    steps = [ids(lab.step()[0]) for _ in range(7)]
+    assert ["lonely" in step for step in steps] == [False] * 6 + [True]
+    lab.scheduler.abort("lonely")
+    for name in ("x", "y", "z"):
+        lab.scheduler.add(make_request(name, range(3), 5))
+    assert set(ids(lab.step()[0])) <= {"x", "y", "z"}, "3 of 10 are enough"
+
+
+@pytest.mark.parametrize("waiting_steps", [0, 3])
+def test_waiting_steps_are_the_least_between_two_pauses(waiting_steps: int) -> None:
+    lab = _pausing(waiting_served_ratio=0.0, waiting_steps=waiting_steps, max_prefill_tokens=64)
+    lab.scheduler.add(make_request("old", range(3), 40))
+    lab.step()
+    lab.scheduler.add(make_request("new", range(3), 40))
+    steps = [ids(lab.step()[0]) for _ in range(waiting_steps + 1)]
+    assert steps == [["old"]] * waiting_steps + [["new"]]
+
+
+def test_nobody_waits_while_nobody_runs() -> None:
+    lab = _pausing(waiting_served_ratio=1000.0, waiting_steps=1000)
+    lab.scheduler.add(make_request("first", range(3), 2))
+    assert ids(lab.step()[0]) == ["first"]

@@ -1,0 +1,112 @@
+"""Pages that several requests share: by the prefix cache, and among those of one prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engines.core import Request, RequestOutput
+from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, counts
+
+
+def _tokens(outputs: list[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def _sibling(request: Request, name: str) -> Request:
+    return dataclasses.replace(request, id=name, same_prompt_as=request.id)
+
+
+def test_a_prompt_that_begins_alike_computes_only_the_rest() -> None:
+    lab = Lab(prefix_caching=True, max_prefill_tokens=64)
+    lab.scheduler.add(make_request("a", range(18), 3))
+    lab.run()
+    again = make_request("b", [*range(16), 30, 31, 29], 3)
+    lab.scheduler.add(again)
+    step, (output,) = lab.step()
+    assert counts(step) == [3]
+    assert output.num_cached_tokens == 16
+    assert lab.scheduler.num_prefix_hit_tokens == 16
+    assert [*output.token_ids, *_tokens(lab.run()["b"])] == continue_alone(again)[0]
+
+
+def test_at_least_one_token_is_left_to_be_computed() -> None:
+    lab = Lab(prefix_caching=True)
+    for name in "ab":
+        lab.scheduler.add(make_request(name, range(8), 2))
+        step, _ = lab.step()
+        lab.run()
+    assert counts(step) == [4]
+
+
+def test_tenants_share_nothing() -> None:
+    lab = Lab(prefix_caching=True)
+    first = dataclasses.replace(make_request("a", range(12), 2), tenant="one")
+    lab.scheduler.add(first)
+    lab.run()
+    lab.scheduler.add(dataclasses.replace(first, id="b", tenant="two"))
+    lab.run()
+    assert lab.scheduler.num_prefix_hit_tokens == 0
+    lab.scheduler.add(dataclasses.replace(first, id="c"))
+    lab.run()
+    assert lab.scheduler.num_prefix_hit_tokens == 8
+
+
+@pytest.mark.parametrize(("paged", "prefix_caching"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 23])
+def test_answers_to_one_prompt_compute_it_once(paged: bool, prefix_caching: bool, length: int) -> None:
+    lab = Lab(paged, prefix_caching=prefix_caching, max_prefill_tokens=8, num_blocks=64)
+    first = make_request("a", range(length), 6)
+    requests = [first, _sibling(first, "b"), _sibling(first, "c")]
+    for request in requests:
+        lab.scheduler.add(request)
+    computed = 0
+    outputs: dict[str, list[RequestOutput]] = {}
+    while lab.scheduler.has_work:
+        step, results = lab.step()
+        computed += sum(counts(step))
+        for output in results:
+            outputs.setdefault(output.id, []).append(output)
+    for request in requests:
+        assert _tokens(outputs[request.id]) == continue_alone(request)[0]
+    decodes = 3 * 5
+    assert computed == decodes + length + 2, "the others compute the prompt's last token only"
+
+
+def test_pages_of_one_prompt_are_shared() -> None:
+    lab = Lab(max_prefill_tokens=64)
+    first = make_request("a", range(17), 6)
+    for request in (first, _sibling(first, "b"), _sibling(first, "c")):
+        lab.scheduler.add(request)
+    for _ in range(3):
+        lab.step()
+    assert lab.blocks.num_used == 4 + 3 * 1, "4 full pages together, and each its own last one"
+
+
+@pytest.mark.parametrize("fate", ["aborted", "ended", "failed"])
+def test_who_loses_its_sibling_computes_the_prompt_alone(fate: str) -> None:
+    lab = Lab(max_num_seqs=1 if fate == "ended" else 4, max_prefill_tokens=8)
+    first = make_request("a", range(20), 2)
+    second = _sibling(first, "b")
+    lab.scheduler.add(first)
+    lab.scheduler.add(second)
+    step, _ = lab.step()
+    if fate == "aborted":
+        lab.scheduler.abort("a")
+    elif fate == "failed":
+        from engines.errors import RequestFailed
+
+        lab.scheduler.fail(step.sequences[:1], RequestFailed("broken"))
+    assert _tokens(lab.run()["b"]) == continue_alone(second)[0]
+
+
+def test_another_prompt_or_tenant_is_no_sibling() -> None:
+    lab = Lab(max_prefill_tokens=64)
+    first = make_request("a", range(9), 4)
+    lab.scheduler.add(first)
+    lab.scheduler.add(dataclasses.replace(_sibling(first, "b"), tenant="other"))
+    lab.scheduler.add(dataclasses.replace(make_request("c", range(1, 10), 4), same_prompt_as="a"))
+    step, _ = lab.step()
+    assert counts(step) == [9, 9, 9]

@@ -1,0 +1,81 @@
+"""A step whose token budget is smaller than the running set: who is served, and that nobody stands still."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.scheduler.scheduler_lab import Lab, ids
+
+_MODES = pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
+
+
+def _running(budget: int, *requests: dict[str, Any], **options: Any) -> Lab:
+    """All of these are generating, and from now on a step holds only `budget` tokens."""
+    lab = Lab(max_num_seqs=16, max_prefill_tokens=64, num_blocks=256, **options)
+    for number, fields in enumerate(requests):
+        lab.scheduler.add(replace(make_request(str(number), [number, 1], 40), **fields))
+    lab.step()
+    assert lab.scheduler.num_running == len(requests)
+    lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=budget))
+    return lab
+
+
+def _served(lab: Lab, num_steps: int) -> Counter[str]:
+    served: Counter[str] = Counter()
+    for _ in range(num_steps):
+        step, _ = lab.step()
+        assert step.plan.num_tokens == lab.scheduler.settings.max_num_batched_tokens
+        served.update(ids(step))
+    return served
+
+
+@_MODES
+def test_first_come_first_served_takes_turns(chunked: bool) -> None:
+    lab = _running(2, *[{}] * 5, chunked_prefill=chunked)
+    turns = [ids(lab.step()[0]) for _ in range(5)]
+    assert turns == [["0", "1"], ["2", "3"], ["4", "0"], ["1", "2"], ["3", "4"]]
+    assert _served(lab, 20) == {str(number): 8 for number in range(5)}
+
+
+@_MODES
+def test_priority_serves_the_smallest_value_first_and_equals_in_turn(chunked: bool) -> None:
+    first, later = {"priority": -1}, {"priority": 3}
+    lab = _running(
+        2, later, first, later, first, first, chunked_prefill=chunked, scheduling_policy="priority"
+    )
+    assert _served(lab, 12) == {"1": 8, "3": 8, "4": 8}
+    lab.scheduler.abort("1")
+    lab.scheduler.abort("3")
+    assert _served(lab, 10) == {"4": 10, "0": 5, "2": 5}
+
+
+@_MODES
+def test_fair_serves_tenants_alike_however_many_they_are(chunked: bool) -> None:
+    many, one = {"tenant": "many"}, {"tenant": "one"}
+    lab = _running(2, *[many] * 6, one, one, chunked_prefill=chunked, scheduling_policy="fair")
+    served = _served(lab, 24)
+    assert served["6"] + served["7"] == pytest.approx(24, abs=4)
+    assert abs(served["6"] - served["7"]) <= 1
+    assert max(served[str(i)] for i in range(6)) - min(served[str(i)] for i in range(6)) <= 1
+
+
+def test_a_prompt_has_its_turn_among_those_that_generate() -> None:
+    lab = Lab(max_num_seqs=16, max_prefill_tokens=4)
+    for name in "abc":
+        lab.scheduler.add(make_request(name, [1], 40))
+    lab.step()
+    long = make_request("long", range(20), 2)
+    lab.scheduler.add(long)
+    lab.step()
+    lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=3))
+    tokens: list[int] = []
+    for _ in range(25):
+        for output in lab.step()[1]:
+            tokens += output.token_ids if output.id == "long" else ()
+    assert tokens == continue_alone(long)[0], "it has ended while the others go on"
+    assert lab.scheduler.num_running == 3
