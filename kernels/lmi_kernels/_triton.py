@@ -35,8 +35,8 @@ __all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "runs_triton", "tl",
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether operations on this device are Triton kernels: on a GPU always, on a CPU in the interpreter."""
-    return device.type == "cuda" or INTERPRETED
+    """Whether operations on this device are Triton kernels: everywhere but on a CPU, and there in the interpreter."""
+    return device.type != "cpu" or INTERPRETED
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:

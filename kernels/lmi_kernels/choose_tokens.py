@@ -8,17 +8,14 @@ has the same bits everywhere (`random_numbers.py`), and a score is one product a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 from lmi_kernels.choose_tokens_cpu import choose_tokens_cpu
 from lmi_kernels.cpu.sampling import choose_tokens_native
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.random_numbers import EXACT, gumbel, gumbel_noise, row_keys_of
+from lmi_kernels.random_numbers import EXACT, gumbel, row_keys_of
 
 _SPAN = 1024
 _GROUP = 4 * _SPAN
@@ -53,11 +50,42 @@ def choose_tokens(
         +inf, or nothing but -inf; its token is 0 then.
     """
     asked = logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes
-    if uses_triton(logits):
-        tokens, finite = choose_tokens_triton(*asked)
-        return tokens, finite
-    team = shared_team() if logits.is_cpu else None
-    return choose_tokens_native(team, *asked) if team else choose_tokens_cpu(*asked)
+    if not uses_triton(logits):
+        team = shared_team()
+        return choose_tokens_native(team, *asked) if team else choose_tokens_cpu(*asked)
+    rows, vocab = logits.shape
+    groups = cdiv(vocab, _GROUP)
+    programs = _PROGRAMS_PER_MULTIPROCESSOR * tuning.num_multiprocessors(logits.device)
+    groups_per_split = cdiv(groups, min(_MAX_SPLITS, groups, cdiv(programs, rows)))
+    num_splits = cdiv(groups, groups_per_split)
+    scores = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty_like(scores, dtype=torch.int32)
+    largest = torch.empty_like(scores)
+    _choose_kernel[(rows, num_splits)](
+        logits,
+        logits.stride(0),
+        vocab,
+        temperature,
+        thresholds,
+        last_ids,
+        seeds,
+        positions,
+        penalized,
+        penalizes,
+        scores,
+        tokens,
+        largest,
+        groups_per_split,
+        SPAN=_SPAN,
+        num_warps=4,
+        **EXACT,
+    )
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    _combine_kernel[(rows,)](
+        scores, tokens, largest, chosen, finite, num_splits, MAX_SPLITS=_MAX_SPLITS, num_warps=2
+    )
+    return chosen, finite
 
 
 @jit
@@ -163,144 +191,3 @@ def _combine_kernel(
     token = tl.min(tl.where(scores == top, tokens, 0x7FFFFFFF)).to(tl.int64)
     tl.store(chosen_ptr + row, tl.where(finite, token, 0))
     tl.store(finite_ptr + row, finite)
-
-
-def choose_tokens_triton(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    thresholds: torch.Tensor,
-    last_ids: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
-) -> Results:
-    """As `choose_tokens`."""
-    rows, vocab = logits.shape
-    groups = cdiv(vocab, _GROUP)
-    programs = _PROGRAMS_PER_MULTIPROCESSOR * tuning.num_multiprocessors(logits.device)
-    groups_per_split = cdiv(groups, min(_MAX_SPLITS, groups, cdiv(programs, rows)))
-    num_splits = cdiv(groups, groups_per_split)
-    scores = torch.empty(rows, num_splits, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty_like(scores, dtype=torch.int32)
-    largest = torch.empty_like(scores)
-    _choose_kernel[(rows, num_splits)](
-        logits,
-        logits.stride(0),
-        vocab,
-        temperature,
-        thresholds,
-        last_ids,
-        seeds,
-        positions,
-        penalized,
-        penalizes,
-        scores,
-        tokens,
-        largest,
-        groups_per_split,
-        SPAN=_SPAN,
-        num_warps=4,
-        **EXACT,
-    )
-    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    _combine_kernel[(rows,)](
-        scores, tokens, largest, chosen, finite, num_splits, MAX_SPLITS=_MAX_SPLITS, num_warps=2
-    )
-    return chosen, finite
-
-
-def choose_tokens_reference(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    thresholds: torch.Tensor,
-    last_ids: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
-) -> Results:
-    """The same bits: every token's noise is written down."""
-    x = penalized.where(penalizes[:, None] != 0, logits.float())
-    (noise,) = gumbel_noise(seeds, positions, x.shape[1])
-    ids, edge = torch.arange(x.shape[1]), thresholds[:, None]
-    heat = temperature.float()[:, None]
-    allowed = (x > edge) | ((x == edge) & (ids <= last_ids[:, None]))
-    scores = (x + heat * noise).where(allowed & (x > -torch.inf), -torch.inf)
-    scores = x.where(heat == 0, scores)
-    finite = x.amax(dim=-1).isfinite() & (scores.amax(dim=-1) > -torch.inf)
-    return scores.argmax(dim=-1).where(finite, 0), finite
-
-
-def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Greedy and drawn rows in turn; equal logits everywhere; rows that are not finite, by NaN, inf or nothing else."""
-    for rows, vocab, spare in ((4, 1, 0), (9, 97, 3), (12, 5000, 8), (2, 9000, 0)):
-        logits = torch.randn(rows, vocab + spare, generator=generator).mul_(3.0)
-        # On a coarse grid many are equal, the largest too.
-        logits = logits.mul_(4.0).round_().div_(4.0).to(dtype)
-        logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
-        # What stands beyond the vocabulary would win.
-        logits[:, vocab:] = 1000.0
-        if rows > 8:
-            logits[1, vocab - 1] = torch.nan
-            logits[2, 5] = torch.inf
-            logits[3, :vocab] = -torch.inf
-            logits[4, :vocab] = torch.nan
-        temperature = torch.rand(rows, generator=generator).add_(0.5)
-        temperature[::3] = 0.0
-        # One of the row's own logits, and some tokens of just that.
-        edge = logits[:, vocab // 2].float()
-        thresholds = edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf)
-        last_ids = torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator)
-        if rows > 8:
-            # Only tokens of one logit are left, and only a few of them.
-            logits[7:9, 1:vocab:3] = thresholds[7:9] = 20.0
-            last_ids[7:9] = vocab // 8
-        if vocab > _SPAN:
-            # Equal ones of one lane and of several, greedily.
-            logits[0, [7, 7 + _SPAN, 8]] = 40.0
-        # Some rows come from the other source; where a row is not taken from stands nothing that could be.
-        penalizes = torch.rand(rows, generator=generator) < 0.4
-        penalized = logits[:, :vocab].float().where(penalizes[:, None], torch.nan)
-        logits[penalizes] = torch.nan
-        yield {
-            "padded": logits,
-            "vocab": vocab,
-            "temperature": temperature,
-            "thresholds": thresholds,
-            "last_ids": last_ids,
-            "seeds": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
-            "positions": torch.randint(2**33, (rows,), generator=generator),
-            "penalized": penalized,
-            "penalizes": penalizes.long(),
-        }
-
-
-def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
-    whole = torch.empty(32, dtype=torch.int64, device="meta")
-    yield {
-        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
-        "vocab": 128256,
-        "temperature": whole.double(),
-        "thresholds": whole.float(),
-        "last_ids": whole.int(),
-        "seeds": whole,
-        "positions": whole,
-        "penalized": torch.empty(32, 128256, device="meta"),
-        "penalizes": whole,
-    }
-
-
-CHECKS = (
-    OpCheck(
-        "choose_tokens",
-        lambda padded, vocab, **asked: choose_tokens_triton(padded[:, :vocab], **asked),
-        lambda padded, vocab, **asked: choose_tokens_reference(padded[:, :vocab], **asked),
-        _examples,
-        _production,
-        ROUNDING,
-        exact=True,
-    ),
-)

@@ -11,11 +11,9 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
-from lmi_kernels.checks import ROUNDING, OpCheck, Results
 from lmi_kernels.combine_parts import combine_parts
-from lmi_kernels.decode_examples import decode_examples, decode_production
-from lmi_kernels.decode_plan import DecodePlan, plan_decode, tuning_key
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules, attention_reference, soft_cap
+from lmi_kernels.decode_plan import DecodePlan, tuning_key
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules, soft_cap
 
 _LOG2_E = 1.4426950408889634
 _MOST_ROWS = 64
@@ -231,46 +229,3 @@ def _offsets(
     else:
         offsets = first[:, None] + (((tile + key) % BLOCK_SIZE)[:, None] * HEAD_DIM + dim[None, :])
     return offsets
-
-
-def _decode_checked(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slopes: torch.Tensor | None,
-    window: int | None,
-    softcap: float | None,
-    num_programs: int | None,
-) -> Results:
-    """Plan and attention; q's heads are the first of each row, as in a fused projection."""
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
-    sequences = PagedSequences(block_tables, table_rows, seq_lens)
-    plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    decode_attention(q, pool, sequences, plan, rules, out)
-    return (out,)
-
-
-def _decode_reference(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slopes: torch.Tensor | None,
-    window: int | None,
-    softcap: float | None,
-    num_programs: int | None,
-) -> Results:
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
-    one_query_each = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
-    return (attention_reference(q, pool, block_tables, table_rows, seq_lens, one_query_each, rules),)
-
-
-CHECKS = (
-    OpCheck(
-        "decode_attention", _decode_checked, _decode_reference, decode_examples, decode_production, ROUNDING
-    ),
-)

@@ -7,17 +7,16 @@ sorted by expert on the device (`route`), and two grouped products walk all expe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lmi_kernels._triton import uses_triton
-from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 from lmi_kernels.cpu.recorder import NotRecorded, Rows
-from lmi_kernels.grouped_matmul import down_matmul, down_reference, gate_up_matmul, gate_up_reference
+from lmi_kernels.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
-from lmi_kernels.route import example_logits, example_slots, route, route_reference
+from lmi_kernels.route import route
 from lmi_kernels.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
 
@@ -87,7 +86,17 @@ def experts(
         return _experts_torch(x, router_logits, weights.single, top_k)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
-    return experts_triton(x, router_logits, *weights.stacked, top_k, slots)[0]
+    gate_up, down = weights.stacked
+    num_rows, num_experts = router_logits.shape
+    if num_rows == 0:
+        return torch.empty_like(x)
+    # By numbers that the host knows, and a CUDA graph keeps; how rows spread over experts it does not know.
+    mean = num_rows * top_k / num_experts
+    key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
+    routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"], slots)
+    middle = gate_up_matmul(x, gate_up, routing, parameters("experts_gate_up", key, x.device))
+    parts = down_matmul(middle, down, routing, parameters("experts_down", key, x.device))
+    return parts if top_k == 1 and slots is None else sum_choices(parts, top_k, slots)
 
 
 def _recorded(x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int) -> torch.Tensor:
@@ -129,74 +138,3 @@ def _mlp(x: torch.Tensor, rows: torch.Tensor, gate_up: LinearWeight, down: Linea
     padding = batch_invariant_rows(len(rows), dense) - len(rows)
     padded = torch.cat((rows, rows[:1].expand(padding)))
     return linear(gated_linear(x[padded], gate_up), down)[: len(rows)]
-
-
-def experts_triton(
-    x: torch.Tensor,
-    router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    top_k: int,
-    slots: torch.Tensor | None = None,
-) -> Results:
-    """As `experts`, the weights being those of `pack_experts`; returns one tensor."""
-    num_rows, num_experts = router_logits.shape
-    if num_rows == 0:
-        return (torch.empty_like(x),)
-    # By numbers that the host knows, and a CUDA graph keeps; how rows spread over experts it does not know.
-    mean = num_rows * top_k / num_experts
-    key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
-    routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"], slots)
-    middle = gate_up_matmul(x, gate_up, routing, parameters("experts_gate_up", key, x.device))
-    parts = down_matmul(middle, down, routing, parameters("experts_down", key, x.device))
-    return (parts if top_k == 1 and slots is None else sum_choices(parts, top_k, slots),)
-
-
-def experts_reference(
-    x: torch.Tensor,
-    router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    top_k: int,
-    slots: torch.Tensor | None = None,
-) -> Results:
-    """fp64, expert by expert."""
-    routing = route_reference(router_logits, top_k, block_m=1, slots=slots)
-    parts = down_reference(gate_up_reference(x, gate_up, routing), down, routing)
-    return (parts.view(len(x), top_k, -1).sum(dim=1),)
-
-
-def _inputs(generator: torch.Generator, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> Inputs:
-    rows, num_experts, top_k, hidden, intermediate = shape
-    gate_up = torch.randn(num_experts, 2 * intermediate, hidden, generator=generator) / hidden**0.5
-    down = torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
-    return {
-        "x": torch.randn(rows, hidden, generator=generator).to(dtype),
-        "router_logits": example_logits(generator, rows, num_experts, dtype),
-        "gate_up": gate_up.to(dtype),
-        "down": down.to(dtype),
-        "top_k": top_k,
-    }
-
-
-def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    """Each of the tiles once."""
-    for rows, num_experts, top_k in ((1, 3, 1), (2, 8, 2), (17, 7, 3), (40, 5, 2), (60, 3, 2), (80, 3, 2)):
-        yield _inputs(generator, (rows, num_experts, top_k, 36, 50), dtype)
-    for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
-        yield _inputs(generator, (rows, 8, top_k, 36, 50), dtype) | {"slots": example_slots(rows, num_real)}
-
-
-def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """Mixtral 8x7B: decodes and prompts. In fp16 only some: the tiles are those of bf16."""
-    hidden, intermediate = 4096, 14336
-    gate_up = torch.empty(8, 2 * intermediate, hidden, dtype=dtype, device="meta")
-    down = torch.empty(8, hidden, intermediate, dtype=dtype, device="meta")
-    for rows in (1, 32, 64, 128, 192, 256, 2048) if dtype == torch.bfloat16 else (32, 2048):
-        x = torch.empty(rows, hidden, dtype=dtype, device="meta")
-        logits = torch.empty(rows, 8, dtype=dtype, device="meta")
-        slots = torch.empty(rows, dtype=torch.int64, device="meta")
-        yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
-
-
-CHECKS = (OpCheck("experts", experts_triton, experts_reference, _examples, _production, ROUNDING),)

@@ -7,14 +7,12 @@ that the token stands in the prompt, the bits above how often it stands in the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 from lmi_kernels.random_numbers import EXACT
+from tests.kernels.references.check import Results
 
 _BLOCK = 2048
 _PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -148,57 +146,3 @@ def penalize_reference(
     often = entries >> 1
     x = x - presence * (often > 0) - frequency * often
     return (x.where(penalizes[:, None] != 0, 0.0).float(),)
-
-
-def _check_penalize(padded: torch.Tensor, vocab: int, **asked: torch.Tensor) -> Results:
-    """Without the rows in which anything may stand."""
-    (penalized,) = penalize_triton(padded[:, :vocab], **asked)
-    return (penalized.where(asked["penalizes"][:, None] != 0, 0.0),)
-
-
-def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for rows, vocab, spare in ((1, 1, 0), (5, 97, 3), (4, 5000, 8)):
-        logits = torch.randn(rows, vocab + spare, generator=generator).mul_(3.0).to(dtype)
-        logits[:, ::7] = -torch.inf
-        counts = torch.randint(0, 7, (rows + 2, vocab), generator=generator).to(torch.int16)
-        counts[torch.rand(counts.shape, generator=generator) < 0.5] = 0
-        counts[:, 1::11] = 2**15 - 1
-        penalizes = torch.ones(rows, dtype=torch.int64)
-        penalizes[3:4] = 0
-        yield {
-            "padded": logits,
-            "vocab": vocab,
-            "table_rows": torch.randperm(rows + 2, generator=generator)[:rows],
-            "counts": counts,
-            "penalizes": penalizes,
-            "repetition": torch.rand(rows, dtype=torch.float64, generator=generator).add_(0.6),
-            "presence": torch.randn(rows, dtype=torch.float64, generator=generator),
-            "frequency": torch.randn(rows, dtype=torch.float64, generator=generator).mul_(1e-2),
-        }
-
-
-def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    whole = torch.empty(32, dtype=torch.int64, device="meta")
-    yield {
-        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
-        "vocab": 128256,
-        "table_rows": whole,
-        "counts": torch.empty(33, 128256, dtype=torch.int16, device="meta"),
-        "penalizes": whole,
-        "repetition": whole.double(),
-        "presence": whole.double(),
-        "frequency": whole.double(),
-    }
-
-
-CHECKS = (
-    OpCheck(
-        "penalize",
-        _check_penalize,
-        lambda padded, vocab, **asked: penalize_reference(padded[:, :vocab], **asked),
-        _examples,
-        _production,
-        # What is read is exact in each dtype, and all that follows is fp32.
-        dict.fromkeys(ROUNDING, 2e-5),
-    ),
-)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels import tuning
-from lmi_kernels.attention_examples import attention_check
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.varlen_attention import launch_attention, tile_key
 
@@ -26,6 +25,3 @@ def prefill_attention(
     """As `varlen_attention`, argument for argument."""
     tiles = tuning.parameters("prefill_attention", tile_key(q), q.device)
     launch_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out, tiles, splits=True)
-
-
-CHECKS = (attention_check("prefill_attention", prefill_attention, query_lens=(2048,)),)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from lmi_kernels._triton import cdiv, jit, tl
-from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
 
 _BLOCK = 1024
 
@@ -58,29 +55,3 @@ def sum_choices(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = No
         num_warps=4,
     )
     return out
-
-
-def _launch(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> Results:
-    return (sum_choices(parts, top_k, slots),)
-
-
-def sum_choices_reference(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> Results:
-    """fp64."""
-    total = parts.double().view(-1, top_k, parts.shape[1]).sum(dim=1)
-    return (total if slots is None else total.where(slots[:, None] >= 0, 0.0),)
-
-
-def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for rows, top_k, hidden in ((1, 1, 36), (3, 2, 1500), (5, 3, 64)):
-        yield {"parts": torch.randn(rows * top_k, hidden, generator=generator).to(dtype), "top_k": top_k}
-    parts = torch.randn(10, 36, generator=generator).to(dtype)
-    parts[4:6] = torch.nan
-    yield {"parts": parts, "top_k": 2, "slots": torch.tensor([3, 0, -1, 5, 9])}
-
-
-def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    """None: compiled with `experts`, which alone launches it."""
-    return iter(())
-
-
-CHECKS = (OpCheck("sum_choices", _launch, sum_choices_reference, _examples, _production, ROUNDING),)

@@ -15,12 +15,10 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels._triton import jit, tl, uses_triton
-from lmi_kernels.checks import OpCheck, Results
 from lmi_kernels.cpu.sampling import logit_thresholds_native
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.logit_order import key_of, nth_equal, value_of
-from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, production, reference
-from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from lmi_kernels.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
 
 _LANES = 4096
 _LOW_ZEROS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -57,11 +55,34 @@ def logit_thresholds(
         be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
     """
     asked = logits, temperature, top_k, top_p, min_p, penalized, penalizes
-    if uses_triton(logits):
-        thresholds, last_ids = logit_thresholds_triton(*asked)
-        return thresholds, last_ids
-    team = shared_team() if logits.is_cpu else None
-    return logit_thresholds_native(team, *asked) if team else logit_thresholds_cpu(*asked)
+    if not uses_triton(logits):
+        team = shared_team()
+        return logit_thresholds_native(team, *asked) if team else logit_thresholds_cpu(*asked)
+    rows, vocab = logits.shape
+    kept = torch.empty(rows, _LANES, dtype=logits.dtype, device=logits.device)
+    wide_kept = torch.empty(rows, _LANES, dtype=torch.float32, device=logits.device)
+    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    _thresholds_kernel[(rows,)](
+        logits,
+        logits.stride(0),
+        vocab,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        penalized,
+        penalizes,
+        kept,
+        wide_kept,
+        thresholds,
+        last_ids,
+        NO_LAST_ID=NO_LAST_ID,
+        LOW_ZEROS=_LOW_ZEROS[logits.dtype],
+        LANES=_LANES,
+        num_warps=16,
+    )
+    return thresholds, last_ids
 
 
 @jit
@@ -254,52 +275,3 @@ def _thresholds_kernel(
         )
     tl.store(threshold_ptr + row, threshold)
     tl.store(last_id_ptr + row, last_id)
-
-
-def logit_thresholds_triton(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
-) -> Results:
-    """As `logit_thresholds`."""
-    rows, vocab = logits.shape
-    kept = torch.empty(rows, _LANES, dtype=logits.dtype, device=logits.device)
-    wide_kept = torch.empty(rows, _LANES, dtype=torch.float32, device=logits.device)
-    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    _thresholds_kernel[(rows,)](
-        logits,
-        logits.stride(0),
-        vocab,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        penalized,
-        penalizes,
-        kept,
-        wide_kept,
-        thresholds,
-        last_ids,
-        NO_LAST_ID=NO_LAST_ID,
-        LOW_ZEROS=_LOW_ZEROS[logits.dtype],
-        LANES=_LANES,
-        num_warps=16,
-    )
-    return thresholds, last_ids
-
-
-CHECKS = (
-    OpCheck(
-        "truncate_logits",
-        lambda padded, vocab, **asked: logit_thresholds_triton(padded[:, :vocab], **asked),
-        lambda padded, vocab, **asked: reference(padded[:, :vocab], **asked),
-        examples,
-        production,
-        dict.fromkeys(_LOW_ZEROS, 1e-6),
-    ),
-)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.nucleus import nucleus_edge
-from lmi_kernels.truncate_logits_checks import NO_LAST_ID
 
+NO_LAST_ID = 2**31 - 1
+"""All of the logits that equal the threshold may be drawn."""
 _SMALLEST = 1e-30
 """As sharp as fp32 can tell; divided by less, logits would overflow."""
 

@@ -12,7 +12,6 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
-from lmi_kernels.attention_examples import attention_check
 from lmi_kernels.attention_tiles import attend, sequence_and_block
 from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 
@@ -206,6 +205,3 @@ def _packed_attention_kernel(
     # fmt: on
     out_at = (query_rows * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
     tl.store(out_ptr + out_at, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_element)
-
-
-CHECKS = (attention_check("varlen_attention", varlen_attention, query_lens=(1, 64)),)

@@ -9,9 +9,10 @@ import torch
 
 import lmi_kernels
 from lmi_kernels import PagedSequences, ScoreRules
-from lmi_kernels.choose_tokens import choose_tokens, choose_tokens_reference
+from lmi_kernels.choose_tokens import choose_tokens
 from tests.gpu.context import Context
 from tests.gpu.kv import LLAMA, Heads, PagedKv, dense_attention, keys_values, make_kv, relative_error
+from tests.kernels.references.choose_tokens import choose_tokens_reference
 
 _ALLOWED = 1e-2
 """Of 16-bit operands with sums in fp32: a few roundings of 2^-9."""

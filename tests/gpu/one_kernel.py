@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lmi_kernels.checks import all_checks
+from tests.kernels.references.check import all_checks
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 

@@ -8,7 +8,7 @@ from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from lmi_kernels import ExpertWeights, experts, pack_experts
-from lmi_kernels.experts import experts_reference
+from tests.kernels.references.experts import experts_reference
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from, integers
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lmi_kernels.choose_tokens import CHECKS as CHOICES
-from lmi_kernels.choose_tokens import choose_tokens_reference
 from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.row_logprobs import row_logprobs_torch
-from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, reference
-from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from lmi_kernels.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
+from tests.kernels.references.choose_tokens import CHECKS as CHOICES
+from tests.kernels.references.choose_tokens import choose_tokens_reference
+from tests.kernels.references.truncate_logits import CHECKS as THRESHOLDS
+from tests.kernels.references.truncate_logits import logit_thresholds_reference
 from tests.support.seeds import fresh_generator
 
 Tensors = tuple[torch.Tensor, ...]
@@ -64,10 +65,10 @@ def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
-    for inputs in examples(fresh_generator(), dtype):
+    for inputs in THRESHOLDS[0].examples(fresh_generator(), dtype):
         logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
         asked = tuple(inputs.values())
-        expected = reference(logits, **inputs)
+        expected = logit_thresholds_reference(logits, **inputs)
         found = everywhere(
             lambda team, logits=logits, asked=asked: logit_thresholds_native(team, logits, *asked)
         )

@@ -27,7 +27,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
 
 from lmi_kernels import tuning
-from lmi_kernels.checks import all_checks
+from tests.kernels.references.check import all_checks
 from tests.support.absent_gpu import AbsentGpu
 from tests.support.compile_only import compile_only
 

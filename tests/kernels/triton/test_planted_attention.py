@@ -1,24 +1,16 @@
-"""The checks of varlen and prefill attention see errors, wherever in the modules that they share one is planted."""
+"""Errors planted in the kernel of varlen and prefill attention, and in what it shares with decode attention."""
 
 from __future__ import annotations
 
-import importlib
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import lmi_kernels
 from lmi_kernels._triton import INTERPRETED
-from tests.support.op_parity import check_parity
-from tests.support.planted import Planted
-from tests.support.seeds import fresh_generator
+from tests.support.planted import Planted, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
-
-_MODULES = ("attention_tiles", "varlen_attention", "prefill_attention")
-"""Each imports only those before it."""
 
 PLANTED = (
     Planted(
@@ -109,23 +101,8 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
-def test_planted_error_is_caught(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = {
-        name: (Path(lmi_kernels.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
-        for name in _MODULES
-    }
-    assert sources[planted.module].count(planted.right) == 1
-    sources[planted.module] = sources[planted.module].replace(planted.right, planted.wrong)
-    for name, source in sources.items():
-        for imported in _MODULES:
-            source = source.replace(f"from lmi_kernels.{imported} import", f"from planted_{imported} import")
-        (tmp_path / f"planted_{name}.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        checks = importlib.import_module(f"planted_{planted.check}").CHECKS
-    finally:
-        for name in _MODULES:
-            sys.modules.pop(f"planted_{name}", None)
-    # That nothing is found without the error, test_parity.py says.
-    with pytest.raises(AssertionError, match=planted.check):
-        check_parity(checks[0], torch.float32, fresh_generator())
+def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
+    between = ("varlen_attention", "prefill_attention")
+    assert_caught(
+        replace(planted, between=tuple(name for name in between if name != planted.module)), tmp_path
+    )

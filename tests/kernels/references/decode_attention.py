@@ -1,4 +1,4 @@
-"""Batches for the checks of decode attention: small ones of every kind, and the shapes of real models."""
+"""`decode_attention` in plain torch, and the inputs that its kernel is checked with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,47 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.checks import Inputs
+from lmi_kernels.decode_attention import decode_attention
+from lmi_kernels.decode_plan import plan_decode
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from tests.kernels.references.attention_reference import attention_reference
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+
+def _decode_checked(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slopes: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    num_programs: int | None,
+) -> Results:
+    """Plan and attention; q's heads are the first of each row, as in a fused projection."""
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    sequences = PagedSequences(block_tables, table_rows, seq_lens)
+    plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    decode_attention(q, pool, sequences, plan, rules, out)
+    return (out,)
+
+
+def _decode_reference(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slopes: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    num_programs: int | None,
+) -> Results:
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    one_query_each = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
+    return (attention_reference(q, pool, block_tables, table_rows, seq_lens, one_query_each, rules),)
 
 
 def _example(
@@ -54,7 +94,7 @@ def _example(
     }
 
 
-def decode_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     def lengths(low: int, high: int, count: int) -> list[int]:
         return torch.randint(low, high, (count,), generator=generator).tolist()
 
@@ -89,7 +129,7 @@ _MODELS = ((32, 8, 128, 16), (32, 8, 128, 64), (128, 8, 64, 16), (71, 1, 64, 16)
 heads on 8 differ from Llama's in nothing but two numbers."""
 
 
-def decode_production(dtype: torch.dtype) -> Iterator[Inputs]:
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     def of(
         heads: int,
         kv_heads: int,
@@ -123,3 +163,6 @@ def decode_production(dtype: torch.dtype) -> Iterator[Inputs]:
     yield of(32, 8, 128, 16, window=4096)
     yield of(16, 8, 256, 16, softcap=50.0)
     yield of(64, 64, 64, 16, alibi=True)
+
+
+CHECKS = (OpCheck("decode_attention", _decode_checked, _decode_reference, _examples, _production, ROUNDING),)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.checks import Inputs, Results
+from lmi_kernels.truncate_logits import logit_thresholds
+from lmi_kernels.truncate_logits_cpu import NO_LAST_ID
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
-NO_LAST_ID = 2**31 - 1
-"""All of the logits that equal the threshold may be drawn."""
 
-
-def reference(
+def logit_thresholds_reference(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
@@ -93,7 +92,7 @@ _ASKED = (
 )
 
 
-def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
     way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite; of
     either source."""
@@ -135,7 +134,7 @@ def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]
         }
 
 
-def production(dtype: torch.dtype) -> Iterator[Inputs]:
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
     number = torch.empty(32, dtype=torch.float64, device="meta")
     yield {
@@ -148,3 +147,15 @@ def production(dtype: torch.dtype) -> Iterator[Inputs]:
         "penalized": torch.empty(32, 128256, device="meta"),
         "penalizes": number.long(),
     }
+
+
+CHECKS = (
+    OpCheck(
+        "truncate_logits",
+        lambda padded, vocab, **asked: logit_thresholds(padded[:, :vocab], **asked),
+        lambda padded, vocab, **asked: logit_thresholds_reference(padded[:, :vocab], **asked),
+        _examples,
+        _production,
+        dict.fromkeys(ROUNDING, 1e-6),
+    ),
+)

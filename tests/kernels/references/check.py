@@ -1,7 +1,5 @@
-"""What every operation with a Triton kernel states about itself, so that one test checks them all.
-
-Used by the tests (interpreter, compilation ahead of time) and by the checks on a GPU; nothing that serves imports it.
-"""
+"""What is stated of every operation with a Triton kernel, so that one test checks them all: in the interpreter,
+compiled ahead of time, and on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 
 Inputs = dict[str, Any]
-"""Keyword arguments of an operation's launcher and of its reference."""
+"""Keyword arguments of an operation and of its reference."""
 Results = tuple[torch.Tensor, ...]
 
 
@@ -22,9 +20,8 @@ class OpCheck:
     """One operation's kernel and what it is held against."""
 
     name: str
-    launch: Callable[..., Results]
-    """Runs the Triton kernel on these inputs, whatever the device; returns all that it computed, what it wrote in
-    place included."""
+    launch: Callable[..., torch.Tensor | Results]
+    """Runs the Triton kernel on these inputs; returns all that it computed, what it wrote in place included."""
     reference: Callable[..., Results]
     """The same in plain torch and float64, on copies: the inputs stay as they are."""
     examples: Callable[[torch.Generator, torch.dtype], Iterator[Inputs]]
@@ -42,36 +39,38 @@ class OpCheck:
 ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Errors of a few roundings in each dtype, sums being fp32."""
 
-_MODULES = (
-    "penalties",
-    "truncate_logits",
-    "choose_tokens",
-    "count_tokens",
-    "token_logprobs",
-    "random_numbers",
-    "experts",
-    "gelu",
-    "gelu_and_mul",
-    "grouped_matmul",
-    "layer_norm",
-    "prefill_attention",
-    "rms_norm",
-    "rope_and_store",
-    "route",
-    "silu_and_mul",
-    "step_inputs",
-    "sum_choices",
-    "update_block_tables",
-    "varlen_attention",
-    "decode_plan",
-    "combine_parts",
-    "decode_attention",
+MODULES = tuple(
+    f"tests.kernels.references.{name}"
+    for name in (
+        "penalties",
+        "truncate_logits",
+        "choose_tokens",
+        "count_tokens",
+        "token_logprobs",
+        "random_numbers",
+        "experts",
+        "gelu",
+        "gelu_and_mul",
+        "grouped_matmul",
+        "layer_norm",
+        "rms_norm",
+        "rope_and_store",
+        "route",
+        "silu_and_mul",
+        "step_inputs",
+        "sum_choices",
+        "update_block_tables",
+        "varlen_attention",
+        "decode_plan",
+        "combine_parts",
+        "decode_attention",
+    )
 )
 
 
 def all_checks() -> list[OpCheck]:
-    """Of every operation with a Triton kernel: a module's `CHECKS`."""
+    """Of every operation with a Triton kernel: the `CHECKS` of its module here."""
     checks: list[OpCheck] = []
-    for name in _MODULES:
-        checks.extend(importlib.import_module(f"lmi_kernels.{name}").CHECKS)
+    for name in MODULES:
+        checks.extend(importlib.import_module(name).CHECKS)
     return checks

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lmi_kernels.checks import ROUNDING, Inputs, OpCheck, Results
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules, attention_reference
+from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.prefill_attention import prefill_attention
+from lmi_kernels.varlen_attention import varlen_attention
+from tests.kernels.references.attention_reference import attention_reference
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 Attention = Callable[
     [torch.Tensor, torch.Tensor, PagedSequences, torch.Tensor, int, ScoreRules, torch.Tensor], None
@@ -34,7 +37,7 @@ _QWEN3 = _Shape(16, 8, 128)
 _GEMMA2_9B = _Shape(16, 8, 256)
 
 
-def attention_check(name: str, attention: Attention, query_lens: tuple[int, ...]) -> OpCheck:
+def _attention_check(name: str, attention: Attention, query_lens: tuple[int, ...]) -> OpCheck:
     """
     Args:
         query_lens: longest chunks of the production calls: one for each set of launch parameters.
@@ -203,3 +206,9 @@ def _production_call(
         "num_heads": shape.num_heads,
         "rules": ScoreRules(shape.head_dim**-0.5, **rules),  # type: ignore[arg-type]
     }
+
+
+CHECKS = (
+    _attention_check("varlen_attention", varlen_attention, query_lens=(1, 64)),
+    _attention_check("prefill_attention", prefill_attention, query_lens=(2048,)),
+)
