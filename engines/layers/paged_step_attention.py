@@ -8,8 +8,8 @@ import torch
 
 import lmi_kernels
 from engines.layers.step_attention import Heads
-from lmi_kernels.decode_plan import DecodePlan
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.decode_plan import DecodePlan
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 
 _FEW_ROWS = 16
 """Of queries and heads that share a KV head: so few fill the least tile, of which a prompt's would be mostly empty."""

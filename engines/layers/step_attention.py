@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 import lmi_kernels
-from lmi_kernels.attention_plan import AttentionGroup
+from lmi_kernels.attention.grouped_plan import AttentionGroup
 
 
 @dataclass(frozen=True, slots=True)

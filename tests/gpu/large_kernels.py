@@ -9,7 +9,7 @@ import torch
 
 import lmi_kernels
 from lmi_kernels import PagedSequences, ScoreRules
-from lmi_kernels.choose_tokens import choose_tokens
+from lmi_kernels.sampling.choose_tokens import choose_tokens
 from tests.gpu.context import Context
 from tests.gpu.kv import LLAMA, Heads, PagedKv, dense_attention, keys_values, make_kv, relative_error
 from tests.kernels.references.choose_tokens import choose_tokens_reference

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from lmi_kernels.attention_plan import GroupLimits
+from lmi_kernels.attention.grouped_plan import GroupLimits
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_kernels import Workspace, attention, store_kv
-from lmi_kernels.attention import attention_reference
-from lmi_kernels.attention_plan import decode_order, plan_chunk, plan_decodes
+from lmi_kernels.attention.grouped import attention_reference
+from lmi_kernels.attention.grouped_plan import decode_order, plan_chunk, plan_decodes
 from tests.kernels.layouts import Layout, layouts
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from

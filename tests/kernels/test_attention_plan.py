@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi_kernels.attention_plan import (
+from lmi_kernels.attention.grouped_plan import (
     KEY_TILE,
     MIN_KEYS,
     QUERY_TILE,

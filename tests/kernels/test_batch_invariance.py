@@ -28,8 +28,8 @@ from lmi_kernels import (
     silu_and_mul,
     store_kv,
 )
-from lmi_kernels.attention_cpu import cuts_long_sums
-from lmi_kernels.attention_plan import KEY_TILE, GroupLimits, decode_order, plan_chunk, plan_decodes
+from lmi_kernels.attention.grouped_cpu import cuts_long_sums
+from lmi_kernels.attention.grouped_plan import KEY_TILE, GroupLimits, decode_order, plan_chunk, plan_decodes
 from tests.support.examples import examples
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.seeds import fresh_generator, generator_from, integers

@@ -13,10 +13,10 @@ from engines.sampling.batch import SamplingRow
 from engines.sampling.frequency_penalty import frequency_penalty
 from engines.sampling.presence_penalty import presence_penalty
 from engines.sampling.repetition_penalty import repetition_penalty
-from lmi_kernels.choose_tokens_cpu import FirstLook, choose_tokens_cpu
-from lmi_kernels.penalties import penalize_reference
-from lmi_kernels.random_numbers_cpu import Keys, noise, philox, row_keys
-from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from lmi_kernels.sampling.choose_tokens_cpu import FirstLook, choose_tokens_cpu
+from lmi_kernels.sampling.penalties import penalize_reference
+from lmi_kernels.sampling.random_numbers_cpu import Keys, noise, philox, row_keys
+from lmi_kernels.sampling.truncate_logits_cpu import logit_thresholds_cpu
 from tests.kernels.references.choose_tokens import choose_tokens_reference
 from tests.kernels.references.count_tokens import count_tokens_reference
 from tests.kernels.references.truncate_logits import logit_thresholds_reference as thresholds_reference

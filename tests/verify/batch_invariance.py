@@ -31,8 +31,8 @@ from lmi_kernels import (
     linear,
     pack,
 )
-from lmi_kernels.attention_cpu import cuts_long_sums
-from lmi_kernels.attention_plan import GroupLimits, decode_order, plan_chunk, plan_decodes
+from lmi_kernels.attention.grouped_cpu import cuts_long_sums
+from lmi_kernels.attention.grouped_plan import GroupLimits, decode_order, plan_chunk, plan_decodes
 from tests.support.plans import PlanMaker, run_plan
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import save_llama

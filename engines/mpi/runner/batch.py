@@ -13,7 +13,13 @@ from engines.layers.step_attention import GroupedStepAttention
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from lmi_kernels import Workspace, batch_invariant_rows
-from lmi_kernels.attention_plan import AttentionGroup, GroupLimits, decode_order, plan_chunk, plan_decodes
+from lmi_kernels.attention.grouped_plan import (
+    AttentionGroup,
+    GroupLimits,
+    decode_order,
+    plan_chunk,
+    plan_decodes,
+)
 
 Numbers = npt.NDArray[np.int64]
 

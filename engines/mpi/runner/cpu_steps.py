@@ -17,7 +17,7 @@ from engines.mpi.runner.step_runner import Model, StepResult
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 from lmi_kernels import batch_invariant_rows
-from lmi_kernels.attention_plan import GroupLimits
+from lmi_kernels.attention.grouped_plan import GroupLimits
 
 
 class CpuSteps:

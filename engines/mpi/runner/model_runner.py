@@ -34,7 +34,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
-from lmi_kernels.attention_plan import GroupLimits
+from lmi_kernels.attention.grouped_plan import GroupLimits
 from lmi_kernels.cpu.recorder import NotRecorded
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team, shared_team
@@ -80,7 +80,7 @@ class ModelRunner:
         self._device = device
         self.config = ModelConfig.from_folder(Path(config.model.path))
         storage = DTYPES[config.model.dtype]
-        # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
+        # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels/linear/linear.py`.
         self._dtype = torch.float32 if device.type == "cpu" else storage
         self._stopwatch = stopwatch
         self._team = None if runs_triton(device) else shared_team()

@@ -9,7 +9,7 @@ import torch
 
 from lmi_kernels.cpu.structs import Choose, Logprobs, Step, Struct, Truncate
 from lmi_kernels.cpu.team import Program, Team
-from lmi_kernels.likeliest import TokenLogprobs
+from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
 """`kSlack` of `native.h`."""

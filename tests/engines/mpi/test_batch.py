@@ -15,7 +15,7 @@ from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from lmi_kernels import Workspace, batch_invariant_rows
-from lmi_kernels.attention_plan import GroupLimits, KvGather
+from lmi_kernels.attention.grouped_plan import GroupLimits, KvGather
 from tests.support.plans import PlanMaker
 
 CPU = torch.device("cpu")

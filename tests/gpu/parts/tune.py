@@ -10,8 +10,8 @@ import torch
 
 import lmi_kernels
 from lmi_kernels import ScoreRules, tuning
-from lmi_kernels.decode_plan import tuning_key
-from lmi_kernels.varlen_attention import tile_key
+from lmi_kernels.attention.decode_plan import tuning_key
+from lmi_kernels.attention.varlen import tile_key
 from tests.gpu import sweep
 from tests.gpu.context import Context
 from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv

@@ -11,8 +11,8 @@ import torch
 
 from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
 from lmi_kernels.cpu.team import Team
-from lmi_kernels.row_logprobs import row_logprobs_torch
-from lmi_kernels.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
+from lmi_kernels.sampling.row_logprobs import row_logprobs_torch
+from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
 from tests.kernels.references.choose_tokens import CHECKS as CHOICES
 from tests.kernels.references.choose_tokens import choose_tokens_reference
 from tests.kernels.references.truncate_logits import CHECKS as THRESHOLDS

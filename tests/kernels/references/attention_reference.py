@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.paged_sequences import ScoreRules
+from lmi_kernels.attention.paged_sequences import ScoreRules
 
 
 def attention_reference(

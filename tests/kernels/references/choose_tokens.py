@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.choose_tokens import _SPAN, choose_tokens
+from lmi_kernels.sampling.choose_tokens import _SPAN, choose_tokens
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.random_numbers import gumbel_noise
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import torch
 
-from lmi_kernels.combine_parts import combine_parts
-from lmi_kernels.decode_plan import plan_decode
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.combine_parts import combine_parts
+from lmi_kernels.attention.decode_plan import plan_decode
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.decode_plan import EXAMPLE_TILES, plan_reference
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.decode_attention import decode_attention
-from lmi_kernels.decode_plan import plan_decode
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.decode import decode_attention
+from lmi_kernels.attention.decode_plan import plan_decode
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from tests.kernels.references.attention_reference import attention_reference
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from lmi_kernels import tuning
-from lmi_kernels.decode_plan import plan_decode
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.decode_plan import plan_decode
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 

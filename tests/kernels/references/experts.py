@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lmi_kernels.experts import ExpertWeights, experts
+from lmi_kernels.linear.experts import ExpertWeights, experts
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.grouped_matmul import down_reference, gate_up_reference
 from tests.kernels.references.route import example_logits, example_slots, route_reference

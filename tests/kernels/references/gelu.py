@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.gelu import gelu
+from lmi_kernels.elementwise.gelu import gelu
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

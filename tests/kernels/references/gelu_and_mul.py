@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.gelu_and_mul import Approximate, gelu_and_mul
+from lmi_kernels.elementwise.gelu_and_mul import Approximate, gelu_and_mul
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.gelu import gelu_reference
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lmi_kernels.grouped_matmul import down_matmul, gate_up_matmul
-from lmi_kernels.route import Routing
+from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
+from lmi_kernels.linear.route import Routing
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.route import example_logits, route_reference
 

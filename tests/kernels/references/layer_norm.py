@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lmi_kernels.layer_norm import Affine, add_layer_norms, layer_norms
+from lmi_kernels.elementwise.layer_norm import Affine, add_layer_norms, layer_norms
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.penalties import penalize_reference, penalize_triton
+from lmi_kernels.sampling.penalties import penalize_reference, penalize_triton
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from lmi_kernels._triton import cdiv, jit, tl
-from lmi_kernels.random_numbers import EXACT, gumbel, row_keys_of
-from lmi_kernels.random_numbers_cpu import noise, row_keys
+from lmi_kernels.sampling.random_numbers import EXACT, gumbel, row_keys_of
+from lmi_kernels.sampling.random_numbers_cpu import noise, row_keys
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 _BLOCK = 1024

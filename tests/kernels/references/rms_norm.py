@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.rms_norm import add_rms_norm, rms_norm
+from lmi_kernels.elementwise.rms_norm import add_rms_norm, rms_norm
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

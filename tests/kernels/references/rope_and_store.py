@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lmi_kernels.rope_and_store import rope_and_store
+from lmi_kernels.attention.rope_and_store import rope_and_store
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 Norms = tuple[torch.Tensor, torch.Tensor] | None

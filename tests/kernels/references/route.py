@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.route import Routing, max_blocks, route
+from lmi_kernels.linear.route import Routing, max_blocks, route
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

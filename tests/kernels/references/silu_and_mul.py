@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.silu_and_mul import silu_and_mul
+from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.sum_choices import sum_choices
+from lmi_kernels.linear.sum_choices import sum_choices
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

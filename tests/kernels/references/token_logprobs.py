@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.token_logprobs import token_logprobs
+from lmi_kernels.sampling.token_logprobs import token_logprobs
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

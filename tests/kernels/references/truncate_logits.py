@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.truncate_logits import logit_thresholds
-from lmi_kernels.truncate_logits_cpu import NO_LAST_ID
+from lmi_kernels.sampling.truncate_logits import logit_thresholds
+from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.prefill_attention import prefill_attention
-from lmi_kernels.varlen_attention import varlen_attention
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.prefill import prefill_attention
+from lmi_kernels.attention.varlen import varlen_attention
 from tests.kernels.references.attention_reference import attention_reference
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 

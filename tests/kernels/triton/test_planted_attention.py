@@ -15,84 +15,84 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 PLANTED = (
     Planted(
         "sees one key too many",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "keys_at[None, :] <= positions[:, None]",
         "keys_at[None, :] <= positions[:, None] + 1",
     ),
     Planted(
         "the next tile from this one's pages",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "pages = _pages(table_ptr, tile + BLOCK_N,",
         "pages = _pages(table_ptr, tile,",
     ),
     Planted(
         "missing tail",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "(keys_at < num_keys)",
         "(keys_at < num_keys - 1)",
     ),
     Planted(
         "reads what nobody wrote",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "(keys_at >= first_key) & (keys_at < num_keys)",
         "keys_at >= first_key",
     ),
     Planted(
         "window one too long",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "keys_at[None, :] > positions[:, None] - WINDOW",
         "keys_at[None, :] >= positions[:, None] - WINDOW",
     ),
     Planted(
         "exponentials of base 2",
-        "attention_tiles",
+        "attention.tiles",
         "prefill_attention",
         "factor = scale * log2_e if plain",
         "factor = scale if plain",
     ),
     Planted(
         "old sums not shrunk",
-        "attention_tiles",
+        "attention.tiles",
         "prefill_attention",
         "weighted = weighted * shrink[:, None]",
         "weighted = weighted * 1.0",
     ),
     Planted(
         "tiles that are part of a page all begin with it",
-        "attention_tiles",
+        "attention.tiles",
         "prefill_attention",
         "places = tile % BLOCK_SIZE + slots",
         "places = slots",
     ),
     Planted(
         "search forgets the blocks that are not full",
-        "attention_tiles",
+        "attention.tiles",
         "varlen_attention",
         "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
         "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
     ),
     Planted(
         "no mask on the diagonal's tile",
-        "varlen_attention",
+        "attention.varlen",
         "prefill_attention",
         "closed = (low + 1) // BLOCK_N * BLOCK_N",
         "closed = (low + BLOCK_N) // BLOCK_N * BLOCK_N",
     ),
     Planted(
         "no mask where the window cuts",
-        "varlen_attention",
+        "attention.varlen",
         "prefill_attention",
         "tl.maximum(high - WINDOW + BLOCK_N, 0)",
         "tl.maximum(low - WINDOW + 1, 0)",
     ),
     Planted(
         "every KV head is the first",
-        "varlen_attention",
+        "attention.varlen",
         "varlen_attention",
         "keys_ptr = pool_ptr + kv_head * head_size",
         "keys_ptr = pool_ptr + 0 * head_size",
@@ -102,7 +102,7 @@ PLANTED = (
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.check}: {planted.what}")
 def test_planted_error_is_caught(planted: Planted, tmp_path: Path) -> None:
-    between = ("varlen_attention", "prefill_attention")
+    between = ("attention.varlen", "attention.prefill")
     assert_caught(
         replace(planted, between=tuple(name for name in between if name != planted.module)), tmp_path
     )

@@ -13,15 +13,15 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 def _plan(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "decode_plan", "plan_decode", right, wrong)
+    return Planted(what, "attention.decode_plan", "plan_decode", right, wrong)
 
 
 def _tiles(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "decode_attention", "decode_attention", right, wrong)
+    return Planted(what, "attention.decode", "decode_attention", right, wrong)
 
 
 def _combine(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "combine_parts", "combine_parts", right, wrong)
+    return Planted(what, "attention.combine_parts", "combine_parts", right, wrong)
 
 
 PLANTED = (

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from lmi_kernels._triton import INTERPRETED, jit, tl
-from lmi_kernels.choose_tokens import choose_tokens
-from lmi_kernels.count_tokens import MOST_COUNTED, count_tokens_
-from lmi_kernels.random_numbers import gumbel_of, row_keys_of
-from lmi_kernels.token_logprobs import token_logprobs
-from lmi_kernels.truncate_logits import logit_thresholds
+from lmi_kernels.sampling.choose_tokens import choose_tokens
+from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.random_numbers import gumbel_of, row_keys_of
+from lmi_kernels.sampling.token_logprobs import token_logprobs
+from lmi_kernels.sampling.truncate_logits import logit_thresholds
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")

@@ -8,7 +8,7 @@ import torch
 
 from lmi_kernels.cpu.sampling import row_logprobs_native
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.likeliest import TokenLogprobs, likeliest
+from lmi_kernels.sampling.likeliest import TokenLogprobs, likeliest
 
 
 def row_logprobs(

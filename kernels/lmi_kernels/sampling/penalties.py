@@ -11,7 +11,7 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.random_numbers import EXACT
+from lmi_kernels.sampling.random_numbers import EXACT
 from tests.kernels.references.check import Results
 
 _BLOCK = 2048

@@ -11,9 +11,9 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
-from lmi_kernels.combine_parts import combine_parts
-from lmi_kernels.decode_plan import DecodePlan, tuning_key
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules, soft_cap
+from lmi_kernels.attention.combine_parts import combine_parts
+from lmi_kernels.attention.decode_plan import DecodePlan, tuning_key
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules, soft_cap
 
 _LOG2_E = 1.4426950408889634
 _MOST_ROWS = 64

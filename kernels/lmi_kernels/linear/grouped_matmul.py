@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
-from lmi_kernels.route import Routing
+from lmi_kernels.linear.route import Routing
 from lmi_kernels.tuning import Parameters
 
 

@@ -12,10 +12,10 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.choose_tokens_cpu import choose_tokens_cpu
 from lmi_kernels.cpu.sampling import choose_tokens_native
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.random_numbers import EXACT, gumbel, row_keys_of
+from lmi_kernels.sampling.choose_tokens_cpu import choose_tokens_cpu
+from lmi_kernels.sampling.random_numbers import EXACT, gumbel, row_keys_of
 
 _SPAN = 1024
 _GROUP = 4 * _SPAN

@@ -12,7 +12,7 @@ the next tile are loaded while this one is computed, so that no copy waits for i
 from __future__ import annotations
 
 from lmi_kernels._triton import jit, tl
-from lmi_kernels.paged_sequences import soft_cap
+from lmi_kernels.attention.paged_sequences import soft_cap
 
 
 @jit

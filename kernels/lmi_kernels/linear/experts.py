@@ -14,10 +14,10 @@ import torch
 
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.cpu.recorder import NotRecorded, Rows
-from lmi_kernels.grouped_matmul import down_matmul, gate_up_matmul
-from lmi_kernels.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
-from lmi_kernels.route import route
-from lmi_kernels.sum_choices import sum_choices
+from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
+from lmi_kernels.linear.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
+from lmi_kernels.linear.route import route
+from lmi_kernels.linear.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
 
 _ROWS_PER_EXPERT = (1, 8, 24, 48)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lmi_kernels.attention_cpu import attend_chunk, attend_singles, cuts_long_sums
-from lmi_kernels.attention_plan import AttentionGroup, KvView
+from lmi_kernels.attention.grouped_cpu import attend_chunk, attend_singles, cuts_long_sums
+from lmi_kernels.attention.grouped_plan import AttentionGroup, KvView
 
 
 class Workspace:

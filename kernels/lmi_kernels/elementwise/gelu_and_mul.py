@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.gelu import gelu_erf
-from lmi_kernels.silu_and_mul import sigmoid
+from lmi_kernels.elementwise.gelu import gelu_erf
+from lmi_kernels.elementwise.silu_and_mul import sigmoid
 
 Approximate = Literal["none", "tanh"]
 """torch's names: by erf, or by tanh."""

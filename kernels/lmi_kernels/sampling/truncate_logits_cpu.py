@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.nucleus import nucleus_edge
+from lmi_kernels.sampling.nucleus import nucleus_edge
 
 NO_LAST_ID = 2**31 - 1
 """All of the logits that equal the threshold may be drawn."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels import tuning
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.varlen_attention import launch_attention, tile_key
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.varlen import launch_attention, tile_key
 
 
 def prefill_attention(

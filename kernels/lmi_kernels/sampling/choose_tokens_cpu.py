@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.random_numbers_cpu import Keys, front, mix, noise, row_keys
+from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row_keys
 
 _CHUNK = 64
 _LEAST = torch.finfo(torch.float32).min

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from lmi_kernels.attention_plan import KEY_TILE, MIN_KEYS, QUERY_TILE
+from lmi_kernels.attention.grouped_plan import KEY_TILE, MIN_KEYS, QUERY_TILE
 
 _ROWS = 4
 _SMALLEST_PRODUCT = 400

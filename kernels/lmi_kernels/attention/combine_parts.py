@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels._triton import jit, next_power_of_2, tl
-from lmi_kernels.decode_plan import DecodePlan
+from lmi_kernels.attention.decode_plan import DecodePlan
 
 
 def combine_parts(

@@ -12,8 +12,8 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
-from lmi_kernels.attention_tiles import attend, sequence_and_block
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.tiles import attend, sequence_and_block
 
 
 def varlen_attention(

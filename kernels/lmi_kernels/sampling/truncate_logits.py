@@ -17,8 +17,8 @@ import torch
 from lmi_kernels._triton import jit, tl, uses_triton
 from lmi_kernels.cpu.sampling import logit_thresholds_native
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.logit_order import key_of, nth_equal, value_of
-from lmi_kernels.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
+from lmi_kernels.sampling.logit_order import key_of, nth_equal, value_of
+from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
 
 _LANES = 4096
 _LOW_ZEROS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from lmi_kernels.cpu.eager import look_up
 from lmi_kernels.cpu.recorder import Rows
-from lmi_kernels.linear import LinearWeight
+from lmi_kernels.linear.linear import LinearWeight
 
 
 def embedding(

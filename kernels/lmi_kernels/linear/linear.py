@@ -20,7 +20,7 @@ from lmi_kernels.cpu.library import load
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.weight import NativeWeight
-from lmi_kernels.silu_and_mul import silu_and_mul
+from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
 
 _PROBED_SHAPES = ((192, 36), (960, 576), (576, 1536), (64, 2048))
 """Output and input features of the products that `dense_rows_are_bit_equal` compares."""

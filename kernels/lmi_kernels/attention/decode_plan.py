@@ -14,7 +14,7 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import jit, next_power_of_2, tl
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 
 _BLOCK = 1024
 """Sequences, and programs, that the planning block looks at once."""
