@@ -11,9 +11,6 @@ from engines.layers.step_attention import Heads
 from lmi_kernels.attention.decode_plan import DecodePlan
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 
-_FEW_ROWS = 16
-"""Of queries and heads that share a KV head: so few fill the least tile, of which a prompt's would be mostly empty."""
-
 
 @dataclass(frozen=True, slots=True)
 class PagedStepAttention:
@@ -60,9 +57,7 @@ class PagedStepAttention:
                 q[:num_singles], pool, self.singles, self.decode_plan, self.rules, out[:num_singles]
             )
         if self.chunks is not None and self.cu_seqlens_q is not None:
-            few = self.max_query_len * heads.num_heads <= _FEW_ROWS * heads.num_kv_heads
-            attention = lmi_kernels.varlen_attention if few else lmi_kernels.prefill_attention
-            attention(
+            lmi_kernels.varlen_attention(
                 q[num_singles:],
                 pool,
                 self.chunks,

@@ -5,7 +5,6 @@ from lmi_kernels.attention.decode import decode_attention
 from lmi_kernels.attention.decode_plan import DecodePlan, plan_decode
 from lmi_kernels.attention.grouped import Workspace, attention
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.prefill import prefill_attention
 from lmi_kernels.attention.rope_and_store import rope_and_store
 from lmi_kernels.attention.rotary import rotary_
 from lmi_kernels.attention.store_kv import store_kv
@@ -64,7 +63,6 @@ __all__ = [
     "pack_experts",
     "penalize",
     "plan_decode",
-    "prefill_attention",
     "rms_norm",
     "rope_and_store",
     "rotary_",

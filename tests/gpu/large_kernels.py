@@ -69,10 +69,9 @@ def huge_pool(context: Context) -> tuple[float, float]:
     bounds = torch.tensor([0, length], dtype=torch.int32, device=context.device)
     expected = dense_attention(q, stored)
     rules = ScoreRules(heads.dim**-0.5)
-    for attention in (lmi_kernels.varlen_attention, lmi_kernels.prefill_attention):
-        out = torch.full_like(q, torch.nan)
-        attention(q, pool, kv.sequences, bounds, length, rules, out)
-        errors.append(relative_error(out, expected))
+    out = torch.full_like(q, torch.nan)
+    lmi_kernels.varlen_attention(q, pool, kv.sequences, bounds, length, rules, out)
+    errors.append(relative_error(out, expected))
     errors.append(relative_error(decode_once(q[-1:], kv), expected[-1:]))
     return max(errors), _ALLOWED
 
@@ -129,7 +128,7 @@ def _chunks(
     bounds = torch.tensor([0, *query_lens]).cumsum(0)
     q = context.random(int(bounds[-1]), heads.queries, heads.dim)
     out = torch.full_like(q, torch.nan)
-    lmi_kernels.prefill_attention(
+    lmi_kernels.varlen_attention(
         q,
         kv.pool,
         kv.sequences,

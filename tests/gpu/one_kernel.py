@@ -21,7 +21,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _LONGEST = (
     "varlen_attention",
-    "prefill_attention",
     "decode_attention",
     "truncate_logits",
     "experts",

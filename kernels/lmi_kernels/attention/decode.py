@@ -13,9 +13,9 @@ from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
 from lmi_kernels.attention.combine_parts import combine_parts
 from lmi_kernels.attention.decode_plan import DecodePlan, tuning_key
-from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules, soft_cap
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.tiles import attend, padded_head_dim
 
-_LOG2_E = 1.4426950408889634
 _MOST_ROWS = 64
 """Query heads in one product; more of one kv head are dealt out over programs, which then read the same keys."""
 
@@ -65,23 +65,18 @@ def decode_attention(
         sequences.block_tables.stride(0),
         pool.stride(0),
         pool.stride(1),
-        # Everything is a power of 2 but what the cap sees.
-        rules.scale if rules.softcap else rules.scale * _LOG2_E,
-        rules.softcap or 0.0,
+        rules.scale,
         num_heads,
         HEAD_DIM=head_dim,
-        DIM=next_power_of_2(head_dim),
+        BLOCK_D=padded_head_dim(head_dim),
         SHARE=share,
         BLOCK_SIZE=block_size,
         ROW_TILES=row_tiles,
         BLOCK_M=block_m,
         BLOCK_N=plan.block_n,
-        # With a window tiles begin anywhere.
-        ONE_BLOCK=rules.window is None and block_size % plan.block_n == 0,
-        WHOLE_BLOCKS=rules.window is None and plan.block_n % block_size == 0,
         WINDOW=rules.window or 0,
-        CAPS=rules.softcap is not None,
-        ALIBI=rules.alibi_slopes is not None,
+        SOFTCAP=rules.softcap or 0.0,
+        HAS_ALIBI=rules.alibi_slopes is not None,
         **_launch_parameters(q, block_m),
     )
     combine_parts(plan, parts, maxima, sums, out)
@@ -117,20 +112,17 @@ def _tiles_kernel(
     values_offset,
     head_stride,
     scale,
-    cap,
     num_heads,
     HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     SHARE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROW_TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    WHOLE_BLOCKS: tl.constexpr,
     WINDOW: tl.constexpr,
-    CAPS: tl.constexpr,
-    ALIBI: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
 ):
     """One run of tiles, for the query heads of one kv head."""
     program = tl.program_id(0)
@@ -141,14 +133,12 @@ def _tiles_kernel(
 
     row = (tl.program_id(1) % ROW_TILES) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = kv_head * SHARE + row
-    dim = tl.arange(0, DIM)
-    key = tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, BLOCK_D)
     of_rows = (row < SHARE)[:, None] & (dim < HEAD_DIM)[None, :]
     row_offsets = head[:, None] * HEAD_DIM + dim[None, :]
     keys_ptr = pool_ptr + kv_head.to(tl.int64) * head_stride
     values_ptr = keys_ptr + values_offset
-    if ALIBI:
-        slopes = tl.load(slopes_ptr + head, mask=row < SHARE, other=0.0) * 1.4426950408889634
+    slopes = tl.load(slopes_ptr + head, mask=row < SHARE, other=0.0) if HAS_ALIBI else 0.0
 
     for seq in range(first_seq, last_seq + 1):
         seq_begin = tl.load(tile_starts_ptr + seq)
@@ -160,72 +150,25 @@ def _tiles_kernel(
             seq_len = tl.load(seq_lens_ptr + seq)
             table_ptr = block_tables_ptr + tl.load(table_rows_ptr + seq).to(tl.int64) * table_stride
             q = tl.load(q_ptr + seq * q_stride + row_offsets, mask=of_rows, other=0.0)
-            # Tiles are counted from the first key that the query sees.
-            first_key = 0
-            if WINDOW > 0:
-                first_key = tl.maximum(seq_len - WINDOW, 0)
-            start = first_key + (begin - seq_begin) * BLOCK_N
+            first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW else 0
+            # The sequence's tiles are counted from the first that has a key which the query sees.
+            start = (first_key // BLOCK_N + begin - seq_begin) * BLOCK_N
             stop = start + (end - begin) * BLOCK_N
-
-            row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
-            acc = tl.full([BLOCK_M, DIM], 0.0, tl.float32)
-            position = start if ONE_BLOCK else start + key
-            block = tl.load(table_ptr + position // BLOCK_SIZE, mask=position < seq_len, other=0)
-            for tile in range(start, stop, BLOCK_N):
-                seen = tile + key < seq_len
-                loaded = seen[:, None] & (dim < HEAD_DIM)[None, :]
-                offsets = _offsets(block, tile, key, dim, HEAD_DIM, BLOCK_SIZE, ONE_BLOCK, WHOLE_BLOCKS)
-                k = tl.load(keys_ptr + offsets, mask=loaded, other=0.0)
-                # What nobody has written may be NaN, and 0 * NaN is no 0: values are masked as well.
-                v = tl.load(values_ptr + offsets, mask=loaded, other=0.0)
-                # A tile ahead, so that the next loads need not wait for their addresses.
-                position = tile + BLOCK_N if ONE_BLOCK else tile + BLOCK_N + key
-                block = tl.load(table_ptr + position // BLOCK_SIZE, mask=position < seq_len, other=0)
-
-                scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-                if CAPS:
-                    scores = soft_cap(scores, cap) * 1.4426950408889634
-                if ALIBI:
-                    scores += slopes[:, None] * (tile + key - (seq_len - 1))[None, :].to(tl.float32)
-                scores = tl.where(seen[None, :], scores, float("-inf"))
-                # Each tile has a key that is seen, so the maximum is a number.
-                new_max = tl.maximum(row_max, tl.max(scores, 1))
-                rescale = tl.exp2(row_max - new_max)
-                p = tl.exp2(scores - new_max[:, None])
-                row_sum = row_sum * rescale + tl.sum(p, 1)
-                row_max = new_max
-                # Rounded as values are, so that tensor cores take them; at most 1, summed in fp32.
-                acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-
+            total = tl.zeros([BLOCK_M], tl.float32)
+            peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            position = tl.full([1], 0, tl.int32) + (seq_len - 1)
+            # fmt: off
+            total, peak, weighted = attend(
+                total, peak, weighted, q, position, slopes, keys_ptr, values_ptr, table_ptr, start, stop,
+                first_key, seq_len, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, BLOCK_N, True,
+            )
+            # fmt: on
             if (begin == seq_begin) & (end == seq_end):
-                whole = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
+                whole = (weighted / total[:, None]).to(out_ptr.dtype.element_ty)
                 tl.store(out_ptr + seq * out_stride + row_offsets, whole, mask=of_rows)
             else:
                 slot = (program + seq).to(tl.int64) * num_heads
-                tl.store(parts_ptr + slot * HEAD_DIM + row_offsets, acc, mask=of_rows)
-                tl.store(maxima_ptr + slot + head, row_max, mask=row < SHARE)
-                tl.store(sums_ptr + slot + head, row_sum, mask=row < SHARE)
-
-
-@jit
-def _offsets(
-    block,
-    tile,
-    key,
-    dim,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    WHOLE_BLOCKS: tl.constexpr,
-):
-    """[BLOCK_N, DIM]: where a tile's keys are, from its kv head's first block. A pool has more than 2^31 elements."""
-    first = block.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
-    if ONE_BLOCK:
-        offsets = first + (tile % BLOCK_SIZE) * HEAD_DIM + (key[:, None] * HEAD_DIM + dim[None, :])
-    elif WHOLE_BLOCKS:
-        # Within a block the same for each tile: computed once.
-        offsets = first[:, None] + ((key % BLOCK_SIZE)[:, None] * HEAD_DIM + dim[None, :])
-    else:
-        offsets = first[:, None] + (((tile + key) % BLOCK_SIZE)[:, None] * HEAD_DIM + dim[None, :])
-    return offsets
+                tl.store(parts_ptr + slot * HEAD_DIM + row_offsets, weighted, mask=of_rows)
+                tl.store(maxima_ptr + slot + head, peak, mask=row < SHARE)
+                tl.store(sums_ptr + slot + head, total, mask=row < SHARE)

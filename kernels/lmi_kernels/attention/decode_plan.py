@@ -105,10 +105,11 @@ def _plan_kernel(
     total = 0
     for first in range(0, num_seqs, BLOCK):
         i = first + lanes
-        visible = tl.load(seq_lens_ptr + i, mask=i < num_seqs, other=0)
-        if WINDOW > 0:
-            visible = tl.minimum(visible, WINDOW)
-        tiles = (visible + (BLOCK_N - 1)) // BLOCK_N
+        seq_len = tl.load(seq_lens_ptr + i, mask=i < num_seqs, other=0)
+        tiles = (seq_len + (BLOCK_N - 1)) // BLOCK_N
+        if WINDOW:
+            # Those before the window's first key are left out.
+            tiles -= tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
         tl.store(tile_starts_ptr + 1 + i, total + tl.cumsum(tiles, 0), mask=i < num_seqs)
         total += tl.sum(tiles)
     tl.store(tile_starts_ptr, 0)

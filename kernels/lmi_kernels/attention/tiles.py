@@ -1,4 +1,4 @@
-"""What the kernels for several query tokens a sequence are made of: the rows of a program, and its walk over the keys.
+"""What the attention kernels are made of: the rows of a program, and its walk over the keys.
 
 A sequence's queries are packed by KV head: packed row r is its query token r // SHARE of query head r % SHARE of that
 KV head. A program takes BLOCK_M consecutive packed rows of one sequence and one KV head, so that every key is loaded
@@ -11,8 +11,13 @@ the next tile are loaded while this one is computed, so that no copy waits for i
 
 from __future__ import annotations
 
-from lmi_kernels._triton import jit, tl
+from lmi_kernels._triton import jit, next_power_of_2, tl
 from lmi_kernels.attention.paged_sequences import soft_cap
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a tile; `tl.dot` takes at least 16."""
+    return max(16, next_power_of_2(head_dim))
 
 
 @jit
@@ -76,7 +81,7 @@ def attend(
     Args:
         total, peak: [BLOCK_M], fp32: sum of the exponentials so far, and the largest score, times log2(e).
         weighted: [BLOCK_M, BLOCK_D], fp32: sum of the values, weighted by the exponentials.
-        q, positions, slopes: of the rows: [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M].
+        q, positions, slopes: of the rows: [BLOCK_M, BLOCK_D], [BLOCK_M] or [1] (all rows have one), [BLOCK_M].
         keys_ptr, values_ptr: the first page of this KV head.
         begin, end: multiples of BLOCK_N.
         first_key, num_keys: what any row sees lies in [first_key, num_keys); nothing else is read.

@@ -2,8 +2,8 @@
 tokens a sequence, all at once.
 
 o = softmax(rules(q k^T)) v for each query over the keys of its own sequence up to its own position. Grouped queries
-(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `attention_tiles`. One loop over the keys, each tile masked:
-`prefill_attention` is the same kernel with the tiles that need no mask in a loop of their own.
+(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Tiles of keys that all rows of a block see whole have a
+loop without masks: all but the diagonal's and those that the window cuts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels import tuning
-from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
+from lmi_kernels._triton import cdiv, jit, tl
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.tiles import attend, sequence_and_block
+from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block
+
+_FEW_ROWS = 16
+"""Packed rows that fill the least tile, of which a prompt's would be mostly empty."""
 
 
 def varlen_attention(
@@ -37,32 +40,11 @@ def varlen_attention(
         rules: its scale is positive.
         out: as q, written; rows of no sequence keep what they hold.
     """
-    share = q.shape[1] // pool.shape[1]
-    rows = 16 if max_query_len * share <= 16 else 64
-    tiles = tuning.parameters("varlen_attention", tile_key(q, f"rows_{rows}_"), q.device)
-    launch_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out, tiles, splits=False)
-
-
-def tile_key(q: torch.Tensor, prefix: str = "") -> str:
-    """Of the tuned parameters."""
-    return "fp32" if q.dtype == torch.float32 else f"{prefix}head_dim_{_padded_head_dim(q)}"
-
-
-def launch_attention(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    sequences: PagedSequences,
-    cu_seqlens_q: torch.Tensor,
-    max_query_len: int,
-    rules: ScoreRules,
-    out: torch.Tensor,
-    tiles: tuning.Parameters,
-    splits: bool,
-) -> None:
-    """As `varlen_attention`, with given tiles; splits: tiles that need no mask have a loop of their own."""
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, num_blocks, block_size, _ = pool.shape
-    share, num_seqs, block_m = num_heads // num_kv_heads, sequences.seq_lens.shape[0], tiles["block_m"]
+    share, num_seqs = num_heads // num_kv_heads, sequences.seq_lens.shape[0]
+    tiles = tuning.parameters("varlen_attention", tile_key(q, max_query_len * share), q.device)
+    block_m = tiles["block_m"]
     # As many blocks for each sequence as for the longest, unless searching for one's own needs fewer programs.
     blocks_per_seq = cdiv(max_query_len * share, block_m)
     searched_blocks = num_tokens * share // block_m + num_seqs
@@ -78,7 +60,7 @@ def launch_attention(
         sequences.table_rows,
         sequences.seq_lens,
         cu_seqlens_q,
-        q if rules.alibi_slopes is None else rules.alibi_slopes,
+        rules.alibi_slopes,
         rules.scale,
         num_seqs,
         blocks_per_seq,
@@ -94,19 +76,20 @@ def launch_attention(
         SOFTCAP=rules.softcap or 0.0,
         HAS_ALIBI=rules.alibi_slopes is not None,
         SEARCHES=searches,
-        SPLITS=splits,
         BLOCK_M=block_m,
         BLOCK_N=tiles["block_n"],
-        EDGE_N=tiles["edge_n"] if splits else tiles["block_n"],
-        BLOCK_D=_padded_head_dim(q),
+        EDGE_N=tiles["edge_n"],
+        BLOCK_D=padded_head_dim(head_dim),
         num_warps=tiles["num_warps"],
         num_stages=tiles["num_stages"],
     )
 
 
-def _padded_head_dim(q: torch.Tensor) -> int:
-    # tl.dot takes at least 16 columns.
-    return max(16, next_power_of_2(q.shape[2]))
+def tile_key(q: torch.Tensor, max_rows: int) -> str:
+    """Of the tuned parameters, by the most packed rows of a sequence."""
+    if q.dtype == torch.float32:
+        return "fp32"
+    return f"{'rows_16_' if max_rows <= _FEW_ROWS else ''}head_dim_{padded_head_dim(q.shape[2])}"
 
 
 # Numbers that change from step to step must not make new kernels, nor where a step's arrays begin.
@@ -138,7 +121,6 @@ def _packed_attention_kernel(
     SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     SEARCHES: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EDGE_N: tl.constexpr,
@@ -184,23 +166,21 @@ def _packed_attention_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # fmt: off
-    if SPLITS:
-        open_ = 0
-        if WINDOW:
-            open_ = tl.maximum(high - WINDOW + BLOCK_N, 0) // BLOCK_N * BLOCK_N
-            open_ = tl.minimum(open_, closed)
-            total, peak, weighted = attend(
-                total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, open_,
-                first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
-            )
+    open_ = 0
+    if WINDOW:
+        open_ = tl.maximum(high - WINDOW + BLOCK_N, 0) // BLOCK_N * BLOCK_N
+        open_ = tl.minimum(open_, closed)
         total, peak, weighted = attend(
-            total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, open_, closed,
-            first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, BLOCK_N, False,
+            total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, open_,
+            first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
         )
-        begin = tl.maximum(begin, closed)
     total, peak, weighted = attend(
-        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, end,
-        first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
+        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, open_, closed,
+        first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, BLOCK_N, False,
+    )
+    total, peak, weighted = attend(
+        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, closed),
+        end, first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
     )
     # fmt: on
     out_at = (query_rows * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]

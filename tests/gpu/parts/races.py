@@ -13,7 +13,6 @@ from tests.gpu.one_kernel import command, run_in_process
 _KERNELS = (
     "decode_attention",
     "varlen_attention",
-    "prefill_attention",
     "plan_decode",
     "combine_parts",
     "truncate_logits",

@@ -44,8 +44,8 @@ def plan_reference(
     owners: list[int] = []
     starts = [0]
     for i, seq_len in enumerate(seq_lens):
-        visible = seq_len if window is None else min(seq_len, window)
-        owners += [i] * -(-visible // tuned["block_n"])
+        first_key = 0 if window is None else max(seq_len - window, 0)
+        owners += [i] * (-(-seq_len // tuned["block_n"]) - first_key // tuned["block_n"])
         starts.append(len(owners))
     per_program = max(-(-len(owners) // num_programs), tuned["min_tiles"])
     owners = owners or [len(seq_lens) - 1]

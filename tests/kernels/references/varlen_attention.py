@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.prefill import prefill_attention
 from lmi_kernels.attention.varlen import varlen_attention
 from tests.kernels.references.attention_reference import attention_reference
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
-
-Attention = Callable[
-    [torch.Tensor, torch.Tensor, PagedSequences, torch.Tensor, int, ScoreRules, torch.Tensor], None
-]
 
 _UNTOUCHED = 7.0
 """What rows of no sequence hold before and after."""
@@ -37,37 +32,25 @@ _QWEN3 = _Shape(16, 8, 128)
 _GEMMA2_9B = _Shape(16, 8, 256)
 
 
-def _attention_check(name: str, attention: Attention, query_lens: tuple[int, ...]) -> OpCheck:
-    """
-    Args:
-        query_lens: longest chunks of the production calls: one for each set of launch parameters.
-    """
-
-    def launch(
-        qkv: torch.Tensor,
-        pool: torch.Tensor,
-        block_tables: torch.Tensor,
-        table_rows: torch.Tensor,
-        seq_lens: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        alibi_slopes: torch.Tensor | None,
-        max_query_len: int,
-        num_heads: int,
-        rules: ScoreRules,
-    ) -> Results:
-        # A row more than the queries, which are part of wider rows, as they are when they come from a fused product.
-        wide = qkv.new_full((qkv.shape[0], num_heads + 1, qkv.shape[2]), _UNTOUCHED)
-        sequences = PagedSequences(block_tables, table_rows, seq_lens)
-        rules = replace(rules, alibi_slopes=alibi_slopes)
-        q, out = qkv[:, :num_heads], wide[:, :num_heads]
-        attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out)
-        return (wide,)
-
-    def production(dtype: torch.dtype) -> Iterator[Inputs]:
-        for query_len in query_lens:
-            yield from _production(dtype, query_len)
-
-    return OpCheck(name, launch, _reference, _examples, production, ROUNDING)
+def _launch(
+    qkv: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    alibi_slopes: torch.Tensor | None,
+    max_query_len: int,
+    num_heads: int,
+    rules: ScoreRules,
+) -> Results:
+    # A row more than the queries, which are part of wider rows, as they are when they come from a fused product.
+    wide = qkv.new_full((qkv.shape[0], num_heads + 1, qkv.shape[2]), _UNTOUCHED)
+    sequences = PagedSequences(block_tables, table_rows, seq_lens)
+    rules = replace(rules, alibi_slopes=alibi_slopes)
+    q, out = qkv[:, :num_heads], wide[:, :num_heads]
+    varlen_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out)
+    return (wide,)
 
 
 def _reference(
@@ -170,21 +153,20 @@ def _example(
     }
 
 
-def _production(dtype: torch.dtype, query_len: int) -> Iterator[Inputs]:
-    """Chunks of two sequences. Of fp16 one variant: it differs from bf16 in the names of types."""
-    yield _production_call(dtype, query_len, _LLAMA_8B)
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    """Few packed rows and many, of two sequences. Of fp16 one variant: it differs from bf16 in the names of types."""
+    yield _production_call(dtype, 1, _LLAMA_8B)
     if dtype != torch.bfloat16:
         return
-    yield _production_call(dtype, query_len, _SMOLLM2)
-    if query_len == 1:
-        return
-    yield _production_call(dtype, query_len, _LLAMA_8B, window=4096)
-    yield _production_call(dtype, query_len, _FALCON_7B, alibi=True)
-    yield _production_call(dtype, query_len, _GEMMA2_9B, softcap=50.0)
+    yield _production_call(dtype, 1, _SMOLLM2)
+    for shape in (_LLAMA_8B, _SMOLLM2):
+        yield _production_call(dtype, 2048, shape)
+    yield _production_call(dtype, 2048, _LLAMA_8B, window=4096)
+    yield _production_call(dtype, 2048, _FALCON_7B, alibi=True)
+    yield _production_call(dtype, 2048, _GEMMA2_9B, softcap=50.0)
     # These differ in the heads' share and in the page's size, which decide about no more than addresses.
-    if query_len > 64:
-        for shape in (_FALCON_40B, _FALCON_7B, _QWEN3, replace(_LLAMA_8B, block_size=64)):
-            yield _production_call(dtype, query_len, shape)
+    for shape in (_FALCON_40B, _FALCON_7B, _QWEN3, replace(_LLAMA_8B, block_size=64)):
+        yield _production_call(dtype, 2048, shape)
 
 
 def _production_call(
@@ -208,7 +190,4 @@ def _production_call(
     }
 
 
-CHECKS = (
-    _attention_check("varlen_attention", varlen_attention, query_lens=(1, 64)),
-    _attention_check("prefill_attention", prefill_attention, query_lens=(2048,)),
-)
+CHECKS = (OpCheck("varlen_attention", _launch, _reference, _examples, _production, ROUNDING),)
