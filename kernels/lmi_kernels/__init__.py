@@ -27,7 +27,7 @@ from lmi_kernels.linear.linear import (
 from lmi_kernels.sampling.choose_tokens import choose_tokens
 from lmi_kernels.sampling.count_tokens import count_tokens_
 from lmi_kernels.sampling.likeliest import likeliest
-from lmi_kernels.sampling.penalties import penalize
+from lmi_kernels.sampling.penalties import Penalties
 from lmi_kernels.sampling.row_logprobs import row_logprobs
 from lmi_kernels.sampling.token_logprobs import token_logprobs
 from lmi_kernels.sampling.truncate_logits import logit_thresholds
@@ -39,6 +39,7 @@ __all__ = [
     "ExpertWeights",
     "LinearWeight",
     "PagedSequences",
+    "Penalties",
     "ScoreRules",
     "Workspace",
     "add_layer_norms",
@@ -61,7 +62,6 @@ __all__ = [
     "logit_thresholds",
     "pack",
     "pack_experts",
-    "penalize",
     "plan_decode",
     "rms_norm",
     "rope_and_store",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_map
 
 import lmi_kernels
 from lmi_kernels import PagedSequences, ScoreRules
@@ -13,6 +14,7 @@ from lmi_kernels.sampling.choose_tokens import choose_tokens
 from tests.gpu.context import Context
 from tests.gpu.kv import LLAMA, Heads, PagedKv, dense_attention, keys_values, make_kv, relative_error
 from tests.kernels.references.choose_tokens import choose_tokens_reference
+from tests.kernels.references.penalties import example_penalties
 
 _ALLOWED = 1e-2
 """Of 16-bit operands with sums in fp32: a few roundings of 2^-9."""
@@ -102,11 +104,9 @@ def choices(context: Context) -> tuple[float, float]:
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.arange(rows) * 7919,
         torch.arange(rows) + 1000,
-        # Of every third row the other source is taken.
-        logits.float().flip(1),
-        torch.arange(rows) % 3 // 2,
+        example_penalties(generator, rows, vocab),
     )
-    found, finite = choose_tokens(*[each.to(context.device) for each in inputs])
+    found, finite = choose_tokens(*tree_map(lambda each: each.to(context.device), inputs))
     expected = choose_tokens_reference(*inputs)[0]
     differing = int((found.cpu() != expected).sum()) + int((~finite.cpu()).sum())
     return differing / rows, 0.0

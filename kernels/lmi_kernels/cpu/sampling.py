@@ -13,64 +13,49 @@ from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
 """`kSlack` of `native.h`."""
+_ASKED_TO_TRUNCATE = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float64,
+}
+_ASKED_TO_CHOOSE = {
+    "temperature": torch.float32,
+    "thresholds": torch.float32,
+    "last_ids": torch.int32,
+    "seeds": torch.int64,
+    "positions": torch.int64,
+}
 
 
 def logit_thresholds_native(
-    team: Team,
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    team: Team, logits: torch.Tensor, *asked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`; sums are of whole numbers, in units of 2**-40 of the likeliest token's probability."""
+    """As `logit_thresholds`, whose arguments follow in its order; sums are of whole numbers, in units of 2**-40 of the
+    likeliest token's probability."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
-    _run(
-        team,
-        Truncate,
-        _row_addresses(x, penalized, penalizes),
-        vocab_size=vocab_size,
-        temperature=_column(temperature, torch.float32),
-        top_k=_column(top_k, torch.int64),
-        top_p=_column(top_p, torch.float64),
-        min_p=_column(min_p, torch.float64),
-        thresholds=thresholds,
-        last_ids=last_ids,
-        scratch=_scratch(team, vocab_size),
-    )
+    columns = {
+        name: _column(values, dtype)
+        for (name, dtype), values in zip(_ASKED_TO_TRUNCATE.items(), asked, strict=True)
+    }
+    scratch = _scratch(team, vocab_size)
+    results = {"thresholds": thresholds, "last_ids": last_ids}
+    _run(team, Truncate, _addresses(x), vocab_size=vocab_size, scratch=scratch, **columns, **results)
     return thresholds, last_ids
 
 
 def choose_tokens_native(
-    team: Team,
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    thresholds: torch.Tensor,
-    last_ids: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    team: Team, logits: torch.Tensor, *asked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose_tokens`: the same tokens."""
+    """As `choose_tokens`, whose arguments follow in its order: the same tokens."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-    _run(
-        team,
-        Choose,
-        _row_addresses(x, penalized, penalizes),
-        vocab_size=vocab_size,
-        temperature=_column(temperature, torch.float32),
-        thresholds=_column(thresholds, torch.float32),
-        last_ids=_column(last_ids, torch.int32),
-        seeds=_column(seeds, torch.int64),
-        positions=_column(positions, torch.int64),
-        tokens=tokens,
-        finite=finite,
-    )
+    columns = {
+        name: _column(values, dtype)
+        for (name, dtype), values in zip(_ASKED_TO_CHOOSE.items(), asked, strict=True)
+    }
+    _run(team, Choose, _addresses(x), vocab_size=vocab_size, **columns, tokens=tokens, finite=finite)
     return tokens, finite
 
 
@@ -112,12 +97,6 @@ def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Ten
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """One value a row, as the library reads them, whatever they are: it sees addresses and cannot check."""
     return torch.as_tensor(values, dtype=dtype).contiguous()
-
-
-def _row_addresses(x: torch.Tensor, penalized: torch.Tensor, penalizes: torch.Tensor) -> torch.Tensor:
-    """Where the rows of x begin, or those of `penalized` where `penalizes`."""
-    rows = _addresses(x)
-    return _addresses(penalized).where(penalizes != 0, rows) if penalizes.any() else rows
 
 
 def _addresses(rows: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ has the same bits everywhere (`random_numbers.py`), and a score is one product a
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from lmi_kernels import tuning
@@ -15,6 +17,7 @@ from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 from lmi_kernels.cpu.sampling import choose_tokens_native
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.sampling.choose_tokens_cpu import choose_tokens_cpu
+from lmi_kernels.sampling.penalties import Penalties, load_logits, penalize, penalties_of
 from lmi_kernels.sampling.random_numbers import EXACT, gumbel, row_keys_of
 
 _SPAN = 1024
@@ -30,8 +33,7 @@ def choose_tokens(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of equal ones the token with the lowest id, where temperature is 0; else a draw among tokens that may be drawn.
 
@@ -43,16 +45,15 @@ def choose_tokens(
         last_ids: [num_rows], int32: of the logits that equal the threshold, those of larger ids are not drawn.
         seeds: [num_rows], int64, all 64 bits.
         positions: [num_rows], int64: of the token that is chosen, in its sequence.
-        penalized: [num_rows, vocab_size], fp32, contiguous: these rows are taken in place of the logits'
-        penalizes: [num_rows], any integer dtype: where this is not 0.
+        penalties: change the logits before all else; None: nobody asks.
 
     Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
         +inf, or nothing but -inf; its token is 0 then.
     """
-    asked = logits, temperature, thresholds, last_ids, seeds, positions, penalized, penalizes
     if not uses_triton(logits):
         team = shared_team()
-        return choose_tokens_native(team, *asked) if team else choose_tokens_cpu(*asked)
+        call = partial(choose_tokens_native, team) if team else choose_tokens_cpu
+        return call(penalize(logits, penalties), temperature, thresholds, last_ids, seeds, positions)
     rows, vocab = logits.shape
     groups = cdiv(vocab, _GROUP)
     programs = _PROGRAMS_PER_MULTIPROCESSOR * tuning.num_multiprocessors(logits.device)
@@ -70,12 +71,12 @@ def choose_tokens(
         last_ids,
         seeds,
         positions,
-        penalized,
-        penalizes,
+        *(penalties or (None, None, None, None)),
         scores,
         tokens,
         largest,
         groups_per_split,
+        HAS_PENALTIES=penalties is not None,
         SPAN=_SPAN,
         num_warps=4,
         **EXACT,
@@ -89,9 +90,8 @@ def choose_tokens(
 
 
 @jit
-def _better(best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_id, noise):
+def _better(best, best_tokens, largest, x, tokens, threshold, last_id, noise):
     """Lane by lane what has been best so far, and the largest logit, NaN counting as +inf."""
-    x = tl.load(row_ptr + tokens, mask=tokens < vocab, other=float("-inf")).to(tl.float32)
     largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
     allowed = (x > threshold) | ((x == threshold) & (tokens <= last_id))
     score = tl.where(allowed, x + noise, float("-inf"))
@@ -101,7 +101,19 @@ def _better(best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_
 
 
 @jit
-def _best(row_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN: tl.constexpr):
+def _best(
+    row_ptr,
+    penalties,
+    vocab,
+    first,
+    last,
+    temperature,
+    threshold,
+    last_id,
+    seed,
+    position,
+    SPAN: tl.constexpr,
+):
     """Lane by lane, of the groups [first, last) of one row: the best scores, their tokens and the largest logits."""
     lanes = tl.arange(0, SPAN)
     best = tl.full((SPAN,), float("-inf"), tl.float32)
@@ -114,15 +126,17 @@ def _best(row_ptr, vocab, first, last, temperature, threshold, last_id, seed, po
                 tokens = (group * 4 + part) * SPAN + lanes
                 # logit / t + noise is largest where logit + t * noise is, which cannot overflow however small t is.
                 noise = temperature * gumbel(tokens, a, b, c, d)
+                x = load_logits(row_ptr, penalties, tokens, vocab)
                 best, best_tokens, largest = _better(
-                    best, best_tokens, largest, row_ptr, tokens, vocab, threshold, last_id, noise
+                    best, best_tokens, largest, x, tokens, threshold, last_id, noise
                 )
     else:
         for group in range(first, last):
             for part in tl.static_range(4):
                 tokens = (group * 4 + part) * SPAN + lanes
+                x = load_logits(row_ptr, penalties, tokens, vocab)
                 best, best_tokens, largest = _better(
-                    best, best_tokens, largest, row_ptr, tokens, vocab, float("-inf"), 0, 0.0
+                    best, best_tokens, largest, x, tokens, float("-inf"), 0, 0.0
                 )
     return best, best_tokens, largest
 
@@ -130,7 +144,9 @@ def _best(row_ptr, vocab, first, last, temperature, threshold, last_id, seed, po
 # One variant for all batch sizes: these are read one number at a time, or only count.
 @jit(
     do_not_specialize=["groups_per_split"],
-    do_not_specialize_on_alignment=["temperature_ptr", "seed_ptr", "position_ptr", "penalizes_ptr"],
+    do_not_specialize_on_alignment=[
+        *("temperature_ptr", "seed_ptr", "position_ptr", "table_rows_ptr", "asks_ptr", "numbers_ptr")
+    ],
 )
 def _choose_kernel(
     logits_ptr,
@@ -141,12 +157,15 @@ def _choose_kernel(
     last_id_ptr,
     seed_ptr,
     position_ptr,
-    penalized_ptr,
-    penalizes_ptr,
+    counts_ptr,
+    table_rows_ptr,
+    asks_ptr,
+    numbers_ptr,
     score_ptr,
     token_ptr,
     largest_ptr,
     groups_per_split,
+    HAS_PENALTIES: tl.constexpr,
     SPAN: tl.constexpr,
 ):
     """The best of one split of one row; four spans of tokens at a time."""
@@ -157,15 +176,17 @@ def _choose_kernel(
     seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
     first = split * groups_per_split
     last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
-    row_ptr, wide_ptr = logits_ptr + row * row_stride, penalized_ptr + row * vocab
-    # Each source has its own dtype, and so its own code.
-    if tl.load(penalizes_ptr + row) != 0:
+    row_ptr = logits_ptr + row * row_stride
+    asks = tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False
+    # A loop of its own, so that other rows do not wait for the branch at each load.
+    if asks:
+        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
         best, best_tokens, largest = _best(
-            wide_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
+            row_ptr, penalties, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
         )
     else:
         best, best_tokens, largest = _best(
-            row_ptr, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
+            row_ptr, None, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
         )
     top = tl.max(best)
     place = row * tl.num_programs(1) + split

@@ -23,13 +23,9 @@ def choose_tokens_cpu(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `choose_tokens`."""
     x = logits.float()
-    if penalizes.any():
-        x = penalized.where(penalizes[:, None] != 0, x)
     # NaN counts as larger than every number.
     finite = x.amax(dim=-1).isfinite()
     heat = temperature.float()

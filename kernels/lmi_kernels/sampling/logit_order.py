@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lmi_kernels._triton import jit, tl
+from lmi_kernels.sampling.penalties import load_logits
 
 
 @jit
@@ -20,13 +21,13 @@ def value_of(key, LOW_ZEROS: tl.constexpr):
 
 
 @jit
-def nth_equal(row_ptr, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.constexpr):
+def nth_equal(row_ptr, penalties, vocab, value, nth, NO_LAST_ID: tl.constexpr, LANES: tl.constexpr):
     """The id of the nth logit, from 1, that equals `value`."""
     lanes = tl.arange(0, LANES)
     seen = tl.zeros((), tl.int32)
     found = tl.full((), NO_LAST_ID, tl.int32)
     for start in range(0, vocab, LANES):
-        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        x = load_logits(row_ptr, penalties, start + lanes, vocab)
         same = (x == value).to(tl.int32)
         total = tl.sum(same)
         if (seen < nth) & (nth <= seen + total):

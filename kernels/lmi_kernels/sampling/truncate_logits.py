@@ -12,12 +12,16 @@ these remain, or that the lanes' largest do not reach what is asked, every step 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from lmi_kernels._triton import jit, tl, uses_triton
 from lmi_kernels.cpu.sampling import logit_thresholds_native
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.sampling.logit_order import key_of, nth_equal, value_of
+from lmi_kernels.sampling.penalties import Penalties, load_logits, penalize, penalties_of
+from lmi_kernels.sampling.random_numbers import EXACT
 from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
 
 _LANES = 4096
@@ -31,8 +35,7 @@ def logit_thresholds(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """In this order: the k largest logits and all that equal the k-th; of these the fewest likeliest that together have
     probability p, those of lowest ids where one that stays equals one that goes; of these all that have min_p times the
@@ -48,19 +51,17 @@ def logit_thresholds(
         top_k: [num_rows], any integer dtype; 0, or the size of the vocabulary and more: off.
         top_p: [num_rows], any float dtype, above 0; 1: off.
         min_p: [num_rows], any float dtype; 0: off.
-        penalized: [num_rows, vocab_size], fp32, contiguous: these rows are taken in place of the logits'
-        penalizes: [num_rows], any integer dtype: where this is not 0.
+        penalties: change the logits before all else; None: nobody asks.
 
     Returns: the smallest logits that may be drawn, [num_rows], fp32, and of those that equal it the largest id that may
         be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
     """
-    asked = logits, temperature, top_k, top_p, min_p, penalized, penalizes
     if not uses_triton(logits):
         team = shared_team()
-        return logit_thresholds_native(team, *asked) if team else logit_thresholds_cpu(*asked)
+        call = partial(logit_thresholds_native, team) if team else logit_thresholds_cpu
+        return call(penalize(logits, penalties), temperature, top_k, top_p, min_p)
     rows, vocab = logits.shape
-    kept = torch.empty(rows, _LANES, dtype=logits.dtype, device=logits.device)
-    wide_kept = torch.empty(rows, _LANES, dtype=torch.float32, device=logits.device)
+    kept = torch.empty(rows, _LANES, dtype=torch.float32, device=logits.device)
     thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
     last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
     _thresholds_kernel[(rows,)](
@@ -71,29 +72,38 @@ def logit_thresholds(
         top_k,
         top_p,
         min_p,
-        penalized,
-        penalizes,
+        *(penalties or (None, None, None, None)),
         kept,
-        wide_kept,
         thresholds,
         last_ids,
         NO_LAST_ID=NO_LAST_ID,
         LOW_ZEROS=_LOW_ZEROS[logits.dtype],
         LANES=_LANES,
+        HAS_PENALTIES=penalties is not None,
         num_warps=16,
+        **EXACT,
     )
     return thresholds, last_ids
 
 
 @jit
-def _amount(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
+def _load(row_ptr, penalties, kept_ptr, from_kept, places, vocab, LANES: tl.constexpr):
+    """Logits of the row, or of the few that are kept of it."""
+    if from_kept:
+        x = tl.load(kept_ptr + places, mask=places < LANES, other=float("-inf"))
+    else:
+        x = load_logits(row_ptr, penalties, places, vocab)
+    return x
+
+
+@jit
+def _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
     """Sum of exp((x - largest) * rate) of those that are at least `edge`; with a rate of 0 how many there are, exact
     below 2**24. Never more for a larger edge: rounding is monotonic, and the order of adding always the same."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
-    for start in tl.range(0, length, LANES, loop_unroll_factor=4):
-        places = start + lanes
-        x = tl.load(source_ptr + places, mask=places < length, other=float("-inf")).to(tl.float32)
+    for start in tl.range(0, LANES if from_kept else vocab, LANES, loop_unroll_factor=4):
+        x = _load(row_ptr, penalties, kept_ptr, from_kept, start + lanes, vocab, LANES)
         # So far below nothing has a probability; -inf times a rate of 0 would be NaN.
         below = tl.maximum(x - largest, -1e8)
         total += tl.where(x >= edge, tl.exp(below * rate), 0.0)
@@ -101,14 +111,13 @@ def _amount(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
 
 
 @jit
-def _at_edge(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
+def _at_edge(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
     """What `_amount` sums, of those above `edge`; and how many equal it."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     equal = tl.full((LANES,), 0, tl.int32)
-    for start in tl.range(0, length, LANES, loop_unroll_factor=4):
-        places = start + lanes
-        x = tl.load(source_ptr + places, mask=places < length, other=float("-inf")).to(tl.float32)
+    for start in tl.range(0, LANES if from_kept else vocab, LANES, loop_unroll_factor=4):
+        x = _load(row_ptr, penalties, kept_ptr, from_kept, start + lanes, vocab, LANES)
         total += tl.where(x > edge, tl.exp((x - largest) * rate), 0.0)
         equal += (x == edge).to(tl.int32)
     return tl.sum(total), tl.sum(equal)
@@ -116,32 +125,44 @@ def _at_edge(source_ptr, length, edge, largest, rate, LANES: tl.constexpr):
 
 @jit
 def _search(
-    source_ptr, length, low, high, target, largest, rate, LOW_ZEROS: tl.constexpr, LANES: tl.constexpr
+    row_ptr,
+    penalties,
+    kept_ptr,
+    from_kept,
+    vocab,
+    low,
+    high,
+    target,
+    largest,
+    rate,
+    LOW_ZEROS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """The largest key whose amount reaches the target. `low` is taken to do so, `high` not to."""
     while low + 1 < high:
         middle = (low & high) + ((low ^ high) >> 1)
-        amount = _amount(source_ptr, length, value_of(middle, LOW_ZEROS), largest, rate, LANES)
+        edge = value_of(middle, LOW_ZEROS)
+        amount = _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES)
         low = tl.where(amount >= target, middle, low)
         high = tl.where(amount >= target, high, middle)
     return low
 
 
 @jit
-def _keep_lanes(row_ptr, vocab, kept_ptr, LANES: tl.constexpr):
+def _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES: tl.constexpr):
     """Write the largest logit of each lane; returns the largest of all, +inf where there is a NaN."""
     lanes = tl.arange(0, LANES)
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
-        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
+        x = load_logits(row_ptr, penalties, start + lanes, vocab)
         largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
-    tl.store(kept_ptr + lanes, largest.to(kept_ptr.dtype.element_ty))
+    tl.store(kept_ptr + lanes, largest)
     tl.debug_barrier()
     return tl.max(largest)
 
 
 @jit
-def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
+def _keep_from(row_ptr, penalties, vocab, edge, kept_ptr, LANES: tl.constexpr):
     """Write the logits from `edge` on one after the other, and -inf behind them, if there are no more than LANES;
     returns how many there are.
 
@@ -150,22 +171,18 @@ def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
     lanes = tl.arange(0, LANES)
     counts = tl.zeros((LANES,), tl.int32)
     for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
-        x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(tl.float32)
-        counts += (x >= edge).to(tl.int32)
+        counts += (load_logits(row_ptr, penalties, start + lanes, vocab) >= edge).to(tl.int32)
     num_kept = tl.sum(counts)
     if num_kept <= LANES:
         places = tl.cumsum(counts, 0) - counts
         # What was kept before has been read by all.
         tl.debug_barrier()
-        nothing = tl.full((LANES,), float("-inf"), tl.float32)
-        tl.store(kept_ptr + lanes, nothing.to(kept_ptr.dtype.element_ty))
+        tl.store(kept_ptr + lanes, tl.full((LANES,), float("-inf"), tl.float32))
         tl.debug_barrier()
         for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
-            x = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab, other=float("-inf")).to(
-                tl.float32
-            )
+            x = load_logits(row_ptr, penalties, start + lanes, vocab)
             stays = x >= edge
-            tl.store(kept_ptr + places, x.to(kept_ptr.dtype.element_ty), mask=stays)
+            tl.store(kept_ptr + places, x, mask=stays)
             places += stays.to(tl.int32)
         tl.debug_barrier()
     return num_kept
@@ -174,6 +191,7 @@ def _keep_from(row_ptr, vocab, edge, kept_ptr, LANES: tl.constexpr):
 @jit
 def _threshold(
     row_ptr,
+    penalties,
     vocab,
     kept_ptr,
     temperature,
@@ -185,7 +203,7 @@ def _threshold(
     LANES: tl.constexpr,
 ):
     """Of one row, whose largest logits go to `kept_ptr`: the threshold and the last id."""
-    largest = _keep_lanes(row_ptr, vocab, kept_ptr, LANES)
+    largest = _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES)
     # As sharp as fp32 can tell; below it the rate would overflow.
     rate = 1.0 / tl.maximum(temperature, 1e-30)
     by_rank = (top_k > 0) & (top_k < vocab)
@@ -198,41 +216,61 @@ def _threshold(
         # Of counts the rate is 0.
         target = top_k.to(tl.float32)
         first_rate = 0.0
+        # fmt: off
         if not by_rank:
-            target = top_p * _amount(row_ptr, vocab, edge, largest, rate, LANES)
+            target = top_p * _amount(row_ptr, penalties, kept_ptr, False, vocab, edge, largest, rate, LANES)
             first_rate = rate
         # Only from where on to look: 16 bits of it will do.
         low, high = key_of(edge, 16), key_of(largest, 16) + 1
-        low = _search(kept_ptr, LANES, low, high, target, largest, first_rate, 16, LANES)
+        low = _search(
+            row_ptr, penalties, kept_ptr, True, vocab, low, high, target, largest, first_rate, 16, LANES
+        )
         bound = value_of(low, 16)
-        source_ptr, length = row_ptr, vocab
+        num_kept = tl.full((), LANES + 1, tl.int32)
         if bound > edge:
-            num_kept = _keep_from(row_ptr, vocab, bound, kept_ptr, LANES)
-            if num_kept <= LANES:
-                source_ptr, length = kept_ptr, LANES
+            num_kept = _keep_from(row_ptr, penalties, vocab, bound, kept_ptr, LANES)
+        few = num_kept <= LANES
         low, high = key_of(bound, LOW_ZEROS), key_of(largest, LOW_ZEROS) + 1
-        low = _search(source_ptr, length, low, high, target, largest, first_rate, LOW_ZEROS, LANES)
+        low = _search(
+            row_ptr, penalties, kept_ptr, few, vocab, low, high, target, largest, first_rate, LOW_ZEROS, LANES
+        )
         edge = value_of(low, LOW_ZEROS)
         if by_mass:
             if by_rank:
-                target = top_p * _amount(source_ptr, length, edge, largest, rate, LANES)
-                low = _search(source_ptr, length, low, high, target, largest, rate, LOW_ZEROS, LANES)
+                target = top_p * _amount(row_ptr, penalties, kept_ptr, few, vocab, edge, largest, rate, LANES)
+                low = _search(
+                    row_ptr, penalties, kept_ptr, few, vocab, low, high, target, largest, rate, LOW_ZEROS, LANES
+                )
                 edge = value_of(low, LOW_ZEROS)
-            above, num_equal = _at_edge(source_ptr, length, edge, largest, rate, LANES)
+            above, num_equal = _at_edge(
+                row_ptr, penalties, kept_ptr, few, vocab, edge, largest, rate, LANES
+            )
+            # fmt: on
             missing = target - above
             weight = tl.exp((edge - largest) * rate)
             # Of no weight none is drawn, and -inf never: it does not matter how many stay.
             if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
                 nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
-                last_id = nth_equal(row_ptr, vocab, edge, nth, NO_LAST_ID, LANES)
+                last_id = nth_equal(row_ptr, penalties, vocab, edge, nth, NO_LAST_ID, LANES)
     if finite & (min_p > 0.0):
-        relative = largest + temperature * tl.log(tl.maximum(min_p, 1e-37))
+        # Rounded once.
+        relative = tl.fma(temperature, tl.log(tl.maximum(min_p, 1e-37)), largest)
     return tl.maximum(edge, relative), tl.where(relative > edge, NO_LAST_ID, last_id)
 
 
 # One variant for all batch sizes: these are read one number at a time.
 @jit(
-    do_not_specialize_on_alignment=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "penalizes_ptr"]
+    do_not_specialize_on_alignment=[
+        *(
+            "temperature_ptr",
+            "top_k_ptr",
+            "top_p_ptr",
+            "min_p_ptr",
+            "table_rows_ptr",
+            "asks_ptr",
+            "numbers_ptr",
+        )
+    ]
 )
 def _thresholds_kernel(
     logits_ptr,
@@ -242,15 +280,17 @@ def _thresholds_kernel(
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    penalized_ptr,
-    penalizes_ptr,
+    counts_ptr,
+    table_rows_ptr,
+    asks_ptr,
+    numbers_ptr,
     kept_ptr,
-    wide_kept_ptr,
     threshold_ptr,
     last_id_ptr,
     NO_LAST_ID: tl.constexpr,
     LOW_ZEROS: tl.constexpr,
     LANES: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
 ):
     """One row a program, which writes twice: what holds if nothing is asked, and what it finds."""
     row = tl.program_id(0).to(tl.int64)
@@ -262,16 +302,18 @@ def _thresholds_kernel(
     min_p = tl.load(min_p_ptr + row).to(tl.float32)
     if (temperature == 0.0) | ~((top_k > 0) & (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0)):
         return
-    narrow_row, kept = logits_ptr + row * row_stride, kept_ptr + row * LANES
-    wide_row, wide_kept = penalized_ptr + row * vocab, wide_kept_ptr + row * LANES
-    # Each source has its own dtype, and so its own code.
-    if tl.load(penalizes_ptr + row) != 0:
+    row_ptr = logits_ptr + row * row_stride
+    kept_ptr += row * LANES
+    asks = tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False
+    if asks:
+        # No longer on the grid of the logits' dtype: every bit is searched.
+        penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
         threshold, last_id = _threshold(
-            wide_row, vocab, wide_kept, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES
+            row_ptr, penalties, vocab, kept_ptr, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES
         )
     else:
         threshold, last_id = _threshold(
-            narrow_row, vocab, kept, temperature, top_k, top_p, min_p, NO_LAST_ID, LOW_ZEROS, LANES
+            row_ptr, None, vocab, kept_ptr, temperature, top_k, top_p, min_p, NO_LAST_ID, LOW_ZEROS, LANES
         )
     tl.store(threshold_ptr + row, threshold)
     tl.store(last_id_ptr + row, last_id)

@@ -18,13 +18,9 @@ def logit_thresholds_cpu(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `logit_thresholds`; the nucleus is that of the sum of whole numbers."""
     x = logits.float()
-    if penalizes.any():
-        x = penalized.where(penalizes[:, None] != 0, x)
     heat = temperature.float().clamp(min=_SMALLEST)
     drawn = temperature.float() != 0.0
     thresholds = torch.full((len(x),), -torch.inf)

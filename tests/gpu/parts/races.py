@@ -19,7 +19,6 @@ _KERNELS = (
     "choose_tokens",
     "token_logprobs",
     "route",
-    "penalize",
 )
 _SECONDS = 90.0
 """For one of them, examples being two: under the sanitizer all is many times slower."""

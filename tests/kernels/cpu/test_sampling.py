@@ -11,6 +11,7 @@ import torch
 
 from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
 from lmi_kernels.cpu.team import Team
+from lmi_kernels.sampling.penalties import penalize
 from lmi_kernels.sampling.row_logprobs import row_logprobs_torch
 from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
 from tests.kernels.references.choose_tokens import CHECKS as CHOICES
@@ -52,11 +53,6 @@ def _columns(*asked: tuple[float, int, float, float]) -> Tensors:
     return heat.double(), top_k, top_p.double(), min_p.double()
 
 
-def _taken(logits: torch.Tensor) -> Tensors:
-    """Rows come from the logits."""
-    return logits, torch.zeros(len(logits), dtype=torch.int64)
-
-
 def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
     """Seeds and positions."""
     seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
@@ -66,7 +62,7 @@ def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in THRESHOLDS[0].examples(fresh_generator(), dtype):
-        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
+        logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
         asked = tuple(inputs.values())
         expected = logit_thresholds_reference(logits, **inputs)
         found = everywhere(
@@ -81,7 +77,7 @@ def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torc
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_tokens_are_those_of_noise_for_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in CHOICES[0].examples(fresh_generator(), dtype):
-        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
+        logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
         _check_choice(everywhere, logits, *inputs.values())
 
 
@@ -97,16 +93,16 @@ def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
     """Of rows that are all the same row: each has its own parameters."""
     logits = _EXTREMES[name].expand(len(_ASKED), -1)
     columns = _columns(*_ASKED)
-    edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     if logits[0].amax().isfinite():
-        expected = logit_thresholds_cpu(logits, *columns, *_taken(logits))
+        expected = logit_thresholds_cpu(logits, *columns)
         for i, asked in enumerate(_ASKED):
             assert edges[0][i] == expected[0][i], asked
             assert edges[1][i] == expected[1][i], asked
     else:
         assert (edges[0] == -math.inf).all()
     draws = _draws(fresh_generator(), len(logits))
-    _check_choice(everywhere, logits, columns[0], *edges, *draws, *_taken(logits))
+    _check_choice(everywhere, logits, columns[0], *edges, *draws)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
@@ -119,14 +115,14 @@ def test_drawn_tokens_of_whole_vocabularies(everywhere: Everywhere, spread: floa
         thresholds[::2] = -math.inf
         last_ids = torch.randint(vocab, (len(heat),), dtype=torch.int32, generator=generator)
         draws = _draws(generator, len(heat))
-        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws, *_taken(logits))
+        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws)
 
 
 def test_tokens_of_many_short_rows(everywhere: Everywhere) -> None:
     logits = torch.zeros(3000, 50)
     nothing = torch.full((3000,), -math.inf), torch.zeros(3000, dtype=torch.int32)
     draws = _draws(fresh_generator(), 3000)
-    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws, *_taken(logits))
+    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws)
 
 
 @pytest.mark.parametrize("spread", [0.05, 3.0])
@@ -135,9 +131,7 @@ def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: floa
     logits = torch.randn(6, 49_152, generator=fresh_generator()).mul_(spread)
     asked = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
     columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in asked))
-    thresholds, last_ids = everywhere(
-        lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits))
-    )
+    thresholds, last_ids = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     assert (last_ids == NO_LAST_ID).all()
     for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), asked, strict=True):
         ranked = row.where(row >= row.topk(top_k).values[-1], -math.inf) if top_k else row
@@ -150,12 +144,10 @@ def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everyw
     logits = torch.randn(9, 3001, generator=fresh_generator()).mul_(2.0)
     logits[:, ::7] = -math.inf
     columns = _columns(*[(0.9, 0, 0.97, 0.0)] * 9)
-    together, _ = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    together, _ = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     for i in range(9):
         row, own = logits[i : i + 1], [column[:1] for column in columns]
-        alone, _ = everywhere(
-            lambda team, row=row, own=own: logit_thresholds_native(team, row, *own, *_taken(row))
-        )
+        alone, _ = everywhere(lambda team, row=row, own=own: logit_thresholds_native(team, row, *own))
         assert alone == together[i]
 
 

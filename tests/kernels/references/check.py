@@ -42,7 +42,6 @@ ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MODULES = tuple(
     f"tests.kernels.references.{name}"
     for name in (
-        "penalties",
         "truncate_logits",
         "choose_tokens",
         "count_tokens",

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from lmi_kernels import Penalties
 from lmi_kernels.sampling.choose_tokens import _SPAN, choose_tokens
+from lmi_kernels.sampling.penalties import penalize
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.penalties import example_penalties, production_penalties
 from tests.kernels.references.random_numbers import gumbel_noise
 
 
@@ -18,11 +21,10 @@ def choose_tokens_reference(
     last_ids: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    penalties: Penalties | None = None,
 ) -> Results:
     """The same bits: every token's noise is written down."""
-    x = penalized.where(penalizes[:, None] != 0, logits.float())
+    x = penalize(logits, penalties).float()
     (noise,) = gumbel_noise(seeds, positions, x.shape[1])
     ids, edge = torch.arange(x.shape[1]), thresholds[:, None]
     heat = temperature.float()[:, None]
@@ -49,8 +51,9 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             logits[4, :vocab] = torch.nan
         temperature = torch.rand(rows, generator=generator).add_(0.5)
         temperature[::3] = 0.0
+        penalties = example_penalties(generator, rows, vocab)
         # One of the row's own logits, and some tokens of just that.
-        edge = logits[:, vocab // 2].float()
+        edge = penalize(logits[:, :vocab], penalties)[:, vocab // 2].float()
         thresholds = edge.where(torch.rand(rows, generator=generator) < 0.6, -torch.inf)
         last_ids = torch.randint(vocab // 2, vocab, (rows,), dtype=torch.int32, generator=generator)
         if rows > 8:
@@ -60,10 +63,6 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         if vocab > _SPAN:
             # Equal ones of one lane and of several, greedily.
             logits[0, [7, 7 + _SPAN, 8]] = 40.0
-        # Some rows come from the other source; where a row is not taken from stands nothing that could be.
-        penalizes = torch.rand(rows, generator=generator) < 0.4
-        penalized = logits[:, :vocab].float().where(penalizes[:, None], torch.nan)
-        logits[penalizes] = torch.nan
         yield {
             "padded": logits,
             "vocab": vocab,
@@ -72,15 +71,14 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             "last_ids": last_ids,
             "seeds": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
             "positions": torch.randint(2**33, (rows,), generator=generator),
-            "penalized": penalized,
-            "penalizes": penalizes.long(),
+            "penalties": penalties,
         }
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
     whole = torch.empty(32, dtype=torch.int64, device="meta")
-    yield {
+    inputs = {
         "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
         "vocab": 128256,
         "temperature": whole.double(),
@@ -88,9 +86,9 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         "last_ids": whole.int(),
         "seeds": whole,
         "positions": whole,
-        "penalized": torch.empty(32, 128256, device="meta"),
-        "penalizes": whole,
     }
+    yield inputs | {"penalties": production_penalties(32, 128256)}
+    yield inputs
 
 
 CHECKS = (

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
+from lmi_kernels import Penalties
+from lmi_kernels.sampling.penalties import penalize
 from lmi_kernels.sampling.truncate_logits import logit_thresholds
 from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.penalties import example_penalties, production_penalties
 
 
 def logit_thresholds_reference(
@@ -18,12 +21,11 @@ def logit_thresholds_reference(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    penalties: Penalties | None = None,
 ) -> Results:
     """As `logit_thresholds`, on any device."""
     rows = zip(
-        penalized.double().where(penalizes[:, None] != 0, logits.double()).cpu(),
+        penalize(logits, penalties).double(),
         temperature.tolist(),
         top_k.tolist(),
         top_p.tolist(),
@@ -32,8 +34,8 @@ def logit_thresholds_reference(
     )
     found = [_threshold(*row) for row in rows]
     return (
-        torch.tensor([threshold for threshold, _ in found], dtype=torch.float32, device=logits.device),
-        torch.tensor([last_id for _, last_id in found], dtype=torch.int32, device=logits.device),
+        torch.tensor([threshold for threshold, _ in found], dtype=torch.float32),
+        torch.tensor([last_id for _, last_id in found], dtype=torch.int32),
     )
 
 
@@ -94,8 +96,8 @@ _ASKED = (
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
-    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite; of
-    either source."""
+    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite; with
+    penalties and without."""
     for vocab, spare, spread, asked in (
         (1, 0, 1.0, _ASKED[3:5]),
         (97, 3, 2.0, _ASKED),
@@ -114,11 +116,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             logits[-1, vocab // 2] = torch.nan
             logits[-2] = -torch.inf
         temperature, top_k, top_p, min_p = (list(column) for column in zip(*asked, strict=True))
-        # Others than the logits, and not on their dtype's grid; where they are not taken, nothing that could be.
-        penalized = logits.float().flip(1) * 1.1
-        penalizes = torch.rand(len(asked), generator=generator) < 0.4
-        logits[penalizes] = penalized[~penalizes] = torch.nan
-        taken = penalized.where(penalizes[:, None], logits.float())
+        penalties = example_penalties(generator, len(asked), vocab)
+        taken = penalize(logits, penalties).float()
         for i, p in enumerate(top_p):
             if p < 1.0 and taken[i].amax().isfinite():
                 top_p[i] = _clear_top_p(taken[i], temperature[i], int(top_k[i]), p)
@@ -129,24 +128,23 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             "top_k": torch.tensor(top_k, dtype=torch.int64),
             "top_p": torch.tensor(top_p, dtype=torch.float64),
             "min_p": torch.tensor(min_p, dtype=torch.float64),
-            "penalized": penalized,
-            "penalizes": penalizes.long(),
+            "penalties": penalties,
         }
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
     number = torch.empty(32, dtype=torch.float64, device="meta")
-    yield {
+    inputs = {
         "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
         "vocab": 128256,
         "temperature": number,
         "top_k": number.long(),
         "top_p": number,
         "min_p": number,
-        "penalized": torch.empty(32, 128256, device="meta"),
-        "penalizes": number.long(),
     }
+    yield inputs | {"penalties": production_penalties(32, 128256)}
+    yield inputs
 
 
 CHECKS = (

@@ -11,6 +11,12 @@ from tests.support.planted import Planted, assert_caught
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
+
+def _penalty(what: str, right: str, wrong: str) -> Planted:
+    between = ("sampling.choose_tokens",)
+    return Planted(what, "sampling.penalties", "choose_tokens", right, wrong, between)
+
+
 PLANTED = (
     Planted(
         "noise of the next token",
@@ -49,10 +55,11 @@ PLANTED = (
     ),
     Planted(
         "beyond the vocabulary",
-        "sampling.choose_tokens",
+        "sampling.penalties",
         "choose_tokens",
-        "mask=tokens < vocab",
-        "mask=tokens <= vocab",
+        "inside = tokens < vocab",
+        "inside = tokens <= vocab",
+        between=("sampling.choose_tokens",),
     ),
     Planted(
         "all that equal the threshold",
@@ -86,22 +93,22 @@ PLANTED = (
         "probability of all, not of the k",
         "sampling.truncate_logits",
         "truncate_logits",
-        "target = top_p * _amount(source_ptr, length, edge,",
-        'target = top_p * _amount(row_ptr, vocab, float("-inf"),',
+        "target = top_p * _amount(row_ptr, penalties, kept_ptr, few, vocab, edge,",
+        'target = top_p * _amount(row_ptr, penalties, kept_ptr, False, vocab, float("-inf"),',
     ),
     Planted(
         "the row ends too early",
         "sampling.truncate_logits",
         "truncate_logits",
         "tl.where(x >= edge, tl.exp(below * rate), 0.0)",
-        "tl.where((x >= edge) & (places < length - 1), tl.exp(below * rate), 0.0)",
+        "tl.where((x >= edge) & (start + lanes < vocab - 1), tl.exp(below * rate), 0.0)",
     ),
     Planted(
         "what equals the bound is lost",
         "sampling.truncate_logits",
         "truncate_logits",
-        "counts += (x >= edge).to(tl.int32)",
-        "counts += (x > edge).to(tl.int32)",
+        "start + lanes, vocab) >= edge).to(tl.int32)",
+        "start + lanes, vocab) > edge).to(tl.int32)",
     ),
     Planted(
         "one of the equal too many",
@@ -118,54 +125,28 @@ PLANTED = (
         "largest + tl.log",
     ),
     Planted(
-        "the other source's row",
-        "sampling.truncate_logits",
-        "truncate_logits",
-        "wide_row, wide_kept = penalized_ptr + row * vocab,",
-        "wide_row, wide_kept = penalized_ptr,",
-    ),
-    Planted(
-        "never the other source",
+        "never a penalty",
         "sampling.choose_tokens",
         "choose_tokens",
-        "if tl.load(penalizes_ptr + row) != 0:",
-        "if tl.load(penalizes_ptr + row) > 1:",
+        "tl.load(asks_ptr + row) != 0",
+        "tl.load(asks_ptr + row) > 1",
     ),
     Planted(
-        "presence in the prompt",
-        "sampling.penalties",
-        "penalize",
-        "tl.where(count > 0, presence, 0.0)",
-        "tl.where(entry > 0, presence, 0.0)",
+        "penalties on the logits' grid",
+        "sampling.truncate_logits",
+        "truncate_logits",
+        "tl.load(asks_ptr + row) != 0",
+        "tl.load(asks_ptr + row) > 1",
     ),
-    Planted(
-        "negative logits divided",
-        "sampling.penalties",
-        "penalize",
-        "tl.where(x < 0.0, x * repetition, ",
-        "tl.where(x < 0.0, x / repetition, ",
+    _penalty(
+        "presence in the prompt", "tl.where(count > 0, presence, 0.0)", "tl.where(entry > 0, presence, 0.0)"
     ),
-    Planted(
-        "half of frequency",
-        "sampling.penalties",
-        "penalize",
-        "count = entry >> 1",
-        "count = (entry >> 1) // 2",
+    _penalty(
+        "negative logits divided", "tl.where(x < 0.0, x * repetition, ", "tl.where(x < 0.0, x / repetition, "
     ),
-    Planted(
-        "another row of the table",
-        "sampling.penalties",
-        "penalize",
-        "count_ptr += tl.load(table_row_ptr + row) * vocab",
-        "count_ptr += row * vocab",
-    ),
-    Planted(
-        "a split's last tokens",
-        "sampling.penalties",
-        "penalize",
-        "last = tl.minimum(first + blocks_per_split * BLOCK, vocab)",
-        "last = tl.minimum(first + blocks_per_split * BLOCK, vocab) - BLOCK",
-    ),
+    _penalty("half of frequency", "count = entry >> 1\n    ", "count = (entry >> 1) // 2\n    "),
+    _penalty("another row of the table", "tl.load(table_rows_ptr + row) * vocab", "row * vocab"),
+    _penalty("another row's presence", "tl.load(numbers_ptr + num_rows)", "tl.load(numbers_ptr)"),
     Planted("no bound", "sampling.count_tokens", "count_tokens", "entry < FULL", "entry < FULL + 2"),
     Planted(
         "of all rows", "sampling.count_tokens", "count_tokens", "!= 0\n    table_rows", ">= 0\n    table_rows"
