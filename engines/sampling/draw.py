@@ -30,33 +30,30 @@ class Edges(NamedTuple):
             row.masked_fill_((row < edge) | ((row == edge) & (ids > self.last_ids[i])), -math.inf)
 
 
-def find_edges(logits: torch.Tensor, changed: torch.Tensor, plan: SamplingPlan) -> Edges:
+def find_edges(logits: torch.Tensor, plan: SamplingPlan) -> Edges:
     """By top_k (Fan et al. 2018, arXiv:1805.04833), of what that keeps by top_p (Holtzman et al. 2020,
     arXiv:1904.09751), and of that by min_p (Nguyen et al. 2024, arXiv:2407.01082), in the rows that ask.
 
-    Args:
-        logits: [num_rows, vocab_size], any float dtype, rows contiguous.
-        changed: [num_rows, vocab_size], fp32, contiguous: taken in place of the logits where `plan.is_changed`.
+    logits: [num_rows, vocab_size], any float dtype, rows contiguous.
     """
     if not plan.truncates:
         return Edges(*plan.no_edges)
     asked = plan.temperature, plan.top_k, plan.top_p, plan.min_p
-    return Edges(*logit_thresholds(logits, *asked, penalized=changed, penalizes=plan.is_changed))
+    return Edges(*logit_thresholds(logits, *asked))
 
 
 def choose(
     logits: torch.Tensor,
-    changed: torch.Tensor,
     rows: Sequence[SamplingRow],
     plan: SamplingPlan,
     edges: Edges,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each row, [num_rows], int64: the likeliest, or drawn; and whether there was one, [num_rows], bool.
 
-    logits, changed: as of `find_edges`.
+    logits: as of `find_edges`.
     """
     positions = plan.seeds
     if plan.drawn:
         positions = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
     asked = plan.temperature, *edges, plan.seeds, positions
-    return choose_tokens(logits, *asked, penalized=changed, penalizes=plan.is_changed)
+    return choose_tokens(logits, *asked)

@@ -46,8 +46,6 @@ class SamplingPlan:
         nothing = torch.full((len(params),), -math.inf, device=device)
         self.no_edges = nothing, torch.zeros_like(nothing, dtype=torch.int32)
         """Thresholds and last ids where every token may be drawn."""
-        changed = set(self.changed)
-        self.is_changed = column([i in changed for i in rows], torch.int64)
 
 
 def seed_bits(params: SamplingParams) -> int:

@@ -63,11 +63,11 @@ class Sampler:
         beams: dict[int, TokenLogprobs] = {}
         if plan.changed:
             changed, beams = self._change(logits, rows, plan)
-        edges = find_edges(logits, changed, plan)
+        edges = find_edges(changed, plan)
         if plan.typical:
             edges.rule_out(changed, plan.typical)
             typical_p(changed, SamplingBatch(rows, [], plan.drawn))
-        chosen, finite = choose(logits, changed, rows, plan, edges)
+        chosen, finite = choose(changed, rows, plan, edges)
         if plan.restricted:
             finite[plan.restricted] &= logits[plan.restricted].amax(dim=-1).isfinite()
         if not plan.reported:
@@ -88,11 +88,8 @@ class Sampler:
     def _change(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan
     ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
-        """Logits after all steps, [num_rows, vocab_size], fp32, only in the rows that ask for one; and the
-        continuations of rows with beams."""
-        changed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for i in plan.changed:
-            changed[i] = logits[i]
+        """Logits after all steps, [num_rows, vocab_size], fp32; and the continuations of rows with beams."""
+        changed = logits.to(torch.float32, copy=True)
         if plan.with_beams:
             # What beams add up are log-probabilities, so these are what steps change.
             changed[plan.with_beams] = changed[plan.with_beams].log_softmax(dim=-1)

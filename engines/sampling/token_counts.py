@@ -32,7 +32,7 @@ class TokenCounts:
         self._device = device
         # Made once, so that nothing is allocated while serving: 256 sequences of a vocabulary of 151,936 take 78 MB.
         self.table = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int16, device=device)
-        """[num_rows + 1, vocab_size], as `lmi_kernels.penalize` reads it."""
+        """[num_rows + 1, vocab_size], as `lmi_kernels.Penalties` has it."""
         self.known: dict[int, tuple[str, int]] = {}
         """By row: whose tokens were counted up to which length, before that length's token was chosen."""
 

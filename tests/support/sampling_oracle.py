@@ -42,7 +42,7 @@ _ALONE = SamplingParams(1, temperature=1.0)
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """top_k, top_p and min_p as a step."""
     plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
-    find_edges(logits, logits, plan).rule_out(logits, batch.drawn)
+    find_edges(logits, plan).rule_out(logits, batch.drawn)
 
 
 ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)
