@@ -38,8 +38,6 @@ class ParallelConfig:
     """`cpu` or `cuda`; rank r uses the r-th visible GPU."""
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
-    batch_invariant: bool = False
-    """On a CPU a row's result has the same bits whoever shares its step, for weights that fp16 does not hold too."""
     enforce_eager: bool = False
     """On a GPU, launch the kernels of decodes one by one; without it decodes are replayed as CUDA graphs."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from lmi_kernels import Workspace
-
 _MOST_COPIES = 256
 """Blocks that are copied at once."""
 
@@ -39,7 +37,6 @@ class KvCache:
         self.layers = list(pools.unbind(0))
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.workspace = Workspace()
 
     @property
     def num_bytes(self) -> int:

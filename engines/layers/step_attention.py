@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 
 import lmi_kernels
-from lmi_kernels.attention.grouped_plan import AttentionGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,14 @@ class StepAttention(Protocol):
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """int64, of each token row; -1: padding. Rows beyond its end, on a CPU, are padding too."""
+        """int64, of each token row; -1: padding."""
 
     def attend(self, qkv: torch.Tensor, heads: Heads, pool: torch.Tensor) -> torch.Tensor:
         """Norms of heads (if any), rotary embedding, cache write, attention.
 
         Args:
             qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads; may be
-                overwritten. Rows beyond the step's tokens are padding.
+                overwritten.
             heads: the layer's.
             pool: the layer's part of the cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written.
 
@@ -45,22 +44,20 @@ class StepAttention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedStepAttention:
-    """By torch, group by group (`lmi_kernels.attention`): for CPUs."""
+class TorchStepAttention:
+    """By torch, sequence by sequence (`lmi_kernels.attention`): for CPUs without native kernels."""
 
-    num_tokens: int
     slot_mapping: torch.Tensor
     """[num_tokens], int64."""
     cos: torch.Tensor
-    """[num_rows, 1, head_dim], fp32."""
+    """[num_tokens, 1, head_dim], fp32."""
     signed_sin: torch.Tensor
-    """[num_rows, 1, head_dim], fp32; see `lmi_kernels.rotary_`."""
-    groups: tuple[AttentionGroup, ...]
-    workspace: lmi_kernels.Workspace
+    """[num_tokens, 1, head_dim], fp32; see `lmi_kernels.rotary_`."""
+    sequences: tuple[lmi_kernels.SequenceRows, ...]
 
     def attend(self, qkv: torch.Tensor, heads: Heads, pool: torch.Tensor) -> torch.Tensor:
-        num_rows, tokens = qkv.shape[0], self.num_tokens
-        qkv = qkv.view(num_rows, -1, heads.head_dim)
+        num_tokens = len(qkv)
+        qkv = qkv.view(num_tokens, -1, heads.head_dim)
         values_from = heads.num_heads + heads.num_kv_heads
         if heads.norms is not None:
             parts = qkv[:, : heads.num_heads], qkv[:, heads.num_heads : values_from]
@@ -68,10 +65,9 @@ class GroupedStepAttention:
                 part.copy_(lmi_kernels.rms_norm(part, weight, heads.eps))
         # Queries and keys turn alike and lie side by side: one call turns both.
         lmi_kernels.rotary_(qkv[:, :values_from], self.cos, self.signed_sin)
-        keys_values = qkv[:tokens, heads.num_heads :].view(tokens, 2, heads.num_kv_heads, heads.head_dim)
+        keys_values = qkv[:, heads.num_heads :].view(num_tokens, 2, heads.num_kv_heads, heads.head_dim)
         lmi_kernels.store_kv(keys_values, pool, self.slot_mapping)
         q = qkv[:, : heads.num_heads]
         out = q.new_empty(q.shape)
-        out[tokens:] = 0
-        lmi_kernels.attention(q, pool, self.groups, self.workspace, out)
-        return out.view(num_rows, -1)
+        lmi_kernels.attention(q, pool, self.sequences, out)
+        return out.view(num_tokens, -1)

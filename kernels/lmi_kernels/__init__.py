@@ -3,11 +3,11 @@
 from lmi_kernels._triton import cdiv, runs_triton
 from lmi_kernels.attention.decode import decode_attention
 from lmi_kernels.attention.decode_plan import DecodePlan, plan_decode
-from lmi_kernels.attention.grouped import Workspace, attention
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.rope_and_store import rope_and_store
 from lmi_kernels.attention.rotary import rotary_
 from lmi_kernels.attention.store_kv import store_kv
+from lmi_kernels.attention.torch_attention import SequenceRows, attention
 from lmi_kernels.attention.varlen import varlen_attention
 from lmi_kernels.elementwise.gelu import gelu
 from lmi_kernels.elementwise.gelu_and_mul import gelu_and_mul
@@ -18,8 +18,6 @@ from lmi_kernels.linear.embedding import embedding
 from lmi_kernels.linear.experts import ExpertWeights, experts, pack_experts
 from lmi_kernels.linear.linear import (
     LinearWeight,
-    batch_invariant_rows,
-    dense_rows_are_bit_equal,
     gated_linear,
     linear,
     pack,
@@ -41,16 +39,14 @@ __all__ = [
     "PagedSequences",
     "Penalties",
     "ScoreRules",
-    "Workspace",
+    "SequenceRows",
     "add_layer_norms",
     "add_rms_norm",
     "attention",
-    "batch_invariant_rows",
     "cdiv",
     "choose_tokens",
     "count_tokens_",
     "decode_attention",
-    "dense_rows_are_bit_equal",
     "embedding",
     "experts",
     "gated_linear",

@@ -110,10 +110,8 @@ SCHEDULER_OPTIONS: tuple[Option, ...] = (
     _option(
         "option.batch_invariant",
         Bool(),
-        "With native CPU kernels a request's logits are bit-identical in any batch, however its prompt is chunked,"
-        " recomputed or found in the prefix cache, and this changes nothing. Where torch serves instead, true brings"
-        " that as far as the processor's matrix library can; the log says when it cannot. Linear layers then take"
-        " longer, those of a lone request up to twice the time.",
+        "Has no effect. With native CPU kernels a request's logits are always bit-identical in any batch, however its"
+        " prompt is chunked, recomputed or found in the prefix cache. Where torch serves instead, they are not.",
         target="options.batch_invariant",
         example="true",
     ),

@@ -1,9 +1,8 @@
-"""Steps on a CPU: grouped attention by torch, logits for the host to choose from."""
+"""Steps on a CPU without native kernels: by torch, logits for the host to choose from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -16,8 +15,6 @@ from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
 from engines.mpi.runner.step_runner import Model, StepResult
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
-from lmi_kernels import batch_invariant_rows
-from lmi_kernels.attention.grouped_plan import GroupLimits
 
 
 class CpuSteps:
@@ -28,8 +25,6 @@ class CpuSteps:
         model: Model,
         cache: KvCache,
         rotary: RotaryTable,
-        limits: GroupLimits,
-        contiguous: bool,
         leads: bool,
         num_layers: int | None = None,
     ) -> None:
@@ -40,8 +35,6 @@ class CpuSteps:
         self._model = model
         self._cache = cache
         self._rotary = rotary
-        self._limits = limits
-        self._contiguous = contiguous
         self._leads = leads
         self._num_layers = num_layers
         self._tables = BlockTables()
@@ -54,9 +47,7 @@ class CpuSteps:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Batch:
-        return make_batch(
-            plan, self._tables, self._rotary, self._limits, self._contiguous, self._cache.workspace
-        )
+        return make_batch(plan, self._tables, self._rotary, self._cache.block_size)
 
     @torch.inference_mode()
     def compute(
@@ -66,15 +57,9 @@ class CpuSteps:
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
             mine = targets if self._leads else None
-            head = partial(self._head, hidden)
-            scores = score_prompts(batch.prompt_rows, batch.prompt_lens, mine, head)
+            scores = score_prompts(
+                batch.prompt_rows, batch.prompt_lens, mine, lambda rows: self._model.logits(hidden[rows])
+            )
         if len(batch.sample_rows) == 0:
             return StepResult(None, scores)
-        return StepResult(self._head(hidden, batch.sample_rows), scores)
-
-    def _head(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
-        """Logits of some rows, padded so that their bits do not depend on how many they are."""
-        count = len(places)
-        padding = batch_invariant_rows(count, dense=self._limits.batch_invariant) - count
-        logits = self._model.logits(hidden[torch.cat((places, places[:1].expand(padding)))])
-        return None if logits is None else logits[:count]
+        return StepResult(self._model.logits(hidden[batch.sample_rows]), scores)

@@ -34,7 +34,6 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
-from lmi_kernels.attention.grouped_plan import GroupLimits
 from lmi_kernels.cpu.recorder import NotRecorded
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team, shared_team
@@ -43,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 _KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_GROUP_KEYS = 2048
-"""Keys of an attention group: enough that calls are few, and few enough that what a gather wrote is still in the
-processor's cache when attention reads it (measured with 3 heads of dimension 64: 1,000 to 2,500 are alike)."""
 _FIRST_USE_BYTES = 64 * 1024**2
 """On a CPU the first step brings in code and scratch memory of the libraries, about so much."""
 _SPARE = 1.1
@@ -102,8 +98,6 @@ class ModelRunner:
             device,
             as_table=self._team is not None or runs_triton(device),
         )
-        self._contiguous = not config.cache.paged
-        self._batch_invariant = config.parallel.batch_invariant
         self._kv_dtype = config.cache.dtype
         if self._kv_dtype == "auto":
             self._kv_dtype = "fp32" if self._dtype is torch.float32 else config.model.dtype
@@ -188,10 +182,7 @@ class ModelRunner:
                 TableShape(step.num_seqs, config.model.max_model_len),
                 num_layers,
             )
-        limits = GroupLimits(
-            cache.block_size, cache.num_blocks, self._kv_heads, _GROUP_KEYS, self._batch_invariant
-        )
-        return CpuSteps(self._model, cache, self._rotary, limits, self._contiguous, leads, num_layers)
+        return CpuSteps(self._model, cache, self._rotary, leads, num_layers)
 
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""

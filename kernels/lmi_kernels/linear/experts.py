@@ -15,7 +15,7 @@ import torch
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.cpu.recorder import NotRecorded, Rows
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
-from lmi_kernels.linear.linear import LinearWeight, batch_invariant_rows, gated_linear, linear, pack
+from lmi_kernels.linear.linear import LinearWeight, gated_linear, linear, pack
 from lmi_kernels.linear.route import route
 from lmi_kernels.linear.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
@@ -77,8 +77,8 @@ def experts(
         slots: [num_rows], int64: rows with -1 are padding, for which no expert's weights are read, and 0 comes out. On
             a CPU there are no such rows, and nobody looks. None: all rows are real.
 
-    Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. On a CPU a row's bits do not
-    depend on the other rows.
+    Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. With
+    native weights a row's bits do not depend on the other rows.
     """
     if isinstance(x, Rows):
         return _recorded(x, router_logits, weights, top_k)
@@ -124,17 +124,9 @@ def _experts_torch(
     parts = x.new_empty(len(x) * top_k, x.shape[1])
     for (gate_up, down), choices in zip(singles, by_expert.split(counts), strict=True):
         if len(choices):
-            parts[choices] = _mlp(x, choices // top_k, gate_up, down)
+            parts[choices] = linear(gated_linear(x[choices // top_k], gate_up), down)
     parts = parts.mul_(shares.view(-1, 1)).view(len(x), top_k, x.shape[1])
     total = parts[:, 0].clone()
     for rank in range(1, top_k):
         total += parts[:, rank]
     return total
-
-
-def _mlp(x: torch.Tensor, rows: torch.Tensor, gate_up: LinearWeight, down: LinearWeight) -> torch.Tensor:
-    """One expert's results for these rows of x. Rows are bit-equal in any company where `linear`'s are."""
-    dense = gate_up.packed is None or down.packed is None
-    padding = batch_invariant_rows(len(rows), dense) - len(rows)
-    padded = torch.cat((rows, rows[:1].expand(padding)))
-    return linear(gated_linear(x[padded], gate_up), down)[: len(rows)]

@@ -8,7 +8,6 @@ never multiplied by torch on a CPU, where emulation is tens of times slower.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,10 +20,6 @@ from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
-
-_PROBED_SHAPES = ((192, 36), (960, 576), (576, 1536), (64, 2048))
-"""Output and input features of the products that `dense_rows_are_bit_equal` compares."""
-_PROBED_ROWS = (1, 4, 8, 16, 24, 32, 56, 64, 96, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +87,6 @@ def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     Returns: [num_rows, middle], in x's dtype.
     """
     return linear(x, weight) if weight.native is not None else silu_and_mul(linear(x, weight))
-
-
-def batch_invariant_rows(num_rows: int, dense: bool = False) -> int:
-    """Return the least number of rows, from `num_rows` on, to compute so that a row does not depend on its neighbours.
-
-    Packed weights: FBGEMM walks rows in tiles of up to 6 and sums some tails in another order. On a processor with
-    AVX2 rows were bit-equal at all counts but 1, 2, 7, 14 and, from 31 on, those with remainder 1 or 2 modulo 6; with
-    AVX-512 at all counts. `dense`: fp32 weights too. There MKL chooses by processor, shape and number of threads: on
-    AMD Zen 3 multiples of 4 were bit-equal; on Intel all counts are in its strict mode (MKL_CBWR=AUTO,STRICT), few are
-    otherwise. `dense_rows_are_bit_equal` measures it. On Zen 3 one dense row then takes twice its time, more rows at
-    most a tenth more; packed rows at most a tenth.
-    """
-    step = 4 if dense else 1
-    rows = -(-num_rows // step) * step
-    while rows in (1, 2, 7, 14) or (rows >= 31 and rows % 6 in (1, 2)):
-        rows += step
-    return rows
-
-
-def dense_rows_are_bit_equal() -> bool:
-    """Measure whether, on this processor and with this many threads, padding makes rows of dense products bit-equal."""
-    return _dense_rows_are_bit_equal(torch.get_num_threads())
-
-
-@cache
-def _dense_rows_are_bit_equal(num_threads: int) -> bool:
-    generator = torch.Generator().manual_seed(num_threads)
-    for shape in _PROBED_SHAPES:
-        weight = LinearWeight(None, torch.randn(shape, generator=generator), None)
-        x = torch.randn(max(_PROBED_ROWS), shape[1], generator=generator)
-        expected = linear(x, weight)
-        for num_rows in _PROBED_ROWS:
-            rows = batch_invariant_rows(num_rows, dense=True)
-            if not torch.equal(linear(x[:rows], weight), expected[:rows]):
-                return False
-    return True
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:

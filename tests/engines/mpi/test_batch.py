@@ -14,8 +14,6 @@ from engines.models.config import ModelConfig
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
-from lmi_kernels import Workspace, batch_invariant_rows
-from lmi_kernels.attention.grouped_plan import GroupLimits, KvGather
 from tests.support.plans import PlanMaker
 
 CPU = torch.device("cpu")
@@ -26,7 +24,6 @@ CONFIG = ModelConfig(
     "LlamaForCausalLM", 97, 36, 50, 2, 9, 3, 4, 64, 1e-5, 1e4, None, True, False, False, "float32", ()
 )
 ROTARY = RotaryTable(CONFIG, POSITIONS, CPU)
-LIMITS = GroupLimits(BLOCK_SIZE, NUM_BLOCKS, 3, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +57,17 @@ def _make(parts: list[Part]) -> tuple[StepPlan, Batch]:
     chunks = {part.row: [1000 * i + j for j in range(part.count)] for i, part in enumerate(parts)}
     plan = maker.plan(chunks, {part.row: part.want for part in parts})
     tables.apply(plan.table_updates)
-    return plan, make_batch(plan, tables, ROTARY, LIMITS, contiguous=False, workspace=Workspace())
+    return plan, make_batch(plan, tables, ROTARY, BLOCK_SIZE)
 
 
 @given(_parts())
 def test_every_token_has_its_place(parts: list[Part]) -> None:
     plan, batch = _make(parts)
-    num_tokens = sum(part.count for part in parts)
     ids = batch.input_ids.tolist()
-    assert batch.attention.num_tokens == num_tokens == plan.num_tokens
-    assert len(ids) == batch_invariant_rows(num_tokens)
-    assert ids[num_tokens:] == [0] * (len(ids) - num_tokens)
-    assert sorted(ids[:num_tokens]) == sorted(plan.token_ids)
+    assert ids == list(plan.token_ids)
     slots = batch.attention.slot_mapping.tolist()
-    assert len(slots) == num_tokens
-    for row, token in enumerate(ids[:num_tokens]):
+    assert len(slots) == len(ids)
+    for row, token in enumerate(ids):
         part = parts[token // 1000]
         position = part.start + token % 1000
         block = part.table[position // BLOCK_SIZE]
@@ -99,20 +92,13 @@ def test_rows_that_are_wanted_come_in_the_order_of_the_plan(parts: list[Part]) -
 
 
 @given(_parts())
-def test_groups_cover_every_token_once_and_decodes_come_first(parts: list[Part]) -> None:
+def test_each_sequence_has_its_own_rows_and_blocks(parts: list[Part]) -> None:
     _, batch = _make(parts)
-    rows = [
-        group.first_row + i
-        for group in batch.attention.groups
-        for i in range(group.num_seqs * group.query_len)
-    ]
-    assert sorted(rows) == list(range(batch.attention.num_tokens))
-    for source in (group.source for group in batch.attention.groups):
-        if isinstance(source, KvGather):  # nothing of an earlier owner of a row
-            assert int(source.pages.max()) < 2 * LIMITS.num_kv_heads * NUM_BLOCKS
-    singles = sum(part.count == 1 for part in parts)
-    counts = [parts[token // 1000].count for token in batch.input_ids[: batch.attention.num_tokens].tolist()]
-    assert [count == 1 for count in counts] == [row < singles for row in range(len(counts))]
+    row = 0
+    for part, found in zip(parts, batch.attention.sequences, strict=True):
+        assert (found.first_row, found.query_len, found.kv_len) == (row, part.count, part.start + part.count)
+        assert tuple(found.blocks.tolist()) == part.table  # nothing of an earlier owner of a row
+        row += part.count
 
 
 def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
@@ -121,4 +107,4 @@ def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
     tables.apply(plan.table_updates)
     broken = StepPlan(plan.kind, plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids[:2])
     with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
-        make_batch(broken, tables, ROTARY, LIMITS, contiguous=False, workspace=Workspace())
+        make_batch(broken, tables, ROTARY, BLOCK_SIZE)

@@ -121,8 +121,8 @@ PLANTED = (
         "no temperature in min_p",
         "sampling.truncate_logits",
         "truncate_logits",
-        "largest + temperature * tl.log",
-        "largest + tl.log",
+        "tl.fma(temperature, tl.log",
+        "tl.fma(1.0, tl.log",
     ),
     Planted(
         "never a penalty",
