@@ -1,5 +1,5 @@
-"""A step's inputs, built on the device from tables that stay there and from the few numbers that the host sends. For
-GPUs: on a CPU the host builds them."""
+"""Build a step's inputs on the device, from tables that stay there and the few numbers that the host sends. For GPUs;
+on a CPU the host builds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 
 SAMPLED_LAST = -1
-"""In `token_ids`: the token that was sampled last for this sequence."""
+"""In `token_ids`: the token sampled last for this sequence."""
 
 
 _BLOCK, _NUM_WARPS = 128, 4
@@ -24,7 +24,7 @@ def step_inputs(
     block_tables: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token row i of sequence s = owners[i] stands at position p = starts[s] + i - cu_seqlens_q[s] and in slot
+    """Token row i of sequence s = owners[i] is at position p = starts[s] + i - cu_seqlens_q[s] and in slot
     block_tables[rows[s], p // block_size] * block_size + p % block_size.
 
     Args:
@@ -76,7 +76,7 @@ def step_inputs(
     return input_ids, positions, slot_mapping, seq_lens
 
 
-# The host may send its arrays as parts of one buffer, and their lengths change with every step: one kernel for all.
+# One compiled kernel for all steps: lengths change, and arrays may be parts of one buffer.
 @jit(
     do_not_specialize=("num_rows", "num_seqs", "max_blocks"),
     do_not_specialize_on_alignment=(
@@ -105,7 +105,7 @@ def _step_inputs_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK sequences and BLOCK token rows a program."""
+    """Compute BLOCK sequences and BLOCK token rows."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
     is_seq = i < num_seqs

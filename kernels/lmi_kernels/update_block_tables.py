@@ -1,4 +1,4 @@
-"""The device's block tables are kept as the host's: what a step changes is sent as a list. For GPUs."""
+"""Keep the device's block tables equal to the host's, from a list of what a step changes. For GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> No
 
     Args:
         block_tables: [table rows, max_blocks], int32, contiguous; written in place.
-        updates: [num_updates, 3], int32, contiguous; no place twice. Row -1: padding, which changes nothing.
+        updates: [num_updates, 3], int32, contiguous; each place at most once. Row -1: padding, which changes nothing.
 
     Raises:
         RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
@@ -27,13 +27,13 @@ def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> No
     )
 
 
-# Counts change with every step, and updates may be a part of a larger buffer: one kernel for all.
+# One compiled kernel for all steps: counts change, and updates may be a part of a larger buffer.
 @jit(
     do_not_specialize=("max_blocks", "num_updates"),
     do_not_specialize_on_alignment=("updates_ptr",),
 )
 def _update_block_tables_kernel(block_tables_ptr, updates_ptr, max_blocks, num_updates, BLOCK: tl.constexpr):
-    """BLOCK updates a program."""
+    """Write BLOCK updates."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_updates
     row = tl.load(updates_ptr + 3 * i, mask=inside, other=-1).to(tl.int64)

@@ -1,8 +1,10 @@
-"""Attention of one query a sequence over paged keys and values: softmax(rules(q K^T)) V, with softmax and sums in fp32.
+"""Attention of one query per sequence over paged keys and values: softmax(rules(q K^T)) V, with softmax and sums in
+fp32.
 
-Each program walks through its run of tiles (`decode_plan`), which may end one sequence and begin the next. Where it has
-all tiles of a sequence it writes the output; otherwise a part of it, and a second kernel puts the parts together
-(Flash-Decoding, Dao et al. 2023). All query heads of a kv head are the rows of one product, so keys are read once.
+Each program computes its run of tiles (`decode_plan`), which may end one sequence and begin the next. If it has all
+tiles of a sequence, it writes the output; otherwise it writes a partial result, and a second kernel combines the
+partial results (Flash-Decoding, Dao et al. 2023). All query heads of a KV head are the rows of one product, so keys are
+read once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.tiles import attend, padded_head_dim
 
 _MOST_ROWS = 64
-"""Query heads in one product; more of one kv head are dealt out over programs, which then read the same keys."""
+"""Query heads in one product. A KV head with more of them is split over programs, which read the same keys."""
 
 
 def decode_attention(
@@ -28,7 +30,7 @@ def decode_attention(
     rules: ScoreRules,
     out: torch.Tensor,
 ) -> None:
-    """Write `out`; rows of padding become 0.
+    """Compute attention into `out`; rows of padding become 0.
 
     Args:
         q: [num_seqs, num_heads, head_dim], a row's heads side by side (it may be a slice of a wider matrix).
@@ -41,7 +43,7 @@ def decode_attention(
     share = num_heads // num_kv_heads
     block_m = min(_MOST_ROWS, max(16, next_power_of_2(share)))
     row_tiles = cdiv(share, block_m)
-    # Program p's part of sequence i is in slot p + i: of the next part at least one of them is greater.
+    # Program p's result for sequence i is in slot p + i, which no other pair has: with the next result p or i grows.
     slots = plan.num_programs + num_seqs
     parts = torch.empty(slots, num_heads, head_dim, dtype=torch.float32, device=q.device)
     maxima = torch.empty(slots, num_heads, dtype=torch.float32, device=q.device)
@@ -83,10 +85,10 @@ def decode_attention(
 
 
 def _launch_parameters(q: torch.Tensor, block_m: int) -> tuning.Parameters:
-    """Warps, and tiles on their way from memory at once."""
+    """Return the number of warps and of pipeline stages."""
     key = tuning_key(q.shape[-1])
     found = tuning.parameters("decode_attention", key if block_m <= 32 else f"{key}, many heads", q.device)
-    # fp32, which is for tests, takes twice the shared memory.
+    # fp32, which only tests use, takes twice the shared memory.
     stages = found["num_stages"] if q.element_size() == 2 else 1
     return {"num_warps": found["num_warps"], "num_stages": stages}
 
@@ -124,7 +126,7 @@ def _tiles_kernel(
     SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
 ):
-    """One run of tiles, for the query heads of one kv head."""
+    """Compute one run of tiles for the query heads of one KV head."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1) // ROW_TILES
     per_program = tl.load(tiles_per_program_ptr)
@@ -145,13 +147,13 @@ def _tiles_kernel(
         seq_end = tl.load(tile_starts_ptr + seq + 1)
         begin = tl.maximum(seq_begin, program * per_program)
         end = tl.minimum(seq_end, (program + 1) * per_program)
-        # Padding has no tiles, and the last sequence may begin where this program ends.
+        # Padding has no tiles, and the last sequence may begin just behind this program's tiles.
         if begin < end:
             seq_len = tl.load(seq_lens_ptr + seq)
             table_ptr = block_tables_ptr + tl.load(table_rows_ptr + seq).to(tl.int64) * table_stride
             q = tl.load(q_ptr + seq * q_stride + row_offsets, mask=of_rows, other=0.0)
             first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW else 0
-            # The sequence's tiles are counted from the first that has a key which the query sees.
+            # Tiles are counted from the first one with a visible key.
             start = (first_key // BLOCK_N + begin - seq_begin) * BLOCK_N
             stop = start + (end - begin) * BLOCK_N
             total = tl.zeros([BLOCK_M], tl.float32)

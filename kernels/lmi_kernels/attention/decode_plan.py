@@ -1,9 +1,8 @@
-"""Who computes what in decode attention: the keys of a whole batch, dealt out evenly over a fixed grid, on the device.
+"""The plan of decode attention, made on the device: which program of a fixed grid computes which keys of the batch.
 
-The keys that each sequence's query sees are cut into tiles; the tiles of all sequences, one sequence after the other,
-are cut into equal runs, one a program (Stream-K, Osama et al. 2023, arXiv:2301.03598, for attention). So one long
-sequence beside many short ones is balanced like any other batch, and the grid depends on the device alone, as CUDA
-graphs need it.
+Each sequence's visible keys are cut into tiles. The tiles of all sequences, one sequence after the other, are cut into
+equal runs, one per program (Stream-K, Osama et al. 2023, arXiv:2301.03598, applied to attention). So one long sequence
+beside many short ones is balanced like any other batch. The grid depends on the device alone, as CUDA graphs need it.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from lmi_kernels._triton import jit, next_power_of_2, tl
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 
 _BLOCK = 1024
-"""Sequences, and programs, that the planning block looks at once."""
+"""Sequences, or programs, that the planning kernel handles at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Program p has the tiles [p * tiles_per_program, (p + 1) * tiles_per_program) of the concatenation of all
-    sequences' tiles, as far as there are so many. For each kv head the same."""
+    """Program p computes the tiles [p * tiles_per_program, (p + 1) * tiles_per_program) of all sequences' tiles in a
+    row, as far as there are that many. The plan is the same for each KV head."""
 
     tile_starts: torch.Tensor
     """[num_seqs + 1], int32: sequence i has the tiles [tile_starts[i], tile_starts[i + 1]), none if it is padding."""
     program_starts: torch.Tensor
-    """[num_programs + 1], int32: the sequence of each program's first tile; where there is no such tile, the sequence
-    of the last tile of all."""
+    """[num_programs + 1], int32: the sequence of each program's first tile; the sequence of the very last tile where a
+    program has none."""
     tiles_per_program: torch.Tensor
     """[1], int32."""
     num_programs: int
     block_n: int
-    """Keys of a tile."""
+    """Keys per tile."""
 
 
 def plan_decode(
@@ -45,12 +44,12 @@ def plan_decode(
     num_programs: int | None = None,
     tuned: tuning.Parameters | None = None,
 ) -> DecodePlan:
-    """Plan once a step, for all layers of the same `rules.window`.
+    """Plan a step, for all layers with the same `rules.window`.
 
     Args:
         num_kv_heads: of this rank; each has a grid of its own.
-        num_programs: for tests; else as many as the device can run at once.
-        tuned: for tests; else the device's launch parameters.
+        num_programs: None: as many as the device can run at once.
+        tuned: None: the device's launch parameters.
     """
     if tuned is None:
         tuned = tuning.parameters("decode_attention", tuning_key(head_dim), sequences.seq_lens.device)
@@ -76,13 +75,13 @@ def plan_decode(
 
 
 def _that_fill(device: torch.device, num_kv_heads: int, tuned: tuning.Parameters) -> int:
-    """Programs for each kv head, so that all together run at once and leave nothing idle."""
+    """Return how many programs per KV head fill the device."""
     at_once = tuning.num_multiprocessors(device) * tuned["blocks_per_multiprocessor"]
     return max(1, at_once // num_kv_heads)
 
 
 def tuning_key(head_dim: int) -> str:
-    """Head dims that are padded to the same power of two share their parameters."""
+    """Return the key of the launch parameters, which head dims padded to the same power of two share."""
     return str(max(64, next_power_of_2(head_dim)))
 
 
@@ -100,7 +99,7 @@ def _plan_kernel(
     MIN_TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block: running sums of tiles, then a search in them for each program's first tile."""
+    """Sum up tiles over sequences, then search the sums for each program's first tile. One block does it all."""
     lanes = tl.arange(0, BLOCK)
     total = 0
     for first in range(0, num_seqs, BLOCK):
@@ -108,15 +107,15 @@ def _plan_kernel(
         seq_len = tl.load(seq_lens_ptr + i, mask=i < num_seqs, other=0)
         tiles = (seq_len + (BLOCK_N - 1)) // BLOCK_N
         if WINDOW:
-            # Those before the window's first key are left out.
+            # Tiles before the window's first key are left out.
             tiles -= tl.maximum(seq_len - WINDOW, 0) // BLOCK_N
         tl.store(tile_starts_ptr + 1 + i, total + tl.cumsum(tiles, 0), mask=i < num_seqs)
         total += tl.sum(tiles)
     tl.store(tile_starts_ptr, 0)
-    # Fewer tiles than this are not worth a program of their own and a share of the combination.
+    # Fewer tiles are not worth a program and the combination.
     per_program = tl.maximum((total + num_programs - 1) // num_programs, MIN_TILES)
     tl.store(tiles_per_program_ptr, per_program)
-    # The search reads what other threads of this block have written.
+    # The search reads what other threads of the block wrote.
     tl.debug_barrier()
     for first in range(0, num_programs + 1, BLOCK):
         program = first + lanes

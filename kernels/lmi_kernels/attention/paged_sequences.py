@@ -1,4 +1,4 @@
-"""What all attention kernels are told of sequences and scores, and what they share."""
+"""The inputs of all attention kernels: sequences in the paged cache, and how scores are computed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from lmi_kernels._triton import jit, tl
 
 @dataclass(frozen=True, slots=True)
 class PagedSequences:
-    """A step's sequences and where their keys are, all on the device."""
+    """A step's sequences and where their keys are. All tensors are on the device."""
 
     block_tables: torch.Tensor
-    """[num_table_rows, max_blocks], int32: of all running sequences; beyond a sequence's keys stands anything."""
+    """[num_table_rows, max_blocks], int32, of all running sequences; entries beyond a sequence's keys are not
+    read."""
     table_rows: torch.Tensor
-    """[num_seqs], int32: each sequence's row of the block tables; anything where `seq_lens` is 0."""
+    """[num_seqs], int32: each sequence's row of the block tables; not read where `seq_lens` is 0."""
     seq_lens: torch.Tensor
-    """[num_seqs], int32: keys of each sequence, the step's own included; 0: padding, without any query."""
+    """[num_seqs], int32: keys of each sequence, including the step's own; 0: padding, without queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRules:
-    """What becomes of a query's product with a key before the softmax."""
+    """How a query's product with a key becomes a score."""
 
     scale: float
     window: int | None = None
-    """A query sees the last so many keys, its own included."""
+    """Keys that a query sees, up to and including its own; None: all."""
     softcap: float | None = None
     """cap * tanh(score / cap), after scaling (Gemma 2, arXiv:2408.00118)."""
     alibi_slopes: torch.Tensor | None = None
@@ -37,5 +38,5 @@ class ScoreRules:
 @jit
 def soft_cap(scores, cap):
     """cap * tanh(scores / cap), by exp, which Triton has for every target."""
-    # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows to NaN for large x nor for small.
+    # tanh(x) = 1 - 2 / (exp(2x) + 1) is no NaN for large or small x.
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))

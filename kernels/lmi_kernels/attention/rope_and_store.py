@@ -1,6 +1,6 @@
-"""Between the qkv projection and attention, in one launch: RMSNorm of heads (Qwen3), rotary position embedding (Su et
-al. 2021, arXiv:2104.09864, the half-split form of Llama), and the cache write. For GPUs: CPUs have `rms_norm`,
-`rotary_` and `store_kv`.
+"""What comes between the qkv projection and attention, in one launch: RMSNorm of heads (Qwen3), rotary position
+embedding (Su et al. 2021, arXiv:2104.09864, the half-split form of Llama), and the cache write. For GPUs; on a CPU
+there are `rms_norm`, `rotary_` and `store_kv`.
 
 y[i] = x[i] * cos[i] - x[i + d/2] * sin[i],  y[i + d/2] = x[i + d/2] * cos[i] + x[i] * sin[i],  for i < d/2, in fp32.
 """
@@ -12,7 +12,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl, uses_triton
 
 _NUM_WARPS = 2
-"""So that the 32 programs that a multiprocessor holds at most are all the warps that it holds."""
+"""A multiprocessor holds 32 programs and 64 warps at most."""
 
 
 def rope_and_store(
@@ -25,21 +25,22 @@ def rope_and_store(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Normalise (if `norms`) and turn queries and keys; write keys and values to the cache.
+    """Normalise (if `norms`) and rotate queries and keys; write keys and values to the cache.
 
     Args:
         qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key, value heads.
         cos_sin: [max_positions, head_dim], fp32: cosines in the first half of a row, sines in the second; None:
-            nothing is turned (models with alibi).
+            no rotation (models with alibi).
         positions: [num_rows], int64, each below max_positions.
-        slot_mapping: [num_rows], int64: block * block_size + offset in the block; -1: padding, of which nothing is
+        slot_mapping: [num_rows], int64: block * block_size + offset in the block; -1: padding, which is not
             stored.
         pool: [2, num_kv_heads, num_blocks, block_size, head_dim], contiguous, keys first; written in place.
         num_heads: query heads.
-        norms: RMSNorm weights of every query head and of every key head, [head_dim] each.
+        norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each.
         eps: of these norms.
 
-    Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold what their inputs give.
+    Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold
+        what follows from their inputs.
 
     Raises:
         RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
@@ -53,7 +54,7 @@ def rope_and_store(
     num_rows = qkv.shape[0]
     q = qkv.new_empty(num_rows, num_heads, head_dim)
     block_half = next_power_of_2(head_dim // 2)
-    # 16 bytes of each half a thread; no more heads than there are.
+    # Each thread loads 16 bytes of each half; no more heads than there are.
     all_heads = num_heads + two * num_kv_heads
     block_heads = min(max(1, _NUM_WARPS * 256 // block_half), next_power_of_2(all_heads))
     _rope_and_store_kernel[(num_rows, cdiv(all_heads, block_heads))](
@@ -79,7 +80,7 @@ def rope_and_store(
     return q
 
 
-# The cache of the pass that measures memory has another size.
+# While memory is measured the cache has another size.
 @jit(do_not_specialize=("num_slots",))
 def _rope_and_store_kernel(
     qkv_ptr,
@@ -100,13 +101,13 @@ def _rope_and_store_kernel(
     TURNS: tl.constexpr,
     NORMS: tl.constexpr,
 ):
-    """A program has BLOCK_HEADS heads of one row, as their first and second halves: [BLOCK_HEADS, HEAD_DIM / 2]."""
+    """Compute BLOCK_HEADS heads of one row, as first and second halves: [BLOCK_HEADS, HEAD_DIM / 2]."""
     half: tl.constexpr = HEAD_DIM // 2
     all_heads: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + row)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-    # Of full shape, so that each thread reads the angles and weights of its own columns, and none pass shared memory.
+    # In full shape: each thread reads the angles and weights of its own columns, without shared memory.
     columns = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
     in_half = columns < half
     inside = (heads < all_heads) & in_half
@@ -123,7 +124,7 @@ def _rope_and_store_kernel(
         q_high = tl.load(q_norm_ptr + half + columns, mask=in_half, other=0.0)
         k_low = tl.load(k_norm_ptr + columns, mask=in_half, other=0.0)
         k_high = tl.load(k_norm_ptr + half + columns, mask=in_half, other=0.0)
-        # Rounded before the weight is multiplied, as transformers does it.
+        # Rounded before the product with the weight, as in transformers.
         normed_low = (low32 * scale).to(low.dtype) * tl.where(is_query, q_low, k_low)
         normed_high = (high32 * scale).to(low.dtype) * tl.where(is_query, q_high, k_high)
         low = tl.where(is_value, low, normed_low)
@@ -140,7 +141,7 @@ def _rope_and_store_kernel(
     queries = inside & is_query
     tl.store(target, low.to(q_ptr.dtype.element_ty), mask=queries)
     tl.store(target + half, high.to(q_ptr.dtype.element_ty), mask=queries)
-    # The pool's planes lie as the heads do: those of keys, then those of values.
+    # The pool's planes are in the order of the heads: keys, then values.
     plane = (heads - NUM_HEADS).to(tl.int64)
     target = pool_ptr + (plane * num_slots + slot) * HEAD_DIM + columns
     stored = inside & (heads >= NUM_HEADS) & (slot >= 0)

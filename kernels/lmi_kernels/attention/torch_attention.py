@@ -1,4 +1,4 @@
-"""Causal attention of a step's tokens on a CPU without native kernels: sequence by sequence, by torch's own."""
+"""Causal attention on a CPU without native kernels: torch's own, one sequence after the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class SequenceRows:
     first_row: int
     query_len: int
     kv_len: int
-    """Keys, those of the step's own tokens, which are the last, included."""
+    """Number of keys, including those of the step's own tokens, which are the last."""
     blocks: torch.Tensor
-    """[num_blocks], int64: the blocks that hold them, in order."""
+    """[num_blocks], int64: the blocks that hold the keys, in order."""
     mask: torch.Tensor | None
-    """[query_len, kv_len], bool: what each token sees; None: what its position says, all tokens being new, or all."""
+    """[query_len, kv_len], bool: which keys each token sees; None: all for a single token, plain causality for a
+    whole prompt."""
 
     @classmethod
     def of(cls, first_row: int, query_len: int, kv_len: int, blocks: torch.Tensor) -> SequenceRows:
-        """As those of a step's attention: made once a step, for all layers."""
+        """Make the mask too, once per step for all layers."""
         mask = None
         if 1 < query_len < kv_len:
             mask = torch.ones(query_len, kv_len, dtype=torch.bool).tril_(kv_len - query_len)
@@ -34,7 +35,7 @@ class SequenceRows:
 def attention(
     q: torch.Tensor, pool: torch.Tensor, sequences: Sequence[SequenceRows], out: torch.Tensor
 ) -> None:
-    """softmax(q k^T / sqrt(head_dim)) v for each token over its sequence's keys up to its own position.
+    """Compute softmax(q k^T / sqrt(head_dim)) v for each token over its sequence's keys up to its own position.
 
     Args:
         q: [num_tokens, num_heads, head_dim].

@@ -1,9 +1,9 @@
-"""Causal attention of a flattened batch over the paged cache, whatever the batch: single tokens, chunks, several query
-tokens a sequence, all at once.
+"""Causal attention of a flattened batch over the paged cache: single tokens, prompt chunks and several query tokens per
+sequence, in any mixture.
 
 o = softmax(rules(q k^T)) v for each query over the keys of its own sequence up to its own position. Grouped queries
-(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Tiles of keys that all rows of a block see whole have a
-loop without masks: all but the diagonal's and those that the window cuts.
+(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Tiles of keys that all rows of a block see are computed
+in a loop without masks: all but those on the diagonal and at the window's edge.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block
 
 _FEW_ROWS = 16
-"""Packed rows that fill the least tile, of which a prompt's would be mostly empty."""
+"""Sequences with at most this many packed rows take the smallest tile; a larger one would be mostly empty."""
 
 
 def varlen_attention(
@@ -28,7 +28,7 @@ def varlen_attention(
     rules: ScoreRules,
     out: torch.Tensor,
 ) -> None:
-    """Attention of all tokens of a step, by Triton alone.
+    """Compute attention into `out`.
 
     Args:
         q: [num_tokens, num_heads, head_dim], fp32, fp16 or bf16; a token's heads are contiguous.
@@ -36,7 +36,7 @@ def varlen_attention(
             step's own keys already.
         cu_seqlens_q: [num_seqs + 1], int32, on the device: sequence i's queries, its last tokens, are q's rows
             [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
-        max_query_len: at least the queries of any sequence; decides the grid only.
+        max_query_len: no sequence has more queries; decides the grid and the tiles.
         rules: its scale is positive.
         out: as q, written; rows of no sequence keep what they hold.
     """
@@ -45,7 +45,7 @@ def varlen_attention(
     share, num_seqs = num_heads // num_kv_heads, sequences.seq_lens.shape[0]
     tiles = tuning.parameters("varlen_attention", tile_key(q, max_query_len * share), q.device)
     block_m = tiles["block_m"]
-    # As many blocks for each sequence as for the longest, unless searching for one's own needs fewer programs.
+    # Each sequence gets as many blocks as the longest, unless a search for each block's sequence needs fewer programs.
     blocks_per_seq = cdiv(max_query_len * share, block_m)
     searched_blocks = num_tokens * share // block_m + num_seqs
     searches = num_seqs * blocks_per_seq > searched_blocks
@@ -86,13 +86,13 @@ def varlen_attention(
 
 
 def tile_key(q: torch.Tensor, max_rows: int) -> str:
-    """Of the tuned parameters, by the most packed rows of a sequence."""
+    """Return the key of the launch parameters. max_rows: packed rows of the longest sequence."""
     if q.dtype == torch.float32:
         return "fp32"
     return f"{'rows_16_' if max_rows <= _FEW_ROWS else ''}head_dim_{padded_head_dim(q.shape[2])}"
 
 
-# Numbers that change from step to step must not make new kernels, nor where a step's arrays begin.
+# Neither numbers that change from step to step nor the alignment of a step's arrays may compile new kernels.
 @jit(
     do_not_specialize=("num_seqs", "blocks_per_seq", "num_blocks"),
     do_not_specialize_on_alignment=("table_rows_ptr", "seq_lens_ptr", "cu_seqlens_ptr"),
@@ -126,8 +126,8 @@ def _packed_attention_kernel(
     EDGE_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """o = sum over keys of exp(s - max s) v / sum of exp(s - max s), a block of packed rows a program; fp32 sums."""
-    # From the last block to the first: the last have the most keys, and short work at the end fills the gaps.
+    """o = sum over keys of exp(s - max s) v / sum of exp(s - max s), for one block of packed rows; sums in fp32."""
+    # From the last block to the first: the last have the most keys, and short work at the end balances the load.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = index % NUM_KV_HEADS
     seq, block = sequence_and_block(
@@ -139,7 +139,7 @@ def _packed_attention_kernel(
         return
     packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = packed < query_len * SHARE
-    # Rows beyond the last query compute as if they were its own, and are not stored.
+    # Rows beyond the last query repeat it, and are not stored.
     tokens = tl.minimum(packed // SHARE, query_len - 1)
     heads = kv_head * SHARE + packed % SHARE
     columns = tl.arange(0, BLOCK_D)
@@ -154,7 +154,7 @@ def _packed_attention_kernel(
     low = past + (block * BLOCK_M) // SHARE
     high = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // SHARE, query_len - 1)
     first_key = tl.maximum(0, low - WINDOW + 1) if WINDOW else 0
-    # All rows see all keys of the tiles [open_, closed): before them the window cuts, behind them the diagonal.
+    # All rows see all keys of [open_, closed): before it is the window's edge, behind it the diagonal.
     begin = first_key // EDGE_N * EDGE_N
     closed = (low + 1) // BLOCK_N * BLOCK_N
     end = (high + EDGE_N) // EDGE_N * EDGE_N

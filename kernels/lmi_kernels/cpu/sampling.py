@@ -1,4 +1,4 @@
-"""The sampling operations, natively: rows of logits where they lie, and columns of numbers, one a row."""
+"""Native sampling operations on rows of logits and columns of numbers, one number per row."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _ASKED_TO_CHOOSE = {
 def logit_thresholds_native(
     team: Team, logits: torch.Tensor, *asked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`, whose arguments follow in its order; sums are of whole numbers, in units of 2**-40 of the
-    likeliest token's probability."""
+    """As `logit_thresholds`, with the same arguments; sums are of whole numbers, in units of 2**-40 of the likeliest
+    token's probability."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
     columns = {
@@ -48,7 +48,7 @@ def logit_thresholds_native(
 def choose_tokens_native(
     team: Team, logits: torch.Tensor, *asked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose_tokens`, whose arguments follow in its order: the same tokens."""
+    """As `choose_tokens`, with the same arguments: the same tokens."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
     columns = {
@@ -87,7 +87,7 @@ def row_logprobs_native(
 
 
 def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Tensor | int) -> None:
-    """An operation over rows: [num_rows], int64, where their logits begin."""
+    """Run an operation over rows: [num_rows], int64, the addresses of their logits."""
     addresses = {
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
@@ -95,12 +95,12 @@ def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Ten
 
 
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """One value a row, as the library reads them, whatever they are: it sees addresses and cannot check."""
+    """Return one value per row in the library's dtype: it gets addresses and cannot check."""
     return torch.as_tensor(values, dtype=dtype).contiguous()
 
 
 def _addresses(rows: torch.Tensor) -> torch.Tensor:
-    """Where each row begins: [num_rows], int64. rows: fp32, each contiguous."""
+    """Return each row's address: [num_rows], int64. rows: fp32, each contiguous."""
     each = rows.stride(0) * rows.element_size()
     return torch.arange(len(rows)).mul_(each).add_(rows.data_ptr())
 

@@ -1,4 +1,5 @@
-"""y = x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel 2016, arXiv:1606.08415): Falcon's MLP."""
+"""GELU, as in Falcon's MLP: y = x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel 2016,
+arXiv:1606.08415)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _BLOCK, _NUM_WARPS = 1024, 4
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x: any shape, contiguous -> the same shape and dtype."""
+    """Return GELU of x. x: any shape, contiguous -> the same shape and dtype."""
     if isinstance(x, Rows):
         return x.recorder.gelu(x)
     if not uses_triton(x):
@@ -31,7 +32,7 @@ def gelu_erf(x):
 
 @jit
 def _gelu_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
-    """BLOCK numbers a program; in fp32, rounded once."""
+    """Compute BLOCK numbers in fp32, rounded once."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)

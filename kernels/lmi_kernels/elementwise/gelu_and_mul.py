@@ -1,4 +1,4 @@
-"""y = gelu(gate) * up: the gated MLP's middle with GELU (Shazeer 2020, arXiv:2002.05202), by erf or by its
+"""y = gelu(gate) * up, the middle of a gated MLP (Shazeer 2020, arXiv:2002.05202). GELU is by erf, or by its
 approximation with tanh, x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (arXiv:1606.08415, section 2)."""
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from lmi_kernels.elementwise.gelu import gelu_erf
 from lmi_kernels.elementwise.silu_and_mul import sigmoid
 
 Approximate = Literal["none", "tanh"]
-"""torch's names: by erf, or by tanh."""
+"""torch's names: `none` is by erf."""
 _BLOCK, _NUM_WARPS = 1024, 4
 """16 bytes a thread and load in 16-bit dtypes."""
 
 
 def gelu_and_mul(gate_up: torch.Tensor, approximate: Approximate = "none") -> torch.Tensor:
-    """gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate]."""
+    """Return gelu(gate) * up.
+
+    gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate].
+    """
     if not uses_triton(gate_up):
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate=approximate).mul_(up)

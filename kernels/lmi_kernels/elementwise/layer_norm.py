@@ -1,6 +1,6 @@
-"""y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450), accumulated in fp32; with
-and without adding to the residual stream first, and for one or two pairs of weight and bias at once: Falcon-40B's
-attention and MLP each have their own LayerNorm of the same input."""
+"""LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450), accumulated in
+fp32, with or without adding to the residual stream first. It is computed for one or two pairs of weight and bias at
+once: in Falcon-40B attention and MLP have LayerNorms of their own of the same input."""
 
 from __future__ import annotations
 

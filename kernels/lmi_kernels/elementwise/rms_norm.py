@@ -1,5 +1,5 @@
-"""y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), accumulated in fp32; with and
-without adding to the residual stream first."""
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), accumulated in fp32,
+with or without adding to the residual stream first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmi_kernels.cpu.recorder import Rows
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
+    """Normalise rows. x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
     if isinstance(x, Rows):
         return x.recorder.norm(x, weight, None, eps)
     if not uses_triton(x):

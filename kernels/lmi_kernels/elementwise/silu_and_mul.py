@@ -1,4 +1,4 @@
-"""y = silu(gate) * up: the gated MLP's middle (Shazeer 2020, arXiv:2002.05202)."""
+"""y = silu(gate) * up, the middle of a gated MLP (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _BLOCK, _NUM_WARPS = 1024, 4
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate]."""
+    """Return silu(gate) * up.
+
+    gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate].
+    """
     if not uses_triton(gate_up):
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)

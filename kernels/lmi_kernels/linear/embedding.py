@@ -1,4 +1,4 @@
-"""The rows of a table of embeddings, or of the part of it that a rank has."""
+"""Embeddings, or the part of them that a rank has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def embedding(
 
     Args:
         input_ids: [num_rows], int64.
-        table: [num_ids, hidden], of the ids from `first_id` on; or, on a CPU, that as a native weight, which the head
-            may share.
-        num_ids: None: all ids are in the table; else ids outside of it give rows of 0.
+        table: [num_ids, hidden], of the ids from `first_id` on; on a CPU it may be a native weight, which the head may
+            share.
+        num_ids: ids outside of the table give rows of 0; None: there are none.
 
     Returns: [num_rows, hidden].
 
     Raises:
-        ValueError: the weight is not a native one.
+        ValueError: the weight is not native.
     """
     if isinstance(table, LinearWeight):
         if table.native is None:

@@ -1,8 +1,8 @@
 """Mixture of experts (Jiang et al. 2024, arXiv:2401.04088, section 2.1): each row goes through its `top_k` best gated
 MLPs, y = sum over them of p_e * down_e @ (silu(gate_e @ x) * (up_e @ x)), p being the softmax over the chosen logits.
 
-On a CPU experts are computed one after another. Elsewhere nothing about the choice is known to the host: rows are
-sorted by expert on the device (`route`), and two grouped products walk all experts at once (`grouped_matmul`).
+On a CPU experts are computed one after another. Elsewhere the host does not know the choice: rows are sorted by expert
+on the device (`route`), and two grouped products compute all experts at once (`grouped_matmul`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lmi_kernels.linear.sum_choices import sum_choices
 from lmi_kernels.tuning import parameters
 
 _ROWS_PER_EXPERT = (1, 8, 24, 48)
-"""Where other tiles begin to be better, by the mean number of rows that an expert has."""
+"""Mean numbers of rows per expert up to which the same tiles are best."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A layer's experts made ready for `experts`: either one by one (CPU) or stacked."""
+    """A layer's experts as `experts` takes them: one by one (CPU) or stacked."""
 
     single: tuple[tuple[LinearWeight, LinearWeight], ...] | None
     """Each expert's gate and up, and its down."""
@@ -74,8 +74,8 @@ def experts(
         router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
         weights: this rank's share of every expert.
         top_k: experts a row, at most num_experts.
-        slots: [num_rows], int64: rows with -1 are padding, for which no expert's weights are read, and 0 comes out. On
-            a CPU there are no such rows, and nobody looks. None: all rows are real.
+        slots: [num_rows], int64: rows with -1 are padding: no expert's weights are read, and the result is 0. Not read
+            on a CPU, where there is no padding. None: all rows are real.
 
     Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. With
     native weights a row's bits do not depend on the other rows.
@@ -90,7 +90,7 @@ def experts(
     num_rows, num_experts = router_logits.shape
     if num_rows == 0:
         return torch.empty_like(x)
-    # By numbers that the host knows, and a CUDA graph keeps; how rows spread over experts it does not know.
+    # The host knows the mean, which a CUDA graph keeps; it does not know how rows spread over experts.
     mean = num_rows * top_k / num_experts
     key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
     routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"], slots)

@@ -1,6 +1,6 @@
-"""y_c = w_e @ a_c for every choice c, e being the expert that it names (`route`): all experts' products in one launch,
-accumulated in fp32. Either product of a gated MLP: the first with silu(gate) * up behind it (Shazeer 2020,
-arXiv:2002.05202), the second times the choice's share.
+"""Grouped products: y_c = w_e @ a_c for every choice c, whose expert is e (`route`), in one launch for all experts,
+accumulated in fp32. They are the two products of a gated MLP: the first followed by silu(gate) * up (Shazeer 2020,
+arXiv:2002.05202), the second multiplied by the choice's share.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def _grouped_matmul_kernel(
     GROUP_M: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """One block of choices times BLOCK_N rows of its expert's weight (GATED: of the gates, and as many of the ups).
+    """Multiply one block of choices by BLOCK_N rows of its expert's weight (GATED: gates, and as many ups).
 
-    Programs walk GROUP_M blocks of choices before the next columns: those that share an expert's weights, or a block's
-    rows, run together and meet in the L2 cache.
+    Programs compute GROUP_M blocks of choices before the next columns: programs that share weights or rows run
+    together and find them in the L2 cache.
     """
     program = tl.program_id(0)
     a_group: tl.constexpr = GROUP_M * ((N + BLOCK_N - 1) // BLOCK_N)
@@ -56,7 +56,7 @@ def _grouped_matmul_kernel(
     real = choices < num_choices
     ks = tl.arange(0, BLOCK_K)
     columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Columns beyond the last read some other's weights, and are not stored: no mask in the loop.
+    # Columns beyond the last read other weights, and are not stored: no mask in the loop.
     weight_rows = tl.where(columns < N, columns, 0).to(tl.int64)
     a_ptrs = a_ptr + (choices // CHOICES_PER_ROW).to(tl.int64)[:, None] * K + ks[None, :]
     weight_ptr += expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
@@ -64,7 +64,7 @@ def _grouped_matmul_kernel(
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        # Padding is masked, though it is not stored: it would cost as much traffic as real rows.
+        # Padding is masked, though it is not stored: loading it would cost as much as real rows.
         if K % BLOCK_K == 0:
             a = tl.load(a_ptrs, mask=real[:, None], other=0.0)
             w = tl.load(w_ptrs)
@@ -148,7 +148,7 @@ def _launch(
         GATED=gated,
         BLOCK_M=routing.block_m,
         BLOCK_N=tiles["block_n"],
-        # The tiles are those of 2-byte numbers: fp32, of which only checks are made, gets half as many.
+        # Tiles are tuned for 2-byte numbers; fp32, which only tests use, gets half of them.
         BLOCK_K=tiles["block_k"] * 2 // a.element_size(),
         GROUP_M=tiles["group_m"],
         NUM_STAGES=tiles["num_stages"],

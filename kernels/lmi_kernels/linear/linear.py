@@ -1,8 +1,8 @@
-"""y = x @ w.T + b, in fp32 arithmetic on a CPU and in the weights' own dtype on a GPU.
+"""y = x @ w.T + b, in fp32 on a CPU and in the weights' own dtype on a GPU.
 
 On a CPU native kernels read weights as they are stored and widen them in registers. Without native kernels, weights
-that survive the round trip through fp16 exactly are kept as packed fp16 (FBGEMM), others in fp32: bf16 and fp16 are
-never multiplied by torch on a CPU, where emulation is tens of times slower.
+that fp16 holds exactly are kept as packed fp16 (FBGEMM), others in fp32: torch would emulate products of bf16 and fp16
+on a CPU, tens of times slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """A weight made ready for `linear` or `gated_linear`: native or packed (CPU), or dense."""
+    """A weight as `linear` and `gated_linear` take it: native or packed (CPU), or dense."""
 
     packed: Any | None
     dense: torch.Tensor | None
@@ -44,7 +44,7 @@ def pack(
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
         gated: the first half of the rows are gates, the second what they let through.
-        storage: how native kernels store it; None: as it is, bf16 in the order that AMX multiplies faster.
+        storage: how native kernels store it; None: as it is, bf16 in the layout for AMX where there is AMX.
 
     Raises:
         ValueError: a storage is asked for, and there are no native kernels.
@@ -66,7 +66,7 @@ def pack(
 
 
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """x: [num_rows, in_features] -> [num_rows, out_features], in x's dtype; sums are fp32."""
+    """Return x @ w.T + b. x: [num_rows, in_features] -> [num_rows, out_features], in x's dtype; sums are fp32."""
     if weight.native is not None:
         return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else multiply(x, weight.native)
     if weight.packed is not None:
@@ -78,7 +78,7 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """silu(gate(x)) * up(x) (Shazeer 2020, arXiv:2002.05202).
+    """Return silu(gate(x)) * up(x) (Shazeer 2020, arXiv:2002.05202).
 
     Args:
         x: [num_rows, in_features].
@@ -90,6 +90,6 @@ def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:
-    # Row blocks: a whole copy of an embedding in two precisions would double the peak memory of loading.
+    # In blocks of rows: copies of a whole embedding would double the peak memory of loading.
     blocks = (weight[start : start + 8192] for start in range(0, len(weight), 8192))
     return all(torch.equal(block.half().float(), block) for block in blocks)

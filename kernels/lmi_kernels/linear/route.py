@@ -1,5 +1,5 @@
-"""Which rows go to which experts: p = softmax over the `top_k` largest router logits of a row, and all (row, choice)
-pairs sorted by expert, each expert's padded to whole blocks, in one launch and with nothing told to the host.
+"""Which rows go to which experts: p = softmax over the `top_k` largest router logits of a row, and all choices sorted
+by expert, those of each expert padded to whole blocks. One launch computes it, and the host learns nothing of it.
 
 Choice c = row * top_k + rank names a row's rank-th best expert, here and in `grouped_matmul`.
 """
@@ -13,7 +13,7 @@ import torch
 from lmi_kernels._triton import jit, next_power_of_2, tl
 
 _FEW_ROWS, _MANY_ROWS = 128, 512
-"""Rows that a program looks at together: at all of a step of decodes, or at a prompt's part by part."""
+"""Rows that a program loads at once: all of a step of decodes, or parts of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Routing:
     """Choices by expert, all on the device."""
 
     sorted_choices: torch.Tensor
-    """[num_blocks * block_m], int32: an expert's choices by row, then num_choices up to the end of its last block;
-    anything beyond the last expert's last block."""
+    """[num_blocks * block_m], int32: each expert's choices by row, then num_choices up to the end of its last block;
+    not written beyond the last expert's last block."""
     block_ends: torch.Tensor
     """[num_experts], int32: expert e has the blocks [block_ends[e - 1], block_ends[e])."""
     shares: torch.Tensor
@@ -35,12 +35,12 @@ class Routing:
 
     @property
     def num_blocks(self) -> int:
-        """More than are ever needed: known without the routing itself."""
+        """Of the worst case, known without the routing itself."""
         return self.sorted_choices.shape[0] // self.block_m
 
 
 def max_blocks(num_choices: int, num_experts: int, block_m: int) -> int:
-    """The most blocks into which so many choices can fall: each expert that has any wastes up to block_m - 1 places."""
+    """Return the blocks of the worst case: each expert with a choice wastes up to block_m - 1 places."""
     return (num_choices + min(num_experts, num_choices) * (block_m - 1)) // block_m
 
 
@@ -55,12 +55,12 @@ def _choose(
     TOP_K: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
 ):
-    """Of each row and expert the rank (TOP_K: not chosen) and the share, both [rows, EXPERTS]."""
+    """Return the rank of each expert for each row (TOP_K: not chosen) and its share, both [rows, EXPERTS]."""
     experts = tl.arange(0, EXPERTS)[None, :]
     inside = (rows < num_rows)[:, None]
     offsets = rows.to(tl.int64)[:, None] * NUM_EXPERTS + experts
     logits = tl.load(logits_ptr + offsets, mask=inside & (experts < NUM_EXPERTS), other=0.0).to(tl.float32)
-    # Whatever the logits are, NaN included, TOP_K experts that exist are chosen: others would be read out of bounds.
+    # Even of NaN, TOP_K experts that exist are chosen: others would be read out of bounds.
     logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, -3e38), 3e38), -3e38)
     left = tl.where(experts < NUM_EXPERTS, logits, float("-inf"))
     highest = tl.max(left, axis=1)
@@ -72,7 +72,7 @@ def _choose(
     exponentials = tl.exp(tl.where(ranks < TOP_K, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
     if HAS_SLOTS:
-        # Here and not above: registers.
+        # Only here: it saves registers.
         inside = (tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1) >= 0)[:, None]
     return tl.where(inside, ranks, TOP_K), shares
 
@@ -92,7 +92,7 @@ def _route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ):
-    """One expert a program. Each counts all choices by itself: choosing twice is cheaper than waiting for others."""
+    """Sort the choices of one expert. Counting all choices in each program is cheaper than waiting for others."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -133,7 +133,7 @@ def route(
         router_logits: [num_rows, num_experts]; of equal ones the expert of the lower index comes first.
         top_k: experts a row, at most num_experts.
         block_m: rows that the products take together.
-        slots: [num_rows], int64: rows with -1 are padding, go to no expert, and have no shares. None: all are real.
+        slots: [num_rows], int64: rows with -1 are padding, which goes to no expert. None: all are real.
     """
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k

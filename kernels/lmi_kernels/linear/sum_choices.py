@@ -1,4 +1,4 @@
-"""y = sum of a row's parts, one of each expert that it chose, best first, accumulated in fp32."""
+"""Sum up the results of each row's experts, best first, accumulated in fp32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _sum_choices_kernel(
     inside = columns < HIDDEN
     real = inside
     if HAS_SLOTS:
-        # Nobody has written the parts of padding.
+        # The parts of padding were never written.
         real = inside & (tl.load(slots_ptr + row) >= 0)
     total = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(TOP_K):
@@ -35,11 +35,10 @@ def _sum_choices_kernel(
 
 
 def sum_choices(parts: torch.Tensor, top_k: int, slots: torch.Tensor | None = None) -> torch.Tensor:
-    """parts: [num_rows * top_k, hidden], a row's one after another -> [num_rows, hidden] in their dtype.
+    """Sum up, always in the same order; a padding row becomes 0.
 
-    slots: as of `route`; the sum of a padding row is 0.
-
-    No atomic additions: the order of the sum is always the same.
+    parts: [num_rows * top_k, hidden], those of a row side by side -> [num_rows, hidden] in their dtype.
+    slots: as of `route`.
     """
     num_choices, hidden = parts.shape
     out = parts.new_empty(num_choices // top_k, hidden)

@@ -1,9 +1,10 @@
-"""Each row's next token: the likeliest, or one drawn in proportion to exp(logit / temperature) by the Gumbel-max trick
-(argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). No softmax, no sum, no sort.
+"""Choose each row's next token: the likeliest, or one drawn in proportion to exp(logit / temperature) by the Gumbel-max
+trick (argmax of logit / temperature + Gumbel noise; Maddison et al. 2014, arXiv:1411.0030). It takes no softmax, no sum
+and no sort.
 
-argmax is the same in whatever order it is taken, and the noise is a function of seed, position and token alone: so a
-row gets the same token alone, in any batch, however the vocabulary is split among programs, and on every device: noise
-has the same bits everywhere (`random_numbers.py`), and a score is one product and one sum, each rounded to fp32.
+The order of an argmax does not matter, and the noise is a function of seed, position and token alone. So a row gets the
+same token alone, in any batch, however the vocabulary is split among programs, and on every device: noise has the same
+bits everywhere (`random_numbers.py`), and a score is one product and one sum, each rounded to fp32.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ def choose_tokens(
     positions: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of equal ones the token with the lowest id, where temperature is 0; else a draw among tokens that may be drawn.
+    """Take the likeliest token (of equal ones the lowest id) where temperature is 0; else draw one.
 
     Args:
-        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed. -inf rules a token out.
-        temperature: [num_rows], any float dtype. Against the logits' size it should be above 1e-6: noise below their
-            rounding is lost, and the choice then as good as greedy.
-        thresholds: [num_rows], fp32: smaller logits are not drawn, as `logit_thresholds` says; greedy rows ignore it.
-        last_ids: [num_rows], int32: of the logits that equal the threshold, those of larger ids are not drawn.
+        logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed. -inf: never chosen.
+        temperature: [num_rows], any float dtype. Below 1e-6 of the logits' size noise is lost in rounding, and the
+            choice is as good as greedy.
+        thresholds: [num_rows], fp32, as of `logit_thresholds`: smaller logits are not drawn; greedy rows ignore it.
+        last_ids: [num_rows], int32: logits that equal the threshold are drawn up to this id.
         seeds: [num_rows], int64, all 64 bits.
-        positions: [num_rows], int64: of the token that is chosen, in its sequence.
-        penalties: change the logits before all else; None: nobody asks.
+        positions: [num_rows], int64: of the chosen token in its sequence.
+        penalties: change the logits first; None: no row asks for any.
 
-    Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: False where a row holds NaN or
-        +inf, or nothing but -inf; its token is 0 then.
+    Returns: token ids, [num_rows], int64, and which rows are finite, [num_rows], bool: a row with NaN or +inf, or with
+        nothing but -inf, is not, and its token is 0.
     """
     if not uses_triton(logits):
         team = shared_team()
@@ -91,11 +92,11 @@ def choose_tokens(
 
 @jit
 def _better(best, best_tokens, largest, x, tokens, threshold, last_id, noise):
-    """Lane by lane what has been best so far, and the largest logit, NaN counting as +inf."""
+    """Update each lane's best score, its token and the largest logit; NaN counts as +inf."""
     largest = tl.maximum(largest, tl.where(x != x, float("inf"), x))
     allowed = (x > threshold) | ((x == threshold) & (tokens <= last_id))
     score = tl.where(allowed, x + noise, float("-inf"))
-    # Not for equal ones: a lane's tokens come in ascending order, and the lowest stays.
+    # Of equal scores the first stays: a lane's tokens come in ascending order.
     better = score > best
     return tl.where(better, score, best), tl.where(better, tokens, best_tokens), largest
 
@@ -114,7 +115,7 @@ def _best(
     position,
     SPAN: tl.constexpr,
 ):
-    """Lane by lane, of the groups [first, last) of one row: the best scores, their tokens and the largest logits."""
+    """Return each lane's best score, its token and the largest logit, over the groups [first, last) of one row."""
     lanes = tl.arange(0, SPAN)
     best = tl.full((SPAN,), float("-inf"), tl.float32)
     best_tokens = tl.zeros((SPAN,), tl.int32)
@@ -124,7 +125,7 @@ def _best(
         for group in range(first, last):
             for part in tl.static_range(4):
                 tokens = (group * 4 + part) * SPAN + lanes
-                # logit / t + noise is largest where logit + t * noise is, which cannot overflow however small t is.
+                # The argmax of logit / t + noise, without overflow for small t.
                 noise = temperature * gumbel(tokens, a, b, c, d)
                 x = load_logits(row_ptr, penalties, tokens, vocab)
                 best, best_tokens, largest = _better(
@@ -168,7 +169,7 @@ def _choose_kernel(
     HAS_PENALTIES: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """The best of one split of one row; four spans of tokens at a time."""
+    """Find the best of one split of one row; four spans of tokens at a time."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row).to(tl.float32)
@@ -177,9 +178,8 @@ def _choose_kernel(
     first = split * groups_per_split
     last = tl.minimum(first + groups_per_split, tl.cdiv(vocab, 4 * SPAN))
     row_ptr = logits_ptr + row * row_stride
-    asks = tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False
-    # A loop of its own, so that other rows do not wait for the branch at each load.
-    if asks:
+    # Rows with penalties have a loop of their own: a branch at each load would slow all rows down.
+    if tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False:
         penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
         best, best_tokens, largest = _best(
             row_ptr, penalties, vocab, first, last, temperature, threshold, last_id, seed, position, SPAN
@@ -199,7 +199,7 @@ def _choose_kernel(
 def _combine_kernel(
     score_ptr, token_ptr, largest_ptr, chosen_ptr, finite_ptr, num_splits, MAX_SPLITS: tl.constexpr
 ):
-    """The best of a row's splits."""
+    """Find the best of a row's splits."""
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, MAX_SPLITS)
     inside = splits < num_splits

@@ -1,7 +1,7 @@
-"""`choose_tokens` on a CPU: the same tokens, with exact noise for few of them.
+"""`choose_tokens` on a CPU by torch: the same tokens, with exact noise for few of them.
 
-A vocabulary is looked at in chunks: only those whose largest logit reaches the threshold matter. Where these are many,
-a first look with quick logarithms, whose error is known, tells which of them can hold the best score.
+A vocabulary is searched in chunks: only those whose largest logit reaches the threshold matter. If there are many, a
+first look with fast logarithms, whose error is known, finds those that can have the best score.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row
 _CHUNK = 64
 _LEAST = torch.finfo(torch.float32).min
 _FEW = 128
-"""Of so many chunks of a row those tokens get exact noise that may be drawn: less work than a look at all."""
+"""Up to this many chunks of a row, exact noise for their tokens is less work than a first look."""
 
 
 def choose_tokens_cpu(
@@ -48,8 +48,8 @@ def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _draw(
     x: torch.Tensor, heat: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, int64, and their scores, -inf where none may be drawn. x: [num_rows, vocab_size], fp32."""
-    # No token of -inf reaches this.
+    """Return tokens, int64, and their scores, -inf where none may be drawn. x: [num_rows, vocab_size], fp32."""
+    # No token with -inf reaches this.
     thresholds = thresholds.clamp(min=_LEAST)
     if x.shape[1] % _CHUNK:
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
@@ -80,7 +80,7 @@ def _allowed(
 
 
 class FirstLook:
-    """Working memory for one row, used again for each: a row stays in the processor's cache."""
+    """Finds chunks that may win. Its memory, of one row, is used for all, and stays in the processor's cache."""
 
     def __init__(self, vocab_size: int) -> None:
         self._ids = torch.arange(vocab_size, dtype=torch.int32)
@@ -88,9 +88,9 @@ class FirstLook:
         self._scores = torch.empty(vocab_size, dtype=torch.float32)
 
     def can_win(self, x: torch.Tensor, heat: float, keys: Keys) -> torch.Tensor:
-        """Which chunks of a row may hold the best score: [num_chunks], bool. x: [vocab_size], fp32."""
+        """Return which chunks of a row may have the best score: [num_chunks], bool. x: [vocab_size], fp32."""
         words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
-        # Without the bits behind, noise may be log(2) too large; of a word that is 0 it is infinite, and says nothing.
+        # Without the low bits noise may be log(2) too large; for a word of 0 it is infinite.
         scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
         best = scores.mul_(-heat).add_(x).view(-1, _CHUNK).amax(dim=-1)
         top = best.max()

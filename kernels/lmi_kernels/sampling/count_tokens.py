@@ -1,4 +1,4 @@
-"""Count a token of each row's output in the table that penalties go by (`penalties.py`); nobody has to see it."""
+"""Count a token of each row's output in the table of `penalties.py`, on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 
 MOST_COUNTED = 2**14 - 1
-"""What stands more often in the output is taken to stand so often there."""
+"""Counts end here."""
 _ONCE = 2
 _FULL = MOST_COUNTED * _ONCE
 _BLOCK = 128
@@ -16,11 +16,11 @@ _BLOCK = 128
 def count_tokens_(
     counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
 ) -> None:
-    """Add a token of the output to each row that asks for penalties; it stays at `MOST_COUNTED`.
+    """Count one more token of the output in each row that asks for penalties, up to `MOST_COUNTED`.
 
     Args:
         counts: [any, vocab_size], int16, contiguous: the table, changed in place.
-        table_rows: [num_rows], int64; of those that ask each once.
+        table_rows: [num_rows], int64; those that ask are all different.
         tokens: [num_rows], int64: ids of the vocabulary.
         penalizes: [num_rows], any integer dtype: 0 in the rows that do not ask.
     """
@@ -59,7 +59,7 @@ def _count_kernel(
     FULL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of rows a program."""
+    """Count the tokens of one block of rows."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     asks = tl.load(penalizes_ptr + rows, mask=rows < num_rows, other=0) != 0
     table_rows = tl.load(table_row_ptr + rows, mask=asks, other=0)

@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows."""
+"""The likeliest tokens of each row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TokenLogprobs = tuple[tuple[int, float], ...]
 
 
 def likeliest(logprobs: torch.Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    """The `counts[i]` largest of row i with their token ids, of equal ones those with the lowest ids, which come first.
+    """Return the `counts[i]` largest of row i with their token ids; of equal ones the lowest ids, in order.
 
-    Fewer where there are no more above -inf. logprobs: [len(counts), vocab_size], fp32; each count at least 1.
+    Tokens with -inf are left out. logprobs: [len(counts), vocab_size], fp32; each count at least 1.
     """
     vocab_size = logprobs.shape[-1]
-    # One more than is asked for, which shows whether the last one has an equal that is left out.
+    # One more than asked for, which shows whether an equal of the last one is left out.
     values, indices = logprobs.topk(min(max(counts) + 1, vocab_size), dim=-1)
     rows = zip(values.tolist(), indices.tolist(), strict=True)
     result = []

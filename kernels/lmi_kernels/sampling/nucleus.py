@@ -1,8 +1,7 @@
-"""The smallest set of a row's tokens that has some probability, best first, by sums that do not depend on the order of
-adding: of whole numbers.
+"""The nucleus: the smallest set of a row's likeliest tokens that has a given probability.
 
-Sums of floating-point numbers have other bits when a library adds in another order, which may depend on the batch, the
-number of threads and the device; a token at the edge of a nucleus would come and go with them.
+Probabilities are added as whole numbers. A sum of floating-point numbers depends on the order of adding, which may
+depend on the batch, the number of threads and the device; a token at the edge of a nucleus would come and go with it.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ import torch
 
 _BITS = 62
 _FIRST_LOOK = 128
-"""So many of the likeliest tokens are ordered at first; sorting a whole vocabulary takes 20 times as long."""
+"""Likeliest tokens that are ordered at first; sorting a whole vocabulary takes 20 times as long."""
 _WIDER = 16
 
 
 def nucleus_edge(
     keys: torch.Tensor, probabilities: torch.Tensor, masses: torch.Tensor, look: int = _FIRST_LOOK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the fewest tokens of the largest keys that together have this probability, at least one: the smallest key, and
-    how many of those that equal it are needed: 0 where all are.
+    """Find the fewest tokens, at least one, with the largest keys that together have this probability. Return their
+    smallest key, and how many of those that equal it are needed: 0 where all are.
 
     keys, probabilities: [num_rows, vocab_size], fp32; masses: [num_rows], any float dtype -> [num_rows], fp32, and
     [num_rows], int64.
     """
     vocab_size = keys.shape[-1]
     ordered, token_ids = keys.topk(min(look, vocab_size), dim=-1)
-    # In units of 2**-62; a sum over a vocabulary, which is 1 but for rounding, stays below 2**63.
+    # In units of 2**-62; a sum over a vocabulary is 1 but for rounding, far below 2**63.
     weights = probabilities.gather(1, token_ids).mul_(2.0**_BITS).to(torch.int64)
     limits = (masses.double() * 2.0**_BITS).ceil_().to(torch.int64).clamp_(min=1)
     # A token is needed when those before it have not reached the limit yet.

@@ -1,8 +1,8 @@
-"""Make tokens less likely that stand in the sequence: repetition (Keskar et al. 2019, arXiv:1909.05858), and OpenAI's
-presence and frequency penalties. Kernels apply them to logits as they load them.
+"""Penalties for tokens of the sequence: repetition (Keskar et al. 2019, arXiv:1909.05858), and OpenAI's presence and
+frequency. Kernels apply them to logits as they load them.
 
-What stands where is a table that stays on the device, an entry for each token of the vocabulary in each row: bit 0 says
-that the token stands in the prompt, the bits above how often it stands in the output. `count_tokens_` keeps it up.
+A table on the device has a row per sequence and an entry for each token of the vocabulary: bit 0 says that the token is
+in the prompt, the bits above say how often it is in the output. `count_tokens_` updates it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from lmi_kernels._triton import jit, tl
 
 
 class Penalties(NamedTuple):
-    """What the rows of a batch ask for: of tokens of the sequence logit / repetition where positive, logit * repetition
-    where negative; then of those in the output - presence - frequency * count. In fp32: in 16 bits small penalties of
-    large logits would vanish."""
+    """The penalties of a batch. The logit of a token of the sequence becomes logit / repetition where positive, logit *
+    repetition where negative; for a token of the output presence + frequency * count is subtracted. In fp32: in 16
+    bits small penalties of large logits would vanish."""
 
     counts: torch.Tensor
     """[any, vocab_size], int16, contiguous: the table."""
     table_rows: torch.Tensor
-    """[num_rows], int64: each one's row of the table."""
+    """[num_rows], int64: the row of the table that each row of logits has."""
     asks: torch.Tensor
-    """[num_rows], int64: 0 in the rows that do not ask."""
+    """[num_rows], int64: 0 in rows without penalties."""
     numbers: torch.Tensor
     """[3, num_rows], any float dtype, contiguous: repetition, presence, frequency; 1, 0 and 0 change nothing."""
 
 
 def penalize(logits: torch.Tensor, penalties: Penalties | None) -> torch.Tensor:
-    """On a CPU, [num_rows, vocab_size], any float dtype -> fp32 where there are penalties."""
+    """Apply penalties on a CPU. logits: [num_rows, vocab_size], any float dtype -> fp32 where there are penalties."""
     if penalties is None or not penalties.asks.any():
         return logits
     x, entries = logits.float(), penalties.counts[penalties.table_rows]
@@ -43,7 +43,7 @@ def penalize(logits: torch.Tensor, penalties: Penalties | None) -> torch.Tensor:
 
 @jit
 def penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr):
-    """What `load_logits` takes for a row that asks. Grids have the rows in their first dimension."""
+    """Load a row's penalties, as `load_logits` takes them. The grid's first dimension is the rows."""
     numbers_ptr += row
     num_rows = tl.num_programs(0)
     return (
@@ -56,8 +56,8 @@ def penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr):
 
 @jit
 def load_logits(row_ptr, penalties, tokens, vocab):
-    """A row's logits in fp32, -inf beyond the vocabulary. penalties: those of the row, or None. Launched with `EXACT`,
-    so that equal sequences get equal logits, wherever they are sampled."""
+    """Load a row's logits in fp32, -inf beyond the vocabulary. penalties: those of the row, or None. Kernels are
+    launched with `EXACT`, so that equal sequences get equal logits wherever they are sampled."""
     inside = tokens < vocab
     x = tl.load(row_ptr + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     if penalties is not None:

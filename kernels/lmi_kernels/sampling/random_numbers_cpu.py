@@ -1,4 +1,4 @@
-"""The noise of `random_numbers.py` in torch, for any tokens of any rows, with the same bits."""
+"""The noise of `random_numbers.py` by torch, with the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG_POLYNOMIAL = (
 
 
 class Keys(NamedTuple):
-    """What the words of rows depend on beside the token: tensors of one shape, int32."""
+    """The keys of rows: tensors of one shape, int32."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -26,7 +26,7 @@ class Keys(NamedTuple):
 
 
 def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> Keys:
-    """seeds, positions: int64, of one shape -> that shape."""
+    """Return the keys. seeds, positions: int64, of one shape -> that shape."""
     zeros = torch.zeros_like(positions)
     words = philox(seeds, positions & _MASK, (positions >> 32) & _MASK, zeros, zeros)
     return Keys(*(word.to(torch.int32) for word in words))
@@ -38,7 +38,7 @@ def philox(
     """Philox4x32-10. seed: int64, all 64 bits; counters: int64 in [0, 2**32), of one shape -> four words, as these."""
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(10):
-        # Products without a sign have the same bits.
+        # Signed products have the same low bits as unsigned ones.
         low, high = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((high >> 32) & _MASK) ^ c1 ^ k0,
@@ -51,7 +51,7 @@ def philox(
 
 
 def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """What both words of each token are made of. tokens, out, scratch: int32, of one shape; returns `out`."""
+    """Mix tokens and keys, for both words. tokens, out, scratch: int32, of one shape. Return `out`."""
     h = torch.bitwise_xor(tokens, keys.first, out=out)
     _xor_shifted_(h, 17, scratch).mul_(_signed(0xED5AD4BB)).bitwise_xor_(keys.second)
     _xor_shifted_(h, 11, scratch).mul_(_signed(0xAC4C1B51)).bitwise_xor_(keys.third)
@@ -59,12 +59,12 @@ def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tens
 
 
 def front(mixed: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """A word of 31 bits, int32. `mixed` is used up."""
+    """Return the first word, 31 bits, int32. `mixed` is overwritten."""
     return _xor_shifted_(mixed, 14, scratch).bitwise_and_(0x7FFFFFFF)
 
 
 def noise(tokens: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """Gumbel noise, fp32. tokens: int32, of the keys' shape."""
+    """Return Gumbel noise, fp32. tokens: int32, of the keys' shape."""
     mixed, scratch = torch.empty_like(tokens), torch.empty_like(tokens)
     behind = mix(tokens, keys, mixed, scratch) ^ keys.behind
     behind = _xor_shifted_(behind, 16, scratch).mul_(_signed(0x85EBCA6B))
@@ -76,7 +76,7 @@ def noise(tokens: torch.Tensor, keys: Keys) -> torch.Tensor:
 
 
 def _log(y: torch.Tensor) -> torch.Tensor:
-    """As that of the kernel, operation by operation."""
+    """As in the kernel, operation by operation."""
     bits = y.view(torch.int32)
     exponent = (bits - 0x3F3504F3) >> 23
     x = (bits - (exponent << 23)).view(torch.float32) - 1.0
@@ -95,5 +95,5 @@ def _xor_shifted_(h: torch.Tensor, count: int, scratch: torch.Tensor) -> torch.T
 
 
 def _signed(word: int) -> int:
-    """The same 32 bits as a number with a sign."""
+    """Return the same 32 bits as a signed number."""
     return (word ^ (1 << 31)) - (1 << 31)

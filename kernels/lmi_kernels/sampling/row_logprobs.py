@@ -1,4 +1,4 @@
-"""Log-probabilities that are reported: of some rows' chosen tokens, and of their likeliest ones."""
+"""Log-probabilities for reports: of chosen tokens and of the likeliest ones, for some rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from lmi_kernels.sampling.likeliest import TokenLogprobs, likeliest
 def row_logprobs(
     logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
-    """Natural logarithms of probabilities under rows' logits, in fp32.
+    """Compute natural logarithms of probabilities in fp32.
 
     Args:
         logits: [num_rows, vocab_size], any float dtype, rows contiguous, not changed.
-        rows: which of them, at least one.
+        rows: for which of them, at least one.
         tokens: [len(rows)], int64: ids of the vocabulary.
-        counts: of so many likeliest tokens each, 0 or more.
+        counts: how many of the likeliest tokens of each row, 0 or more.
 
-    Returns: of each row its token's, and the likeliest tokens with theirs, likeliest first, of equal logits those of
-        the lowest ids, which come first; fewer where there are no more above -inf. A row that is not finite has none,
-        and NaN.
+    Returns: for each row that of its token, and the likeliest tokens with theirs, likeliest first; of equal logits the
+        lowest ids, in order. Tokens with -inf are left out. A row that is not finite has NaN and no likeliest tokens.
     """
     team = shared_team() if logits.is_cpu else None
     call = row_logprobs_torch if team is None else lambda *asked: row_logprobs_native(team, *asked)

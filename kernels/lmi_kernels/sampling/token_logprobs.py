@@ -1,4 +1,4 @@
-"""How likely tokens are under their rows' logits: logit[token] - log(sum(exp(logits))), in fp32, read once."""
+"""Log-probabilities of tokens: logit[token] - log(sum(exp(logits))), in fp32, reading the logits once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LANES = 4096
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Natural logarithms of the tokens' probabilities.
+    """Compute natural logarithms of the tokens' probabilities.
 
     Args:
         logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed.
         tokens: [num_rows], int64: ids of the vocabulary.
-        wanted: [num_rows], any integer dtype: 0 in the rows that do not ask.
+        wanted: [num_rows], any integer dtype: 0 in rows that need none.
 
-    Returns: [num_rows], fp32; 0 where nobody asks, and where the logits are not finite (NaN, +inf, nothing but -inf, or
-        the token's own is -inf).
+    Returns: [num_rows], fp32; 0 where none is wanted, where the logits are not finite (NaN, +inf, nothing but -inf) and
+        where the token's own is -inf.
     """
     if not uses_triton(logits):
         own = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
@@ -42,23 +42,23 @@ def _logprobs_kernel(
     logprob_ptr,
     LANES: tl.constexpr,
 ):
-    """One row a program; each lane has its own largest logit, and its sum relative to that."""
+    """Compute one row; each lane has its own largest logit, and its sum relative to that."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(wanted_ptr + row) == 0:
         tl.store(logprob_ptr + row, 0.0)
         return
     row_ptr = logits_ptr + row * row_stride
     lanes = tl.arange(0, LANES)
-    # Finite, so that the difference to -inf is a number's.
+    # Finite, so that the difference to -inf is not NaN.
     largest = tl.full((LANES,), -3.0e38, tl.float32)
     total = tl.full((LANES,), 0.0, tl.float32)
     for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
         places = start + lanes
         x = tl.load(row_ptr + places, mask=places < vocab, other=float("-inf")).to(tl.float32)
-        # NaN stays to the end, and +inf with it.
+        # +inf becomes NaN, and NaN stays to the end.
         x = tl.where(x < float("inf"), x, float("nan"))
         above = x - largest
-        # Of the two exponentials that matter one is always 1.
+        # One of the two exponentials is always 1.
         shrunk = tl.exp(-tl.abs(above))
         total = tl.where(above > 0.0, total * shrunk + 1.0, total + shrunk)
         largest = tl.maximum(largest, x)

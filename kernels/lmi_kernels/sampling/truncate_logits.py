@@ -1,13 +1,14 @@
-"""From which logit on a token may be drawn, by top_k, top_p and min_p: bisection on the value, without sorting.
+"""Truncation: the smallest logit that may be drawn, by top_k, top_p and min_p, found by bisection without sorting.
 
-The count of logits from a value on, and their probability, fall as the value grows; so the k-th largest logit, and the
-last one of a nucleus, are the largest values at which count or probability still reach what is asked. Halving the whole
-numbers that order floating-point numbers finds such a value exactly, in at most 32 steps (16 for bf16, 19 for fp16).
+The count of logits above a value, and their probability, fall as the value grows. So the k-th largest logit, and the
+last one of a nucleus, are the largest values at which count or probability still reach the target. Bisection of the
+whole numbers in the order of floating-point numbers finds the value exactly, in at most 32 steps (16 for bf16, 19 for
+fp16).
 
-A step over a whole vocabulary costs some microseconds, so what can matter is moved together first: each of 4096 lanes
-keeps the largest of its logits; the edge among these alone is at or below the edge of the row, and few other logits are
-above it. So a row is read three to five times, and the steps look at 4096 logits; only of a row so flat that more than
-these remain, or that the lanes' largest do not reach what is asked, every step reads all.
+A step over a whole vocabulary takes some microseconds, so the few logits that matter are collected first. Each of 4096
+lanes keeps its largest logit; the edge among these is at or below the edge of the row, and few other logits are above
+it. So a row is read three to five times, and the steps read 4096 logits. Only if a row is so flat that more remain, or
+that the lanes' largest do not reach the target, every step reads the whole row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_threshold
 
 _LANES = 4096
 _LOW_ZEROS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""So many low bits are zero in fp32 numbers of this dtype: nothing is searched there."""
+"""Low bits that are zero in fp32 numbers converted from each dtype: they are not searched."""
 
 
 def logit_thresholds(
@@ -37,24 +38,24 @@ def logit_thresholds(
     min_p: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In this order: the k largest logits and all that equal the k-th; of these the fewest likeliest that together have
-    probability p, those of lowest ids where one that stays equals one that goes; of these all that have min_p times the
-    probability of the likeliest. Probabilities are those of logits / temperature.
+    """Find each row's edge. In this order, there stay: the k largest logits and all that equal the k-th; of these the
+    fewest likeliest that together have probability p, the lowest ids among equal ones; of these all with at least min_p
+    times the probability of the likeliest. Probabilities are those of logits / temperature.
 
-    Exact but for rounding: the nucleus is that of a p within 1e-5 of the one asked for (sums in fp32, of exponentials
-    of fp32 differences), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes
-    equal are not. What a row gets does not depend on the batch.
+    Exact but for rounding: the nucleus is that of a p within 1e-5 of the given one (sums in fp32, of exponentials of
+    fp32 differences), and min_p's edge is rounded to fp32. Logits that only the division by the temperature makes equal
+    do not count as equal. A row's result does not depend on the batch.
 
     Args:
         logits: [num_rows, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed; vocab_size below 2**24.
         temperature: [num_rows], any float dtype; 0: the row is greedy.
-        top_k: [num_rows], any integer dtype; 0, or the size of the vocabulary and more: off.
+        top_k: [num_rows], any integer dtype; 0, or at least the size of the vocabulary: off.
         top_p: [num_rows], any float dtype, above 0; 1: off.
         min_p: [num_rows], any float dtype; 0: off.
-        penalties: change the logits before all else; None: nobody asks.
+        penalties: change the logits first; None: no row asks for any.
 
-    Returns: the smallest logits that may be drawn, [num_rows], fp32, and of those that equal it the largest id that may
-        be, [num_rows], int32. Rows where all is off, that are greedy or not finite: -inf, and any id.
+    Returns: the smallest logits that may be drawn, [num_rows], fp32, and the largest id that may be drawn of those that
+        equal it, [num_rows], int32. For rows where all is off, and for greedy or not finite ones: -inf, and any id.
     """
     if not uses_triton(logits):
         team = shared_team()
@@ -88,7 +89,7 @@ def logit_thresholds(
 
 @jit
 def _load(row_ptr, penalties, kept_ptr, from_kept, places, vocab, LANES: tl.constexpr):
-    """Logits of the row, or of the few that are kept of it."""
+    """Load logits of the row, or of the few that are kept of it."""
     if from_kept:
         x = tl.load(kept_ptr + places, mask=places < LANES, other=float("-inf"))
     else:
@@ -98,13 +99,13 @@ def _load(row_ptr, penalties, kept_ptr, from_kept, places, vocab, LANES: tl.cons
 
 @jit
 def _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
-    """Sum of exp((x - largest) * rate) of those that are at least `edge`; with a rate of 0 how many there are, exact
-    below 2**24. Never more for a larger edge: rounding is monotonic, and the order of adding always the same."""
+    """Sum up exp((x - largest) * rate) of logits that are at least `edge`; with a rate of 0 count them, exactly below
+    2**24. The sum never grows with the edge: rounding is monotonic, and the order of adding always the same."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     for start in tl.range(0, LANES if from_kept else vocab, LANES, loop_unroll_factor=4):
         x = _load(row_ptr, penalties, kept_ptr, from_kept, start + lanes, vocab, LANES)
-        # So far below nothing has a probability; -inf times a rate of 0 would be NaN.
+        # Below this no probability is left; -inf times a rate of 0 would be NaN.
         below = tl.maximum(x - largest, -1e8)
         total += tl.where(x >= edge, tl.exp(below * rate), 0.0)
     return tl.sum(total)
@@ -112,7 +113,7 @@ def _amount(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate,
 
 @jit
 def _at_edge(row_ptr, penalties, kept_ptr, from_kept, vocab, edge, largest, rate, LANES: tl.constexpr):
-    """What `_amount` sums, of those above `edge`; and how many equal it."""
+    """Return the sum of `_amount` for logits above `edge`, and how many equal it."""
     lanes = tl.arange(0, LANES)
     total = tl.full((LANES,), 0.0, tl.float32)
     equal = tl.full((LANES,), 0, tl.int32)
@@ -138,7 +139,7 @@ def _search(
     LOW_ZEROS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The largest key whose amount reaches the target. `low` is taken to do so, `high` not to."""
+    """Return the largest key whose amount reaches the target, which that of `low` does and that of `high` does not."""
     while low + 1 < high:
         middle = (low & high) + ((low ^ high) >> 1)
         edge = value_of(middle, LOW_ZEROS)
@@ -150,7 +151,7 @@ def _search(
 
 @jit
 def _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES: tl.constexpr):
-    """Write the largest logit of each lane; returns the largest of all, +inf where there is a NaN."""
+    """Write each lane's largest logit; return the largest of all, +inf where there is a NaN."""
     lanes = tl.arange(0, LANES)
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     for start in tl.range(0, vocab, LANES, loop_unroll_factor=4):
@@ -163,10 +164,10 @@ def _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES: tl.constexpr):
 
 @jit
 def _keep_from(row_ptr, penalties, vocab, edge, kept_ptr, LANES: tl.constexpr):
-    """Write the logits from `edge` on one after the other, and -inf behind them, if there are no more than LANES;
-    returns how many there are.
+    """Write the logits that are at least `edge` side by side, and -inf behind them, if there are at most LANES; return
+    how many there are.
 
-    Lane by lane: what each needs is counted first, so that a single running sum tells all of them their places.
+    Each lane counts its own first, so a single running sum gives all lanes their places.
     """
     lanes = tl.arange(0, LANES)
     counts = tl.zeros((LANES,), tl.int32)
@@ -175,7 +176,7 @@ def _keep_from(row_ptr, penalties, vocab, edge, kept_ptr, LANES: tl.constexpr):
     num_kept = tl.sum(counts)
     if num_kept <= LANES:
         places = tl.cumsum(counts, 0) - counts
-        # What was kept before has been read by all.
+        # All threads have read what was kept before.
         tl.debug_barrier()
         tl.store(kept_ptr + lanes, tl.full((LANES,), float("-inf"), tl.float32))
         tl.debug_barrier()
@@ -202,9 +203,9 @@ def _threshold(
     LOW_ZEROS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Of one row, whose largest logits go to `kept_ptr`: the threshold and the last id."""
+    """Return a row's threshold and last id. kept_ptr: [LANES], memory for its largest logits."""
     largest = _keep_lanes(row_ptr, penalties, vocab, kept_ptr, LANES)
-    # As sharp as fp32 can tell; below it the rate would overflow.
+    # Below this the rate would overflow.
     rate = 1.0 / tl.maximum(temperature, 1e-30)
     by_rank = (top_k > 0) & (top_k < vocab)
     by_mass = top_p < 1.0
@@ -213,14 +214,14 @@ def _threshold(
     last_id = tl.full((), NO_LAST_ID, tl.int32)
     finite = (largest < float("inf")) & (largest > float("-inf"))
     if finite & (by_rank | by_mass):
-        # Of counts the rate is 0.
+        # For counts the rate is 0.
         target = top_k.to(tl.float32)
         first_rate = 0.0
         # fmt: off
         if not by_rank:
             target = top_p * _amount(row_ptr, penalties, kept_ptr, False, vocab, edge, largest, rate, LANES)
             first_rate = rate
-        # Only from where on to look: 16 bits of it will do.
+        # A lower bound of the edge: 16 bits of it are enough.
         low, high = key_of(edge, 16), key_of(largest, 16) + 1
         low = _search(
             row_ptr, penalties, kept_ptr, True, vocab, low, high, target, largest, first_rate, 16, LANES
@@ -248,7 +249,7 @@ def _threshold(
             # fmt: on
             missing = target - above
             weight = tl.exp((edge - largest) * rate)
-            # Of no weight none is drawn, and -inf never: it does not matter how many stay.
+            # Logits of weight 0 are never drawn: it does not matter how many stay.
             if (weight > 0.0) & (missing <= (num_equal - 1.0) * weight):
                 nth = tl.maximum(tl.ceil(missing / weight), 1.0).to(tl.int32)
                 last_id = nth_equal(row_ptr, penalties, vocab, edge, nth, NO_LAST_ID, LANES)
@@ -292,7 +293,7 @@ def _thresholds_kernel(
     LANES: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
 ):
-    """One row a program, which writes twice: what holds if nothing is asked, and what it finds."""
+    """Find one row's threshold and last id, after writing those of a row without truncation."""
     row = tl.program_id(0).to(tl.int64)
     tl.store(threshold_ptr + row, float("-inf"))
     tl.store(last_id_ptr + row, NO_LAST_ID)
@@ -304,9 +305,8 @@ def _thresholds_kernel(
         return
     row_ptr = logits_ptr + row * row_stride
     kept_ptr += row * LANES
-    asks = tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False
-    if asks:
-        # No longer on the grid of the logits' dtype: every bit is searched.
+    if tl.load(asks_ptr + row) != 0 if HAS_PENALTIES else False:
+        # Penalised logits have all bits of fp32.
         penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, numbers_ptr)
         threshold, last_id = _threshold(
             row_ptr, penalties, vocab, kept_ptr, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES

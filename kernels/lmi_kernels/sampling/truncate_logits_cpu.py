@@ -1,4 +1,4 @@
-"""`logit_thresholds` on a CPU: what is asked for is done for the rows that ask, by ordering their likeliest tokens."""
+"""`logit_thresholds` on a CPU by torch, by ordering the likeliest tokens of the rows that ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi_kernels.sampling.nucleus import nucleus_edge
 NO_LAST_ID = 2**31 - 1
 """All of the logits that equal the threshold may be drawn."""
 _SMALLEST = 1e-30
-"""As sharp as fp32 can tell; divided by less, logits would overflow."""
+"""Divided by less, logits would overflow."""
 
 
 def logit_thresholds_cpu(
@@ -19,7 +19,7 @@ def logit_thresholds_cpu(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`; the nucleus is that of the sum of whole numbers."""
+    """As `logit_thresholds`; the nucleus is by sums of whole numbers."""
     x = logits.float()
     heat = temperature.float().clamp(min=_SMALLEST)
     drawn = temperature.float() != 0.0
@@ -39,7 +39,7 @@ def logit_thresholds_cpu(
         last_ids[rows] = _last_ids(keys, thresholds[rows], num_equal)
     rows = (drawn & (min_p > 0.0)).nonzero()[:, 0]
     if len(rows):
-        # Of logarithms: a quotient of probabilities is a difference of logits. Rounded once.
+        # In logarithms: a quotient of probabilities is a difference of logits. Rounded once.
         shares = min_p[rows].float().clamp(min=1e-37).double()
         distances = temperature.float()[rows].double() * shares.log()
         relative = (_of(x, rows).amax(dim=-1).double() + distances).float()
@@ -53,7 +53,7 @@ def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _last_ids(keys: torch.Tensor, edges: torch.Tensor, num_equal: torch.Tensor) -> torch.Tensor:
-    """Of each row's keys that equal the edge the id of the `num_equal`th, int32; no limit where that is 0."""
+    """Return the id of the `num_equal`th of each row's keys that equal the edge, int32; no limit where it is 0."""
     last_ids = torch.full(edges.shape, NO_LAST_ID, dtype=torch.int32)
     tied = num_equal.nonzero()[:, 0]
     if len(tied):
