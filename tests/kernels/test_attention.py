@@ -36,7 +36,7 @@ def _attend(q: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor) -> torch.
 def test_equals_the_reference_and_reads_no_foreign_slot(kv_heads: int, share: int, head_dim: int) -> None:
     generator = fresh_generator()
     tables = _tables(generator)
-    # One layer of a cache of three; what nobody has written is NaN.
+    # One layer of a cache of three; what was not written is NaN.
     pool = torch.full((3, 2, kv_heads, tables.numel(), BLOCK_SIZE, head_dim), torch.nan)[1]
     for table, (keys, _) in zip(tables, LENGTHS, strict=True):
         places = torch.arange(keys)

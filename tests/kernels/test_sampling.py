@@ -1,5 +1,5 @@
 """The references of the sampling kernels, and what serves on a CPU: against the sampler's own steps, known answers and
-the distribution that is asked for."""
+the expected distribution."""
 
 from __future__ import annotations
 
@@ -202,10 +202,10 @@ def test_penalties_are_those_of_the_steps() -> None:
                 counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
             )
     expected = apply((repetition_penalty, presence_penalty, frequency_penalty), logits, rows)
-    asked = [
+    parameters = [
         [row.params.repetition_penalty, row.params.presence_penalty, row.params.frequency_penalty]
         for row in rows
     ]
     ones = torch.ones(num_rows, dtype=torch.int64)
-    found = penalize(logits, Penalties(counts, torch.arange(num_rows), ones, torch.tensor(asked).T))
+    found = penalize(logits, Penalties(counts, torch.arange(num_rows), ones, torch.tensor(parameters).T))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)

@@ -50,6 +50,6 @@ def test_a_device_s_own_file_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tuning.parameters("experts", "8", GPU) == table("sm_90")["experts"]["8"]
 
 
-def test_what_nobody_names_is_an_error() -> None:
+def test_missing_parameters_are_an_error() -> None:
     with pytest.raises(KeyError, match="no launch parameters for experts, 7"):
         tuning.parameters("experts", "7", torch.device("cpu"))

@@ -13,13 +13,13 @@ from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
 """`kSlack` of `native.h`."""
-_ASKED_TO_TRUNCATE = {
+_TRUNCATE_DTYPES = {
     "temperature": torch.float32,
     "top_k": torch.int64,
     "top_p": torch.float64,
     "min_p": torch.float64,
 }
-_ASKED_TO_CHOOSE = {
+_CHOOSE_DTYPES = {
     "temperature": torch.float32,
     "thresholds": torch.float32,
     "last_ids": torch.int32,
@@ -29,33 +29,40 @@ _ASKED_TO_CHOOSE = {
 
 
 def logit_thresholds_native(
-    team: Team, logits: torch.Tensor, *asked: torch.Tensor
+    team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `logit_thresholds`, with the same arguments; sums are of whole numbers, in units of 2**-40 of the likeliest
     token's probability."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
-    columns = {
-        name: _column(values, dtype)
-        for (name, dtype), values in zip(_ASKED_TO_TRUNCATE.items(), asked, strict=True)
-    }
-    scratch = _scratch(team, vocab_size)
-    results = {"thresholds": thresholds, "last_ids": last_ids}
-    _run(team, Truncate, _addresses(x), vocab_size=vocab_size, scratch=scratch, **columns, **results)
+    _run(
+        team,
+        Truncate,
+        _addresses(x),
+        vocab_size=vocab_size,
+        **_typed(columns, _TRUNCATE_DTYPES),
+        thresholds=thresholds,
+        last_ids=last_ids,
+        scratch=_scratch(team, vocab_size),
+    )
     return thresholds, last_ids
 
 
 def choose_tokens_native(
-    team: Team, logits: torch.Tensor, *asked: torch.Tensor
+    team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `choose_tokens`, with the same arguments: the same tokens."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
-    columns = {
-        name: _column(values, dtype)
-        for (name, dtype), values in zip(_ASKED_TO_CHOOSE.items(), asked, strict=True)
-    }
-    _run(team, Choose, _addresses(x), vocab_size=vocab_size, **columns, tokens=tokens, finite=finite)
+    _run(
+        team,
+        Choose,
+        _addresses(x),
+        vocab_size=vocab_size,
+        **_typed(columns, _CHOOSE_DTYPES),
+        tokens=tokens,
+        finite=finite,
+    )
     return tokens, finite
 
 
@@ -92,6 +99,13 @@ def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Ten
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
     team.run(Program([kind(rows=rows.data_ptr(), **addresses)]), Step(num_rows=len(rows)))
+
+
+def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Name columns in the order of `dtypes`, and convert them."""
+    return {
+        name: _column(values, dtype) for (name, dtype), values in zip(dtypes.items(), columns, strict=True)
+    }
 
 
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -47,7 +47,7 @@ def pack(
         storage: how native kernels store it; None: as it is, bf16 in the layout for AMX where there is AMX.
 
     Raises:
-        ValueError: a storage is asked for, and there are no native kernels.
+        ValueError: there is a storage, but there are no native kernels.
     """
     if weight.device.type != "cpu":
         return LinearWeight(None, weight, bias)

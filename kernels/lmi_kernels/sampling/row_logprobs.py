@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ def row_logprobs(
         lowest ids, in order. Tokens with -inf are left out. A row that is not finite has NaN and no likeliest tokens.
     """
     team = shared_team() if logits.is_cpu else None
-    call = row_logprobs_torch if team is None else lambda *asked: row_logprobs_native(team, *asked)
+    call = partial(row_logprobs_native, team) if team else row_logprobs_torch
     return call(logits, rows, tokens, counts)
 
 

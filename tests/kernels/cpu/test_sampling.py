@@ -36,7 +36,7 @@ _EXTREMES = {
     "far apart": torch.linspace(-3.4e38, 3.4e38, 3000),
     "large": 1e8 + torch.arange(2000.0) * 8,
 }
-_ASKED = tuple(
+_PARAMETERS = tuple(
     (heat, top_k, top_p, min_p)
     for heat, top_k, (top_p, min_p) in itertools.product(
         (0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30),
@@ -47,9 +47,9 @@ _ASKED = tuple(
 )
 
 
-def _columns(*asked: tuple[float, int, float, float]) -> Tensors:
+def _columns(*parameters: tuple[float, int, float, float]) -> Tensors:
     """temperature, top_k, top_p, min_p: a row of numbers each."""
-    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*asked, strict=True))
+    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*parameters, strict=True))
     return heat.double(), top_k, top_p.double(), min_p.double()
 
 
@@ -63,15 +63,17 @@ def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
 def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in THRESHOLDS[0].examples(fresh_generator(), dtype):
         logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
-        asked = tuple(inputs.values())
+        parameters = tuple(inputs.values())
         expected = logit_thresholds_reference(logits, **inputs)
         found = everywhere(
-            lambda team, logits=logits, asked=asked: logit_thresholds_native(team, logits, *asked)
+            lambda team, logits=logits, parameters=parameters: logit_thresholds_native(
+                team, logits, *parameters
+            )
         )
         torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
         assert torch.equal(found[1], expected[1])
         finite = (found[0] > -math.inf).nonzero()[:, 0]
-        assert torch.equal(found[0][finite], logit_thresholds_cpu(logits, *asked)[0][finite])
+        assert torch.equal(found[0][finite], logit_thresholds_cpu(logits, *parameters)[0][finite])
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -81,9 +83,9 @@ def test_tokens_are_those_of_noise_for_all(everywhere: Everywhere, dtype: torch.
         _check_choice(everywhere, logits, *inputs.values())
 
 
-def _check_choice(everywhere: Everywhere, *asked: torch.Tensor) -> None:
-    found = everywhere(lambda team: choose_tokens_native(team, *asked))
-    expected = choose_tokens_reference(*asked)
+def _check_choice(everywhere: Everywhere, *parameters: torch.Tensor) -> None:
+    found = everywhere(lambda team: choose_tokens_native(team, *parameters))
+    expected = choose_tokens_reference(*parameters)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
@@ -91,14 +93,14 @@ def _check_choice(everywhere: Everywhere, *asked: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", _EXTREMES)
 def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
     """Of rows that are all the same row: each has its own parameters."""
-    logits = _EXTREMES[name].expand(len(_ASKED), -1)
-    columns = _columns(*_ASKED)
+    logits = _EXTREMES[name].expand(len(_PARAMETERS), -1)
+    columns = _columns(*_PARAMETERS)
     edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     if logits[0].amax().isfinite():
         expected = logit_thresholds_cpu(logits, *columns)
-        for i, asked in enumerate(_ASKED):
-            assert edges[0][i] == expected[0][i], asked
-            assert edges[1][i] == expected[1][i], asked
+        for i, parameters in enumerate(_PARAMETERS):
+            assert edges[0][i] == expected[0][i], parameters
+            assert edges[1][i] == expected[1][i], parameters
     else:
         assert (edges[0] == -math.inf).all()
     draws = _draws(fresh_generator(), len(logits))
@@ -127,13 +129,13 @@ def test_tokens_of_many_short_rows(everywhere: Everywhere) -> None:
 
 @pytest.mark.parametrize("spread", [0.05, 3.0])
 def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: float) -> None:
-    """As much probability as is asked for, and less without the last token: by sums in fp64."""
+    """The kept tokens have top_p, and less without the last of them: by sums in fp64."""
     logits = torch.randn(6, 49_152, generator=fresh_generator()).mul_(spread)
-    asked = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
-    columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in asked))
+    parameters = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
+    columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in parameters))
     thresholds, last_ids = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     assert (last_ids == NO_LAST_ID).all()
-    for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), asked, strict=True):
+    for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), parameters, strict=True):
         ranked = row.where(row >= row.topk(top_k).values[-1], -math.inf) if top_k else row
         shares = (ranked.double() / 0.8).softmax(-1)
         assert float(shares[ranked >= threshold].sum()) >= top_p - 1e-6

@@ -42,7 +42,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         # On a coarse grid many are equal, the largest too.
         logits = logits.mul_(4.0).round_().div_(4.0).to(dtype)
         logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
-        # What stands beyond the vocabulary would win.
+        # What is beyond the vocabulary would win.
         logits[:, vocab:] = 1000.0
         if rows > 8:
             logits[1, vocab - 1] = torch.nan
@@ -94,8 +94,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
 CHECKS = (
     OpCheck(
         "choose_tokens",
-        lambda padded, vocab, **asked: choose_tokens(padded[:, :vocab], **asked),
-        lambda padded, vocab, **asked: choose_tokens_reference(padded[:, :vocab], **asked),
+        lambda padded, vocab, **inputs: choose_tokens(padded[:, :vocab], **inputs),
+        lambda padded, vocab, **inputs: choose_tokens_reference(padded[:, :vocab], **inputs),
         _examples,
         _production,
         ROUNDING,

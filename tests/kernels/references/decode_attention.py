@@ -69,7 +69,7 @@ def _example(
     total, columns = int(counts.sum()), int(counts.max()) + 2
     pages = torch.randperm(2 * total + 2, generator=generator)
     pool = torch.full((2, kv_heads, 2 * total + 2, block_size, head_dim), float("nan"), dtype=dtype)
-    # The entries that nobody may follow lead to a poisoned page.
+    # Entries that must not be read name a poisoned page.
     table = torch.full((len(lengths) + 2, columns), int(pages[-1]), dtype=torch.int32)
     rows = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)]
     for row, length, own in zip(rows, lengths, pages[:total].split(counts.tolist()), strict=True):

@@ -20,7 +20,7 @@ def _plan_checked(
     num_programs: int | None,
     tuned: tuning.Parameters | None,
 ) -> Results:
-    """As `plan_decode`, of which neither block tables nor rows are looked at."""
+    """As `plan_decode`, which reads neither block tables nor rows."""
     sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
     plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs, tuned)
     return plan.tile_starts, plan.program_starts, plan.tiles_per_program

@@ -23,7 +23,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The count is no constant of the kernel: this one stands for all multiples of 16.
+    # The count is no constant of the kernel: this one covers all multiples of 16.
     yield {"x": torch.empty(32, 4 * 8192, dtype=dtype, device="meta")}
 
 

@@ -29,7 +29,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    # The width is no constant of the kernel: this one stands for all multiples of 16.
+    # The width is no constant of the kernel: this one covers all multiples of 16.
     for approximate in ("none", "tanh"):
         yield {
             "gate_up": torch.empty(32, 2 * 14336, dtype=dtype, device="meta"),

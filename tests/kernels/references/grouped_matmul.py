@@ -46,7 +46,7 @@ _TILES = {"block_n": 16, "block_k": 32, "group_m": 3, "num_warps": 4, "num_stage
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> Iterator[Inputs]:
-    """Routed by the reference; beyond the last expert's blocks stands a choice that must not be looked at."""
+    """Routed by the reference; choices beyond the last expert's blocks must not be read."""
     for rows, experts, top_k, block_m, hidden, intermediate in (
         (1, 3, 1, 16, 36, 50),
         (2, 8, 2, 16, 64, 32),

@@ -9,7 +9,7 @@ from lmi_kernels import Penalties
 
 
 def example_penalties(generator: torch.Generator, num_rows: int, vocab_size: int) -> Penalties:
-    """Asked for by some rows; counts at their end, and none of half of the tokens."""
+    """Some rows have penalties; half of the tokens are not counted, and some counts are at their end."""
     counts = torch.randint(0, 7, (num_rows + 2, vocab_size), generator=generator).to(torch.int16)
     counts[torch.rand(counts.shape, generator=generator) < 0.5] = 0
     counts[:, 1::11] = 2**15 - 1

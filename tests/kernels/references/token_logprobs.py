@@ -23,7 +23,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         tokens = torch.randint(vocab, (rows,), generator=generator)
         logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
         logits[torch.arange(rows), tokens] = torch.randn(rows, generator=generator).to(dtype)
-        # What stands beyond the vocabulary would have all the probability.
+        # What is beyond the vocabulary would have all the probability.
         logits[:, vocab:] = 1000.0
         wanted = torch.ones(rows, dtype=torch.int64)
         if rows > 3:
@@ -51,8 +51,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
 CHECKS = (
     OpCheck(
         "token_logprobs",
-        lambda padded, vocab, **asked: token_logprobs(padded[:, :vocab], **asked),
-        lambda padded, vocab, **asked: token_logprobs_reference(padded[:, :vocab], **asked),
+        lambda padded, vocab, **inputs: token_logprobs(padded[:, :vocab], **inputs),
+        lambda padded, vocab, **inputs: token_logprobs_reference(padded[:, :vocab], **inputs),
         _examples,
         _production,
         # What is read is exact in each dtype, and all that follows is fp32.

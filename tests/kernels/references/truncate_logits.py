@@ -78,7 +78,7 @@ def _clear_top_p(row: torch.Tensor, temperature: float, top_k: int, top_p: float
     return middle if float(cumulated[last]) - before > 2e-5 else 0.5 * float(cumulated[0])
 
 
-_ASKED = (
+_PARAMETERS = (
     # temperature, top_k, top_p, min_p
     (0.0, 5, 0.5, 0.1),
     (0.7, 0, 1.0, 0.0),
@@ -96,15 +96,15 @@ _ASKED = (
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
     """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
-    way to truncate alone and together; greedy rows, rows where nothing is asked for, and rows that are not finite; with
+    way to truncate alone and together; greedy rows, rows without truncation, and rows that are not finite; with
     penalties and without."""
-    for vocab, spare, spread, asked in (
-        (1, 0, 1.0, _ASKED[3:5]),
-        (97, 3, 2.0, _ASKED),
-        (5000, 8, 2.5, _ASKED[2:7]),
-        (5000, 0, 0.02, _ASKED[4:5]),
+    for vocab, spare, spread, parameters in (
+        (1, 0, 1.0, _PARAMETERS[3:5]),
+        (97, 3, 2.0, _PARAMETERS),
+        (5000, 8, 2.5, _PARAMETERS[2:7]),
+        (5000, 0, 0.02, _PARAMETERS[4:5]),
     ):
-        logits = torch.randn(len(asked), vocab + spare, generator=generator).mul_(spread)
+        logits = torch.randn(len(parameters), vocab + spare, generator=generator).mul_(spread)
         if vocab == 97:
             logits = logits.mul_(2.0).round_().div_(2.0)
         logits = logits.to(dtype)
@@ -112,11 +112,11 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             logits[::3, ::5] = -torch.inf
         logits[:, vocab:] = 1000.0
         padded, logits = logits, logits[:, :vocab]
-        if asked is _ASKED:
+        if parameters is _PARAMETERS:
             logits[-1, vocab // 2] = torch.nan
             logits[-2] = -torch.inf
-        temperature, top_k, top_p, min_p = (list(column) for column in zip(*asked, strict=True))
-        penalties = example_penalties(generator, len(asked), vocab)
+        temperature, top_k, top_p, min_p = (list(column) for column in zip(*parameters, strict=True))
+        penalties = example_penalties(generator, len(parameters), vocab)
         taken = penalize(logits, penalties).float()
         for i, p in enumerate(top_p):
             if p < 1.0 and taken[i].amax().isfinite():
@@ -150,8 +150,8 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
 CHECKS = (
     OpCheck(
         "truncate_logits",
-        lambda padded, vocab, **asked: logit_thresholds(padded[:, :vocab], **asked),
-        lambda padded, vocab, **asked: logit_thresholds_reference(padded[:, :vocab], **asked),
+        lambda padded, vocab, **inputs: logit_thresholds(padded[:, :vocab], **inputs),
+        lambda padded, vocab, **inputs: logit_thresholds_reference(padded[:, :vocab], **inputs),
         _examples,
         _production,
         dict.fromkeys(ROUNDING, 1e-6),

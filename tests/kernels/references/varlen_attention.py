@@ -115,14 +115,14 @@ def _example(
     generator: torch.Generator,
     dtype: torch.dtype,
 ) -> Inputs:
-    """Shuffled pages of a pool where all that nobody may read is NaN, and two rows of no sequence."""
+    """Shuffled pages of a pool that holds NaN where nothing may be read, and two rows of no sequence."""
     num_heads, head_dim, block_size = shape.num_heads, shape.head_dim, shape.block_size
     pages = [-(-keys // block_size) for keys, _ in lens]
     num_blocks, poisoned_pages = sum(pages) + 3, 3
     order = torch.randperm(num_blocks, generator=generator).tolist()
     never = order[:poisoned_pages]
     pool = torch.full((2, shape.num_kv_heads, num_blocks, block_size, head_dim), torch.nan)
-    # A table's entries behind a sequence's keys name a poisoned page, as do whole rows that nobody has.
+    # A table's entries behind a sequence's keys name a poisoned page, as do unused rows.
     table_rows = torch.randperm(len(lens) + 2, generator=generator)[: len(lens)]
     block_tables = torch.full((len(lens) + 2, max(pages) + 2), never[0])
     taken = poisoned_pages

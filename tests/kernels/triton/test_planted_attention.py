@@ -35,7 +35,7 @@ PLANTED = (
         "(keys_at < num_keys - 1)",
     ),
     Planted(
-        "reads what nobody wrote",
+        "reads what was not written",
         "attention.tiles",
         "varlen_attention",
         "(keys_at >= first_key) & (keys_at < num_keys)",
