@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 def _penalty(what: str, right: str, wrong: str) -> Planted:
-    between = ("sampling.choose_tokens",)
-    return Planted(what, "sampling.penalties", "choose_tokens", right, wrong, between)
+    between = ("sampling.logit_order", "sampling.truncate_logits")
+    return Planted(what, "sampling.penalties", "truncate_logits", right, wrong, between)
 
 
 PLANTED = (
