@@ -8,8 +8,7 @@ import torch
 
 import lmi_kernels
 from engines.layers.step_attention import Heads
-from lmi_kernels.attention.decode_plan import DecodePlan
-from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels import DecodePlan, PagedSequences, ScoreRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engines.layers.step_attention import Heads
-from lmi_kernels.cpu.recorder import NotRecorded, Rows
+from lmi_kernels.cpu import NotRecorded, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from engines.layers.recorded_attention import RecordedAttention
-from lmi_kernels.cpu.binding import Recording, bind
-from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu import NotRecorded, Recorder, Recording, Rows, Team, bind
 
 
 class _Model(Protocol):

@@ -33,7 +33,7 @@ from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu.team import set_num_threads
+from lmi_kernels.cpu import set_num_threads
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
-from lmi_kernels.sampling.count_tokens import MOST_COUNTED
+from lmi_kernels import MOST_COUNTED
 
 _Numbers = npt.NDArray[np.int64]
 

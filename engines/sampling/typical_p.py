@@ -8,7 +8,7 @@ import torch
 
 from engines.sampling.batch import SamplingBatch
 from engines.sampling.logit_rows import column, rows_of
-from lmi_kernels.sampling.nucleus import nucleus_edge
+from lmi_kernels import nucleus_edge
 
 _LEAST_HEAT = 1e-30
 """As sharp as fp32 can tell; divided by less, logits would overflow."""

@@ -23,8 +23,9 @@ from lmi_kernels.linear.linear import (
     pack,
 )
 from lmi_kernels.sampling.choose_tokens import choose_tokens
-from lmi_kernels.sampling.count_tokens import count_tokens_
+from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
 from lmi_kernels.sampling.likeliest import likeliest
+from lmi_kernels.sampling.nucleus import nucleus_edge
 from lmi_kernels.sampling.penalties import Penalties
 from lmi_kernels.sampling.row_logprobs import row_logprobs
 from lmi_kernels.sampling.token_logprobs import token_logprobs
@@ -33,6 +34,7 @@ from lmi_kernels.step_inputs import step_inputs
 from lmi_kernels.update_block_tables import update_block_tables
 
 __all__ = [
+    "MOST_COUNTED",
     "DecodePlan",
     "ExpertWeights",
     "LinearWeight",
@@ -56,6 +58,7 @@ __all__ = [
     "likeliest",
     "linear",
     "logit_thresholds",
+    "nucleus_edge",
     "pack",
     "pack_experts",
     "plan_decode",

@@ -34,9 +34,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
-from lmi_kernels.cpu.recorder import NotRecorded
-from lmi_kernels.cpu.structs import Storage
-from lmi_kernels.cpu.team import Team, shared_team
+from lmi_kernels.cpu import NotRecorded, Storage, Team, shared_team
 
 logger = logging.getLogger(__name__)
 
