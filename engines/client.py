@@ -1,6 +1,6 @@
-"""The web process's side of the wire: an `Engine` that lives in another process.
+"""The engine as the web process sees it: a client of another process.
 
-Built on gevent: one greenlet receives, any number wait for their request's outputs. Made after gunicorn's fork.
+Built on gevent: one greenlet receives, any number wait for outputs. Made after gunicorn's fork.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BOARD_INTERVAL_SECONDS = 0.2
 
 
 class ClientStream:
-    """The outputs of requests submitted together; see `engines.base.RequestStream`. One greenlet asks for them."""
+    """A `RequestStream`, for one greenlet."""
 
     def __init__(self) -> None:
         self._outputs: deque[RequestOutput] = deque()
@@ -58,7 +58,7 @@ class ClientStream:
         return self._outputs.popleft() if self._outputs else None
 
     def _wait(self, timeout: float) -> None:
-        """For `put`. A queue of gevent's and its timeouts cost several times as much, for each token."""
+        """Wait for `put`. A gevent queue and its timeouts cost several times as much per token."""
         waiter = self._waiter = Waiter()
         timer = gevent.get_hub().loop.timer(timeout)
         timer.start(waiter.switch, None)
@@ -70,10 +70,10 @@ class ClientStream:
 
 
 class EngineClient:
-    """Talks to one engine; see `engines.base.Engine`. Greenlets of one thread share it."""
+    """An `Engine`, for the greenlets of one thread."""
 
     def __init__(self, address: str, status_path: Path) -> None:
-        """The engine need not be there yet: messages wait for it."""
+        """The engine need not have started: messages wait for it."""
         self._board = StatusBoard.open(status_path)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -124,7 +124,7 @@ class EngineClient:
         self._board.close()
 
     def _ask(self, token: int, question: ToEngine, timeout: float) -> Stats | SchedulerState | None:
-        """The answer with the same token; None when there is none within `timeout` seconds."""
+        """Return the reply with the same token; None when there is none within `timeout` seconds."""
         if self._dead():
             return None
         answer: gevent.event.AsyncResult[Stats | SchedulerState] = gevent.event.AsyncResult()
@@ -151,7 +151,7 @@ class EngineClient:
                 answer.set(message)
 
     def _deliver(self, output: RequestOutput) -> None:
-        # An aborted request may still have an output under way: nobody waits for it.
+        # An output of an aborted request may still arrive: drop it.
         stream = self._streams.get(output.id)
         if stream is not None:
             if output.finished:
@@ -159,10 +159,10 @@ class EngineClient:
             stream.put(output)
 
     def _watch_board(self) -> None:
-        """The engine's death is no message: look for it, and tell all who wait."""
+        """Fail all requests when the engine dies, which sends no message."""
         while True:
             if self._streams and self._dead():
-                # What the engine sent before it died may still be on its way.
+                # Outputs that the engine sent before it died may still arrive.
                 gevent.sleep(_BOARD_INTERVAL_SECONDS)
                 for request_id in list(self._streams):
                     self._fail(request_id)
@@ -172,6 +172,6 @@ class EngineClient:
         return self._board.read().state in (EngineState.FAILED, EngineState.STOPPED)
 
     def _fail(self, request_id: str) -> None:
-        # The cause is for the operator, in the log and on `/ping`: it may quote what is no client's business.
+        # The cause is for the operator, in the log and on `/ping`; it may hold details that clients must not see.
         message = "the engine has ended, and this request with it"
         self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=message))

@@ -1,25 +1,47 @@
-"""What an engine is told at its start. Frozen; every value is decided (no 'auto') before an engine sees it."""
+"""The configuration of an engine. Frozen; every value is resolved (no 'auto') before an engine sees it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, get_type_hints
 
 from engines.core import SchedulerSettings
 
 
+class _Json:
+    """Conversion to and from JSON, for a dataclass whose fields may be dataclasses."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises `TypeError` on a missing or an unknown field."""
+        config: Self = _build(cls, json.loads(text))
+        return config
+
+
+def _build(kind: Any, data: Any) -> Any:
+    if not dataclasses.is_dataclass(kind):
+        return data
+    kinds = get_type_hints(kind)
+    return kind(**{name: _build(kinds.get(name), value) for name, value in data.items()})  # type: ignore[operator]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Which weights, in which precision."""
+    """The model's weights and their precision."""
 
     path: str
     """Local folder with config.json and, unless `load_format` is `dummy`, safetensors files."""
     name: str
-    """What the user called it (`option.model_id`); for logs and replies only."""
+    """The user's name for it (`option.model_id`); for logs and replies only."""
     dtype: str
-    """`fp32`, `fp16` or `bf16`: what the weights are stored as. On a CPU products are computed in fp32."""
+    """Dtype of the stored weights: `fp32`, `fp16` or `bf16`. On a CPU products are computed in fp32."""
     max_model_len: int
     """Longest prompt plus output, tokens."""
     load_format: str = "auto"
@@ -30,7 +52,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How the model is spread over processes."""
+    """Tensor parallelism, devices and threads."""
 
     tp_size: int = 1
     """Number of ranks that share each layer."""
@@ -39,7 +61,7 @@ class ParallelConfig:
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
     enforce_eager: bool = False
-    """On a GPU, launch the kernels of decodes one by one; without it decodes are replayed as CUDA graphs."""
+    """On a GPU, launch the kernels of decodes one by one instead of replaying CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,51 +69,51 @@ class CacheConfig:
     """The KV cache."""
 
     block_size: int
-    """Tokens a block."""
+    """Tokens per block."""
     paged: bool
-    """True: blocks are handed out as tokens come. False: one consecutive run a sequence, taken at admission."""
+    """True: blocks are allocated as tokens come. False: each sequence gets one consecutive run at admission."""
     kv_cache_bytes: int | None
-    """Size over all ranks together; None on GPUs: what `gpu_memory_utilization` leaves after loading."""
+    """Size over all ranks; None on GPUs: the memory that `gpu_memory_utilization` leaves after loading."""
     gpu_memory_utilization: float = 0.9
     """Share of each GPU's memory that weights, activations and KV cache may take."""
     prefix_caching: bool = False
-    """Keep full pages of ended sequences for prompts that begin alike. Needs `paged`."""
+    """Keep full pages of ended sequences for prompts with the same prefix. Needs `paged`."""
     dtype: str = "auto"
-    """What keys and values are stored as: `fp32`, `bf16`, `fp16` or `int8`; `auto`: what products are computed in."""
+    """Dtype of keys and values: `fp32`, `bf16`, `fp16` or `int8`; `auto`: the dtype of products."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Who runs when."""
+    """Scheduling of requests."""
 
     settings: SchedulerSettings
-    """In force from the start; the running engine may be given others."""
+    """The settings at the start; `PATCH /admin/scheduler` changes them."""
     batch_scheduler_policy: str = "guaranteed_no_evict"
-    """`max_utilization`: a request is admitted while blocks are free; when they run out, somebody gives way and is
+    """`max_utilization`: admit a request while blocks are free; when they run out, preempt a sequence, which is
     computed again later. Needs a paged cache.
-    `guaranteed_no_evict`: a request is admitted to the next step once what it may need at worst is free.
-    `static_batch`: what waits is taken as one batch, and nothing is admitted until all of it has ended."""
+    `guaranteed_no_evict`: admit a request once all blocks that it may need are free.
+    `static_batch`: take the waiting requests as one batch, and admit none until all of them have ended."""
     step_trace: str = ""
     """Path of a JSON-lines file to which rank 0 writes every step; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """How engine=Python makes batches of requests."""
+    """Dynamic batching of engine=Python."""
 
     batch_size: int
-    """Requests in a batch, at most."""
+    """Most requests in a batch."""
     max_batch_delay: float
-    """Seconds that a batch may wait to fill, from its first request on; not counted while another batch runs."""
+    """Seconds that a batch may wait to fill, from its first request on; the time of another batch does not count."""
     max_waiting: int
-    """Requests waiting for a batch; more are refused."""
+    """Most requests that wait for a batch; more are refused."""
     batch_timeout: float
-    """Seconds that a batch may run; what is not done then is stopped."""
+    """Seconds that a batch may run; unfinished requests are stopped then."""
 
 
 @dataclass(frozen=True, slots=True)
-class MpiEngineConfig:
-    """All that engine=MPI is told."""
+class MpiEngineConfig(_Json):
+    """The configuration of engine=MPI."""
 
     model: ModelSettings
     parallel: ParallelConfig
@@ -99,48 +121,18 @@ class MpiEngineConfig:
     scheduler: SchedulerConfig
     engine: str = "MPI"
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> MpiEngineConfig:
-        data: dict[str, Any] = json.loads(text)
-        return cls(
-            model=ModelSettings(**data["model"]),
-            parallel=ParallelConfig(**data["parallel"]),
-            cache=CacheConfig(**data["cache"]),
-            scheduler=SchedulerConfig(
-                **{**data["scheduler"], "settings": SchedulerSettings(**data["scheduler"]["settings"])}
-            ),
-            engine=data["engine"],
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class PythonEngineConfig:
-    """All that engine=Python is told."""
+class PythonEngineConfig(_Json):
+    """The configuration of engine=Python."""
 
     model: ModelSettings
     parallel: ParallelConfig
     """`tp_size` is the number of GPUs that the layers are spread over."""
     batching: BatchConfig
     trust_remote_code: bool = False
-    """Run the code that comes with the model: asked for in the file, and allowed by who started the server."""
+    """Run the code that comes with the model: the properties ask for it, and whoever started the server allows it."""
     engine: str = "Python"
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> PythonEngineConfig:
-        data: dict[str, Any] = json.loads(text)
-        return cls(
-            model=ModelSettings(**data["model"]),
-            parallel=ParallelConfig(**data["parallel"]),
-            batching=BatchConfig(**data["batching"]),
-            trust_remote_code=data["trust_remote_code"],
-            engine=data["engine"],
-        )
 
 
 EngineConfig = MpiEngineConfig | PythonEngineConfig

@@ -1,19 +1,17 @@
-"""What can go wrong with a request or with the engine; the HTTP status of each stands in `lmi_server/errors.py`."""
+"""Errors of requests and of the engine. `lmi_server/errors.py` maps them to HTTP statuses."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of all errors that a client may be told about. `str(error)` is fit for the client.
-
-    `kind` is the stable name under which the error crosses the process boundary.
-    """
+    """Base of all errors whose text a client may see."""
 
     kind = "engine_error"
+    """Stable name of the error between processes."""
 
 
 class InvalidRequest(EngineError):
-    """The request itself is at fault. The text names field, value and limit."""
+    """The request is invalid. The text names field, value and limit."""
 
     kind = "invalid_request"
 
@@ -37,13 +35,13 @@ class DeadlineExceeded(EngineError):
 
 
 class RequestFailed(EngineError):
-    """This request failed inside the engine; others are not touched."""
+    """The request failed inside the engine; others are not affected."""
 
     kind = "request_failed"
 
 
 class EngineDied(EngineError):
-    """The engine process is gone, and the request with it."""
+    """The engine process ended while the request was in it."""
 
     kind = "engine_died"
 
@@ -55,5 +53,5 @@ _BY_KIND: dict[str, type[EngineError]] = {
 
 
 def error_from_kind(kind: str, message: str) -> EngineError:
-    """Rebuild an error that crossed a process boundary; an unknown kind becomes `RequestFailed`."""
+    """Make the error of a kind; `RequestFailed` for an unknown kind."""
     return _BY_KIND.get(kind, RequestFailed)(message)

@@ -1,6 +1,6 @@
-"""Liveness of the engine in a small shared file: written by every rank's step loop, read by `/ping`.
+"""The status board: a small shared file that every rank's step loop writes and `/ping` reads.
 
-A file in shared memory and not a message: `/ping` must be answered while the engine is busy, stopped or dead.
+It is shared memory and not a message, because `/ping` must reply while the engine is busy, stopped or dead.
 Layout, little-endian: state u32, world size u32, one f64 heartbeat a rank (CLOCK_MONOTONIC seconds), then the
 reason: length u32 and UTF-8 text.
 """
@@ -16,9 +16,9 @@ from enum import IntEnum
 from pathlib import Path
 
 STALE_AFTER_SECONDS = 7.0
-"""A heartbeat older than this means that the step loop of a rank does not move."""
+"""Age of a heartbeat beyond which a rank counts as stuck."""
 IDLE_BEAT_SECONDS = 2.0
-"""How often an idle engine runs through its ranks only to beat."""
+"""Time between two heartbeats of an idle engine."""
 
 _HEADER = struct.Struct("<II")
 _BEAT = struct.Struct("<d")
@@ -36,20 +36,20 @@ class EngineState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One look at the board."""
+    """The content of the board at one time."""
 
     state: EngineState
     reason: str
-    """Why the state is what it is; may be empty."""
+    """The reason for the state; may be empty."""
     heartbeat_age: float
-    """Seconds since the slowest rank last moved."""
+    """Seconds since the oldest of the ranks' latest heartbeats."""
 
     @property
     def ready(self) -> bool:
         return self.state is EngineState.READY and self.heartbeat_age < STALE_AFTER_SECONDS
 
     def summary(self) -> str:
-        """A few words for a client: whether the engine is ready, and no more."""
+        """Describe the state to a client, without the reason."""
         if self.state is EngineState.READY and not self.ready:
             return f"the engine has made no progress for {self.heartbeat_age:.0f} s"
         return {
@@ -61,12 +61,12 @@ class Health:
         }[self.state]
 
     def describe(self) -> str:
-        """One line for the operator: the summary and its reason."""
+        """Describe the state and its reason to the operator, in one line."""
         return f"{self.summary()}: {self.reason}" if self.reason else self.summary()
 
 
 class StatusBoard:
-    """The shared file. Each rank writes its own heartbeat, rank 0 and the supervisor the state."""
+    """The shared file. Each rank writes its own heartbeat; rank 0 and the supervisor write the state."""
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._world_size = world_size
@@ -76,7 +76,7 @@ class StatusBoard:
 
     @classmethod
     def create(cls, path: Path, world_size: int) -> StatusBoard:
-        """Lay a new board in state STARTING; readable and writable by the owner only."""
+        """Create a board in state STARTING, readable and writable by the owner only."""
         size = _HEADER.size + _BEAT.size * world_size + _LENGTH.size + _REASON_BYTES
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -92,13 +92,13 @@ class StatusBoard:
         return cls(path, world_size)
 
     def beat(self, rank: int) -> None:
-        """Say that this rank moves: it has completed a step, or a layer of a long one."""
+        """Write a heartbeat: this rank has completed a step, or a layer of a long one."""
         _BEAT.pack_into(self._map, _HEADER.size + _BEAT.size * rank, time.monotonic())
 
     def set_state(self, state: EngineState, reason: str = "") -> None:
-        # A reason may quote a file name that is no UTF-8.
+        # A reason may quote a file name that is not UTF-8.
         data = reason.encode(errors="replace")[:_REASON_BYTES]
-        # The text before the state: who sees the new state finds its reason.
+        # Write the text before the state, so that a reader of the new state finds its reason.
         _LENGTH.pack_into(self._map, self._reason_offset, len(data))
         start = self._reason_offset + _LENGTH.size
         self._map[start : start + len(data)] = data

@@ -1,7 +1,4 @@
-"""The engine's own counters: plain numbers, so that no metrics library is needed where the model runs.
-
-`lmi_server/metrics.py` renders a snapshot in Prometheus form.
-"""
+"""The engine's counters, as plain numbers. `lmi_server/metrics.py` renders a snapshot for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _TOKENS = (*_BATCH, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 _SHORT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _MODEL_PARTS = ("attention", "model", "sample")
-"""Of a step: all else is overhead."""
+"""Parts of a step that are not overhead."""
 
 
 class Histogram:
-    """Counts of observations by upper bound."""
+    """Counts of observations in buckets with upper bounds."""
 
     def __init__(self, name: str, bounds: tuple[float, ...], labels: Mapping[str, str] | None = None) -> None:
         self._name = name
@@ -55,19 +52,19 @@ class EngineMetrics:
         self._step_parts: dict[str, Histogram] = {}
 
     def observe_abort(self, reason: AbortReason) -> None:
-        """Count a request of which no more is wanted; one that ended by a stop string has finished."""
+        """Count an aborted request; one that reached a stop string has finished."""
         if reason is AbortReason.STOP_SEQUENCE:
             self.finished += 1
         else:
             self.aborted += 1
 
     def observe_tokens(self, num_tokens: int, first_token_time: float | None, now: float) -> None:
-        """Observe the time per token, but for the first, of a request that has so many tokens and ends now."""
+        """Observe the time per token after the first, of a request that ends now with `num_tokens` tokens."""
         if num_tokens > 1 and first_token_time is not None:
             self.time_per_output_token.observe((now - first_token_time) / (num_tokens - 1))
 
     def observe_step(self, num_sequences: int, num_tokens: int, seconds_by_part: Mapping[str, float]) -> None:
-        """One step: how many sequences and tokens it held, and where its time went."""
+        """Observe one step: its sequences, its tokens, and its time by part."""
         self.steps += 1
         self.batch_size.observe(num_sequences)
         self.step_tokens.observe(num_tokens)

@@ -1,4 +1,4 @@
-"""The KV cache as native kernels read and write it."""
+"""The KV cache of native CPU kernels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lmi_kernels.cpu import KvLayer, Storage
 
 _BYTES = {Storage.FP32: 4, Storage.BF16: 2, Storage.FP16: 2, Storage.INT8: 1}
 _SCALE_BYTES = 4
-"""Of each head of each token."""
+"""Size of a scale; each head of each token has one."""
 
 
 class NativeKvCache:
-    """Blocks of each layer one behind the other, in each the pages of all heads; see `KvLayer` in native.h."""
+    """The blocks of each layer, one after another, each with the pages of all heads; see `KvLayer` in native.h."""
 
     def __init__(
         self,
@@ -25,13 +25,11 @@ class NativeKvCache:
         head_dim: int,
         storage: Storage,
     ) -> None:
-        """storage: of keys and values, FP32, BF16, FP16 or INT8."""
+        """storage: dtype of keys and values: FP32, BF16, FP16 or INT8."""
         head_bytes = _BYTES[storage] * head_dim + (_SCALE_BYTES if storage is Storage.INT8 else 0)
         block_bytes = 2 * num_kv_heads * block_size * head_bytes
-        # numpy's zeros are pages that the kernel gives only when they are written: a large cache costs nothing at the
-        # start.
+        # The kernel allocates numpy's zeros only when they are written: a large cache costs nothing at the start.
         self.blocks = np.zeros((num_layers, num_blocks, block_bytes), dtype=np.uint8)
-        """Their bytes."""
         self.layers = [
             KvLayer(
                 data=layer.ctypes.data,
@@ -51,11 +49,11 @@ class NativeKvCache:
         return self.blocks.nbytes
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero blocks whose content is not finite, before anyone else gets them."""
+        """Zero blocks whose content is not finite, before another sequence gets them."""
         if blocks:
             self.blocks[:, list(blocks)] = 0
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
-        """Copy keys and values of all layers from block to block, as `KvCache.copy_blocks`."""
+        """Copy keys and values of all layers from block to block; see `KvCache.copy_blocks`."""
         for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
             self.blocks[:, destination] = self.blocks[:, source]

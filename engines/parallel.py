@@ -1,108 +1,85 @@
-"""What ranks say to each other. A communicator is an argument, never a global.
+"""Communication between ranks. A communicator is an argument, never a global.
 
-`SingleProcess` does nothing, `MpiCommunicator` moves CPU tensors by buffer-based MPI; on GPUs tensors go by NCCL,
-bootstrapped over MPI. Plans are bytes and always go by MPI.
+`Communicator` is a single rank; `MpiCommunicator` sends CPU tensors by MPI, `NcclCommunicator` GPU tensors by NCCL.
+Both send plans, which are bytes, over UNIX sockets.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-_PLAN_BYTES = 16384
-"""What the first message of a plan carries, its length included: nearly all plans are one message."""
+_MAX_PLAN_BYTES = 256 * 1024 * 1024
 
 
-class Communicator(Protocol):
-    """The ranks of one model replica."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a contiguous tensor over all ranks, in place; returns it."""
-
-    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's contiguous tensor at each of them, in place; returns it."""
-
-    def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
-        """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
-
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        """Rank 0 gives a plan, the others (with None) sleep until it comes."""
-
-    def agree(self, status: int) -> int:
-        """The largest status of all ranks, at each of them: 0 means that all is well everywhere."""
-
-    def smallest(self, value: int) -> int:
-        """The smallest value of all ranks, at each of them."""
-
-    def abort(self) -> None:
-        """End all ranks at once, with an exit code other than 0."""
-
-    def close(self) -> None:
-        """Leave the group, as all ranks do. Nothing that has recorded its sums (a CUDA graph) may be left."""
-
-
-class SingleProcess:
-    """One rank: nothing to say."""
+class Communicator:
+    """The ranks of one model replica. This base class is a group of one rank."""
 
     rank = 0
     world_size = 1
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a contiguous tensor over all ranks, in place; returns it."""
         return tensor
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite each rank's contiguous tensor with rank 0's; returns it."""
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
+        """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
         return tensor
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
+        """Send rank 0's plan to all ranks. The others pass None, and sleep until it arrives."""
         if plan is None:
             raise ValueError("the only rank must make the plan itself")
         return plan
 
     def agree(self, status: int) -> int:
-        return status
+        """Return the largest status of all ranks, on each of them."""
+        return -self.smallest(-status)
 
     def smallest(self, value: int) -> int:
+        """Return the smallest value of all ranks, on each of them."""
         return value
 
     def abort(self) -> None:
+        """End all ranks at once, with an exit code other than 0."""
         os._exit(1)
 
     def close(self) -> None:
-        pass
+        """Leave the group, as all ranks do. Whatever has recorded its sums (a CUDA graph) must be gone."""
 
 
-class MpiCommunicator:
-    """Ranks of one host started by mpirun; tensors are on the CPU.
+class MpiCommunicator(Communicator):
+    """Ranks of one host, started by mpirun; tensors are on the CPU.
 
-    Between steps a rank sleeps on a datagram socket that rank 0 writes to before it broadcasts: a blocking
-    MPI call would burn a core for as long as nobody sends.
+    Plans do not go by MPI: a rank that waits for one in a blocking MPI call would burn a core.
     """
 
-    def __init__(self, comm: Any, wake_directory: Path) -> None:
-        """`comm` is an mpi4py communicator; `wake_directory` a folder that only this user may enter."""
+    def __init__(self, comm: Any, socket_directory: Path) -> None:
+        """comm: of mpi4py; socket_directory: a folder that only this user may enter."""
         self._comm = comm
-        self.rank: int = comm.Get_rank()
-        self.world_size: int = comm.Get_size()
-        self._addresses = [str(wake_directory / f"rank-{rank}.sock") for rank in range(self.world_size)]
-        self._wake = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        if self.rank != 0:
-            self._wake.bind(self._addresses[self.rank])
-        comm.Barrier()
+        self.rank = comm.Get_rank()
+        self.world_size = comm.Get_size()
         self._gathered = torch.empty(0)
-        self._plan = np.zeros(_PLAN_BYTES, dtype=np.uint8)
-        self._plan_length = self._plan[:8].view(np.int64)
-        self._plan_start = self._plan[8:]
+        address = str(socket_directory / "plans.sock")
+        self._plans: list[Connection]
+        """On rank 0 the connections to all others, on each of them the one to rank 0."""
+        if self.rank == 0:
+            with Listener(address, "AF_UNIX", backlog=self.world_size) as listener:
+                comm.Barrier()
+                self._plans = [listener.accept() for _ in range(1, self.world_size)]
+        else:
+            comm.Barrier()
+            self._plans = [Client(address, "AF_UNIX")]
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         from mpi4py import MPI
@@ -130,49 +107,35 @@ class MpiCommunicator:
         return torch.cat([part.view(rows, -1) for part in parts], dim=1)
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
-        if plan is not None:
-            for address in self._addresses[1:]:
-                self._wake.sendto(b"p", address)
-            self._plan_length[0] = len(plan)
-            first = plan[: len(self._plan_start)]
-            self._plan_start[: len(first)] = np.frombuffer(first, dtype=np.uint8)
-        else:
-            self._wake.recv(1)
-        self._comm.Bcast(self._plan)
-        length = int(self._plan_length[0])
-        if length <= len(self._plan_start):
-            return plan if plan is not None else self._plan_start[:length].tobytes()
-        rest = np.empty(length - len(self._plan_start), dtype=np.uint8)
-        if plan is not None:
-            rest[:] = np.frombuffer(plan, dtype=np.uint8)[len(self._plan_start) :]
-        self._comm.Bcast(rest)
-        return plan if plan is not None else self._plan_start.tobytes() + rest.tobytes()
-
-    def agree(self, status: int) -> int:
-        return self._reduce(status, largest=True)
+        if plan is None:
+            try:
+                return self._plans[0].recv_bytes(_MAX_PLAN_BYTES)
+            except (EOFError, OSError):
+                os._exit(1)  # rank 0 has ended, and has reported why
+        for connection in self._plans:
+            connection.send_bytes(plan)
+        return plan
 
     def smallest(self, value: int) -> int:
-        return self._reduce(value, largest=False)
+        from mpi4py import MPI
+
+        buffer = np.array([value], dtype=np.int64)
+        self._comm.Allreduce(MPI.IN_PLACE, buffer, op=MPI.MIN)
+        return int(buffer[0])
 
     def abort(self) -> None:
         self._comm.Abort(1)
 
     def close(self) -> None:
-        self._wake.close()
-
-    def _reduce(self, value: int, largest: bool) -> int:
-        from mpi4py import MPI
-
-        buffer = np.array([value], dtype=np.int64)
-        self._comm.Allreduce(MPI.IN_PLACE, buffer, op=MPI.MAX if largest else MPI.MIN)
-        return int(buffer[0])
+        for connection in self._plans:
+            connection.close()
 
 
 class NcclCommunicator(MpiCommunicator):
-    """Ranks of one host, one GPU each: tensors by NCCL, everything else by MPI."""
+    """Ranks of one host, one GPU each: tensors go by NCCL."""
 
-    def __init__(self, comm: Any, wake_directory: Path, device: torch.device) -> None:
-        super().__init__(comm, wake_directory)
+    def __init__(self, comm: Any, socket_directory: Path, device: torch.device) -> None:
+        super().__init__(comm, socket_directory)
         port = self.smallest(_free_loopback_port() if self.rank == 0 else 65536)
         torch.distributed.init_process_group(
             "nccl",
@@ -191,7 +154,7 @@ class NcclCommunicator(MpiCommunicator):
         return tensor
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
-        # NCCL gathers equal shapes only: pad to the widest, cut afterwards.
+        # NCCL gathers equal shapes only: pad to the widest part, and cut the result.
         widest = torch.nn.functional.pad(tensor, (0, max(widths) - tensor.shape[1])).contiguous()
         parts = [torch.empty_like(widest) for _ in widths]
         torch.distributed.all_gather(parts, widest)
@@ -204,14 +167,14 @@ class NcclCommunicator(MpiCommunicator):
         super().close()
 
 
-def make_communicator(world_size: int, device: torch.device, wake_directory: Path) -> Communicator:
-    """The communicator that fits: MPI is not even loaded for a single rank.
+def make_communicator(world_size: int, device: torch.device, socket_directory: Path) -> Communicator:
+    """Make the communicator for a number of ranks and a device. A single rank does not load MPI.
 
     Raises:
         RuntimeError: MPI started another number of ranks than the configuration says.
     """
     if world_size == 1:
-        return SingleProcess()
+        return Communicator()
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.Get_size() != world_size:
@@ -219,8 +182,8 @@ def make_communicator(world_size: int, device: torch.device, wake_directory: Pat
             f"{MPI.COMM_WORLD.Get_size()} MPI ranks were started, the configuration says {world_size}"
         )
     if device.type == "cuda":
-        return NcclCommunicator(MPI.COMM_WORLD, wake_directory, device)
-    return MpiCommunicator(MPI.COMM_WORLD, wake_directory)
+        return NcclCommunicator(MPI.COMM_WORLD, socket_directory, device)
+    return MpiCommunicator(MPI.COMM_WORLD, socket_directory)
 
 
 def _free_loopback_port() -> int:

@@ -1,4 +1,4 @@
-"""How a dimension is dealt out to ranks. Plain numbers: used before any tensor exists."""
+"""How dimensions are split over ranks, in plain numbers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Shard:
         return self.stop - self.start
 
     def scaled(self, factor: int) -> Shard:
-        """The same range in units `factor` times smaller: kv heads to rows of a weight, say."""
+        """Return the same range in units that are `factor` times smaller: KV heads to rows of a weight, say."""
         return Shard(self.start * factor, self.stop * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """One rank's heads: of queries, and of the keys and values that these see."""
+    """One rank's query heads, and the KV heads that they see."""
 
     queries: Shard
     keys_values: Shard
 
 
 def split_evenly(total: int, parts: int, index: int) -> Shard:
-    """Part `index` of `total` units dealt out as evenly as possible, the larger parts first.
+    """Return part `index` of `total` units, split as evenly as possible, the larger parts first.
 
     Raises:
         ValueError: fewer units than parts, or an index out of range.
@@ -45,10 +45,10 @@ def split_evenly(total: int, parts: int, index: int) -> Shard:
 
 
 def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> HeadShare:
-    """Part `index` of a model's heads, each query head with its kv head; no part is larger than part 0.
+    """Return part `index` of a model's heads, each query head with its KV head. No part is larger than part 0.
 
-    Kv heads are dealt out with all their query heads, as evenly as possible. Where parts are more than kv heads, each
-    has one: parts are dealt out to kv heads, and what share a kv head, which each of them holds, share its query heads.
+    KV heads are split as evenly as possible, with all their query heads. Where there are more parts than KV heads, each
+    part holds one KV head, and the parts that hold the same one split its query heads.
 
     Raises:
         ValueError: fewer query heads than parts, or an index out of range.
@@ -61,7 +61,7 @@ def split_heads(num_heads: int, num_kv_heads: int, parts: int, index: int) -> He
         raise ValueError(
             f"{num_heads} query heads cannot be dealt out to {parts} ranks: each needs at least one"
         )
-    # From the last kv head on, so that those of few parts, whose parts are large, come first.
+    # From the last KV head on, so that heads with few parts, whose parts are large, come first.
     place = parts - 1 - index
     for kv_head in range(num_kv_heads):
         sharers = split_evenly(parts, num_kv_heads, kv_head)

@@ -1,4 +1,4 @@
-"""What every process of an engine does at its start, whichever engine it is. Linux only."""
+"""What every engine process does at its start. Linux only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that comes about."""
+    """Have the kernel kill this process when its parent ends in any way."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -20,6 +20,6 @@ def die_with_parent() -> None:
 
 
 def process_age() -> float:
-    """Seconds since this process was started, its imports included."""
+    """Return the seconds since this process was started, including its imports."""
     start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Names to classes, imported only when asked for: listing what there is costs no import."""
+"""Names of classes that are imported on access: listing the names imports nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Registry(Mapping[str, Any]):
-    """A read-only mapping from a name to what the target `"module:attribute"` names, imported at each access."""
+    """A read-only mapping from names to attributes of modules, given as `"module:attribute"`."""
 
     def __init__(self, targets: Mapping[str, str]) -> None:
         self._targets = dict(targets)

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by part."""
+"""The time that a step takes, by part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Adds up seconds by part between `reset`s. On a GPU, whose work is asynchronous, parts inside the model mean
-    the time to enqueue them. One thread; `clock` is `time.perf_counter` but in tests.
+    """Adds up seconds by part between `reset`s. One thread; `clock` is `time.perf_counter` except in tests.
 
-    `on_stop` is called whenever a part ends. Attention is a part, so it is called in every layer: by that a long step
-    shows that it moves.
+    A GPU is asynchronous: there the time of a part inside the model is the time to enqueue it. `on_stop` is called
+    whenever a part ends. Attention is a part, so every layer of a long step shows that the rank is alive.
     """
 
     def __init__(self, clock: Callable[[], float], on_stop: Callable[[], None] = lambda: None) -> None:
@@ -30,7 +29,7 @@ class Stopwatch:
         self._on_stop()
 
     def show_alive(self) -> None:
-        """As at the end of a part: what lasts goes on."""
+        """Call `on_stop` in the middle of a part."""
         self._on_stop()
 
     def now(self) -> float:
@@ -41,6 +40,6 @@ class Stopwatch:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def reset(self) -> dict[str, float]:
-        """The seconds by part since the last reset."""
+        """Return the seconds by part since the last reset."""
         seconds, self.seconds = self.seconds, {}
         return seconds

@@ -1,4 +1,4 @@
-"""The check of prompts' token ids, once, at each engine's door, whatever made the ids.
+"""The check of a prompt's token ids, which every engine makes of every request.
 
 An id without a row in the embedding table would end a GPU engine, or all ranks, instead of its own request.
 """
@@ -11,10 +11,10 @@ from engines.errors import InvalidRequest
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Check that the model has an embedding for each of a prompt's tokens, at least one.
+    """Check that the model has an embedding for each token of a prompt, which is not empty.
 
     Raises:
-        InvalidRequest: it lacks one; the text names the first such id, its position and the vocabulary's size.
+        InvalidRequest: it has none; the text names the first such id, its position and the vocabulary's size.
     """
     if min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return

@@ -8,36 +8,34 @@ from engines.core import AbortReason, EngineStats, Request, RequestOutput, Sched
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: continue this prompt."""
+    """To the engine: run this request."""
 
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: forget this request; no further output is wanted."""
+    """To the engine: forget this request, and send no further output."""
 
     request_id: str
     reason: AbortReason
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: answer with `Stats`."""
+    """To the engine: reply with `Stats`."""
 
     token: int
 
 
 class ConfigureScheduler(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: change these limits at the next step boundary, all or none, and answer with `SchedulerState`.
-
-    `changes` by field of `SchedulerSettings`; empty only asks.
-    """
+    """To the engine: change these settings between two steps, all or none, and reply with `SchedulerState`."""
 
     token: int
     changes: dict[str, int | float | bool | str | None]
+    """New values, by field of `SchedulerSettings`; may be empty."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: take no new request, finish the running ones, end after `seconds` at the latest."""
+    """To the engine: refuse new requests, finish the running ones, stop after `seconds` at the latest."""
 
     seconds: float
 
@@ -46,46 +44,32 @@ ToEngine = Submit | Abort | GetStats | ConfigureScheduler | Drain
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """To a web process: what its requests got, in one step or in several; each one's in order."""
+    """To a web process: outputs of its requests, of one step or several; those of each request in order."""
 
     outputs: list[RequestOutput]
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """To whoever asked with `GetStats`."""
+    """Reply to `GetStats`."""
 
     token: int
     stats: EngineStats
 
 
 class SchedulerState(msgspec.Struct, frozen=True, tag=True):
-    """To whoever sent `ConfigureScheduler`: the settings in force, changed or not."""
+    """Reply to `ConfigureScheduler`: the settings in force, changed or not."""
 
     token: int
     settings: SchedulerSettings | None
     """None: this engine has no such scheduler."""
     refused: dict[str, str]
-    """By field: why its value is not accepted. With any, nothing was changed."""
+    """Why a value is refused, by field. If any is, nothing has changed."""
 
 
 ToClient = Outputs | Stats | SchedulerState
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_client = msgspec.msgpack.Decoder(ToClient)
-
-
-def encode(message: ToEngine | ToClient) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_engine(data: bytes) -> ToEngine:
-    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
-    message: ToEngine = _to_engine.decode(data)
-    return message
-
-
-def decode_to_client(data: bytes) -> ToClient:
-    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
-    message: ToClient = _to_client.decode(data)
-    return message
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+"""Raises `msgspec.DecodeError` or `msgspec.ValidationError` on anything but a known message."""
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
+"""Raises as `decode_to_engine`."""

@@ -1,4 +1,4 @@
-"""The token that opens `/admin`. Web processes know no more of it than its digest."""
+"""The token of `/admin`. Web processes know only its digest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hmac
 
 
 def token_digest(token: str) -> str:
-    """SHA-256 of a token, in hexadecimal digits."""
+    """Return the SHA-256 of a token, in hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def is_token(given: str, digest: str) -> bool:
-    """Whether `digest` is that of the token `given`. How long this takes says nothing about either."""
-    return hmac.compare_digest(token_digest(given), digest)
+def is_token(token: str, digest: str) -> bool:
+    """Whether `digest` is that of `token`, compared in constant time."""
+    return hmac.compare_digest(token_digest(token), digest)

@@ -8,13 +8,14 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
 
 from engines.base import Engine
+from engines.capabilities import CAPABILITIES
 from engines.errors import EngineError
 from lmi_server.apis import APIS
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.body import Bodies
-from lmi_server.apis.sampling_defaults import openai_defaults
+from lmi_server.apis.parameters.model_defaults import openai_defaults
 from lmi_server.config import WebConfig
-from lmi_server.errors import ErrorForm, Problem
+from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import begin_record, current_record
 from lmi_server.text.tokenizer import TextModel
@@ -22,14 +23,15 @@ from lmi_server.text.tokenizer import TextModel
 _logger = logging.getLogger(__name__)
 
 _QUIET_PATHS = ("/ping", "/health", "/metrics")
-"""Polled for ever; they are counted but not logged."""
+"""Polled all the time, so they are counted and not logged."""
 
 
 def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
-    """The web application over a running engine."""
+    """Make the web application of a running engine."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
-    context = ApiContext(config, engine, text, Metrics(), bodies, openai_defaults(config))
+    capabilities = CAPABILITIES[config.engine]
+    context = ApiContext(config, engine, capabilities, text, Metrics(), bodies, openai_defaults(config))
     for api in APIS:
         app.register_blueprint(api(context))
     _register_errors(app, config)
@@ -43,7 +45,7 @@ def _register_errors(app: Flask, config: WebConfig) -> None:
         record = current_record()
         if not isinstance(error, EngineError | HTTPException):
             _logger.exception("%s unexpected error", record.id, exc_info=error)
-        problem = Problem.of(error, config.server.max_request_size)
+        problem = ErrorReply.of(error, config.server.max_request_size)
         record.finish = problem.kind
         return problem.response(ErrorForm.of_path(request.path), config.server.throttle_error_http_code)
 

@@ -1,7 +1,7 @@
-"""What serving.properties and the environment come to, as frozen objects; each part goes only to its owner.
+"""The configuration from serving.properties and the environment: frozen objects, each part for its owner only.
 
-`LmiConfig` is what the user asked for ('auto' and unset still open). `container/explain/resolve` decides what is open
-and makes an `engines.config.EngineConfig` and a `WebConfig` of it. Defaults live here and nowhere else.
+`LmiConfig` is what the user wrote, 'auto' and unset values still open. `container/explain/resolve` decides these and
+makes an `engines.config.EngineConfig` and a `WebConfig`. All defaults of options stand here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The web process's part."""
+    """The web process's options."""
 
     max_request_size: int = 64 * 1024 * 1024
     """Bytes of a request body; more is answered 413."""
@@ -34,7 +34,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the model is."""
+    """The model's location."""
 
     model_id: str | None = None
     """`option.model_id`: local folder, hub id or s3:// address; None: the folder of serving.properties."""
@@ -49,14 +49,14 @@ class ModelSource:
     def local_path(self) -> Path:
         """`model_id` as a path on this machine; a relative one starts at the folder of serving.properties."""
         path = Path(self.model_id or ".")
-        with contextlib.suppress(RuntimeError):  # `~somebody` who is not known here
+        with contextlib.suppress(RuntimeError):  # `~user` of an unknown user
             path = path.expanduser()
         return (Path(self.model_dir) / path).resolve()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the file says about the engine. None and 'auto' are decided by `container/explain/resolve`."""
+    """The engine's options. `container/explain/resolve` decides None and 'auto'."""
 
     dtype: str = "auto"
     """`auto`, `fp32`, `fp16` or `bf16`."""
@@ -71,7 +71,7 @@ class EngineOptions:
     max_rolling_batch_size: int = 32
     max_rolling_batch_prefill_tokens: int | None = None
     max_num_batched_tokens: int | None = None
-    """All tokens of a step. Of it and the former, the one that is not given is the other."""
+    """All tokens of a step. If only one of the two limits is set, it holds for both."""
     batch_scheduler_policy: str | None = None
     scheduling_policy: str = "fcfs"
     enable_chunked_prefill: bool = True
@@ -99,7 +99,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class LmiConfig:
-    """All that a user said."""
+    """Everything that a user wrote."""
 
     engine: str = "MPI"
     """`MPI` or `Python`."""
@@ -110,11 +110,11 @@ class LmiConfig:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """All that a web process is told, as a JSON file whose path stands in LMI_WEB_CONFIG."""
+    """What a web process needs, passed as a JSON file."""
 
     server: ServerConfig
     engine: str
-    """`MPI` or `Python`: decides the reply's form on `/invocations`."""
+    """The key of `engines.capabilities.CAPABILITIES`."""
     model_name: str
     model_path: str
     """Local folder with tokenizer.json, config.json, generation_config.json, chat template."""
@@ -127,7 +127,7 @@ class WebConfig:
     tokenizer_path: str = ""
     """Folder of tokenizer.json where that is not `model_path`."""
     admin_token_digest: str = ""
-    """Of the token that opens `/admin`; empty: there are no such routes."""
+    """Of the token of `/admin`; without it there are no such routes."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -1,6 +1,6 @@
-"""What each error answers: one table from the kind of an error to status and words of each dialect.
+"""How each error is answered: one table from its kind to the status and form of each dialect.
 
-No text that leaves here comes from an unexpected exception: those are logged and answered with 'internal error'.
+The text of an unexpected exception never reaches a client: it is logged and answered with 'internal error'.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import msgspec
 from flask import Response
 from werkzeug.exceptions import HTTPException
 
 from engines.errors import EngineError, InvalidRequest
+from lmi_server.http.json_reply import json_response
 
 STREAM_ERROR_CODE = 424
-"""`code` of the record that ends a failed stream on `/invocations`; its status was sent long before."""
+"""`code` of the record that ends a failed stream on `/invocations`; its status has been sent already."""
 
 
 class InvalidField(InvalidRequest):
-    """A field of the body is at fault. The text starts with the field's name."""
+    """A field of the body is wrong. The text starts with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -28,19 +28,19 @@ class InvalidField(InvalidRequest):
 
 
 class ContextTooLong(InvalidField):
-    """Prompt and output together pass the model's context."""
+    """Prompt and output together exceed the model's context."""
 
     kind = "context_length_exceeded"
 
 
 class NotFound(EngineError):
-    """The path names nothing that there is."""
+    """The path does not exist."""
 
     kind = "not_found"
 
 
 class Unauthorized(EngineError):
-    """The request does not carry the token that its path asks for."""
+    """The request lacks the token that its path requires."""
 
     kind = "unauthorized"
 
@@ -52,18 +52,18 @@ class BodyTooSlow(EngineError):
 
 
 class UnsupportedMediaType(EngineError):
-    """The body is not JSON by its own headers."""
+    """The headers say that the body is not JSON."""
 
     kind = "unsupported_media_type"
 
 
 class ErrorForm(Enum):
-    """Whose words an error is told in."""
+    """The form of an error's body, and its statuses."""
 
     LMI = "lmi"
     OPENAI = "openai"
     ADMIN = "admin"
-    """LMI's words with the usual statuses."""
+    """LMI's body with the usual statuses."""
 
     @classmethod
     def of_path(cls, path: str) -> ErrorForm:
@@ -78,7 +78,7 @@ class _Row:
     openai_status: int
     openai_type: str
     retry_after: int | None = None
-    """Seconds until trying again makes sense."""
+    """Seconds after which a client may try again."""
     challenge: str | None = None
     """`WWW-Authenticate`: how to authenticate."""
 
@@ -105,8 +105,8 @@ _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 41
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """An error as a client is told of it."""
+class ErrorReply:
+    """An error as it is reported to a client."""
 
     kind: str
     message: str
@@ -114,8 +114,8 @@ class Problem:
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, error: Exception, max_request_size: int = 0) -> Problem:
-        """The problem that an exception stands for; what is not meant for clients becomes 'internal error'."""
+    def of(cls, error: Exception, max_request_size: int = 0) -> ErrorReply:
+        """Make the reply to an exception; one that is not meant for clients becomes 'internal error'."""
         if isinstance(error, EngineError):
             kind = error.kind if error.kind in _TABLE else "request_failed"
             return cls(kind, str(error), error.field if isinstance(error, InvalidField) else None)
@@ -124,16 +124,16 @@ class Problem:
         return cls("internal", "internal error; the server's log has the details")
 
     def status(self, form: ErrorForm, throttle_status: int = 503) -> int:
-        """HTTP status. `throttle_status`: what a full queue answers on `/invocations`."""
+        """Return the HTTP status. `throttle_status`: that of a full queue on `/invocations`."""
         row = _TABLE[self.kind]
         if form is not ErrorForm.LMI:
             return row.openai_status
         return throttle_status if self.kind == "overloaded" else row.lmi_status
 
     def response(self, form: ErrorForm, throttle_status: int = 503) -> Response:
-        """A whole answer that tells the problem."""
+        """Make a whole answer of the error."""
         status = self.status(form, throttle_status)
-        response = Response(dump(self.body(form, status)) + "\n", status, content_type="application/json")
+        response = json_response(self.body(form, status), status)
         row = _TABLE[self.kind]
         if row.retry_after is not None:
             response.headers["Retry-After"] = str(row.retry_after)
@@ -144,7 +144,7 @@ class Problem:
         return response
 
     def body(self, form: ErrorForm, code: int = STREAM_ERROR_CODE) -> dict[str, Any]:
-        """The JSON object; without `code` that of a stream's last record."""
+        """Return the JSON object; without `code`, that of a stream's last record."""
         if form is not ErrorForm.OPENAI:
             return {"error": self.message, "code": code}
         error = {
@@ -156,7 +156,7 @@ class Problem:
         return {"error": error}
 
 
-def _of_http(error: HTTPException, max_request_size: int) -> Problem:
+def _of_http(error: HTTPException, max_request_size: int) -> ErrorReply:
     code = error.code or 500
     kind = _HTTP_KINDS.get(code, "bad_http" if 400 <= code < 500 else "internal")
     message = error.description or error.name
@@ -169,18 +169,4 @@ def _of_http(error: HTTPException, max_request_size: int) -> Problem:
         headers = (("Allow", allowed),)
     elif code == 404:
         message = "no such path"
-    return Problem(kind, message, headers=headers)
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def dump(value: Any) -> str:
-    """Write compact JSON on one line, characters as they are.
-
-    Only those that many clients take for the end of a line, when they split a stream, are escaped.
-    """
-    text = _encode(value).decode()
-    if text.isascii():
-        return text
-    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return ErrorReply(kind, message, headers=headers)

@@ -1,7 +1,7 @@
-"""`GET /metrics`: the engine's own counters as it reports them, and this process's count of HTTP requests.
+"""`GET /metrics`: the counters that the engine reports, and the count of HTTP requests.
 
-With several web workers prometheus_client's multiprocess files hold the sum; whoever starts the workers sets
-PROMETHEUS_MULTIPROC_DIR, which that library reads by itself.
+With several web workers prometheus_client sums the count over files in PROMETHEUS_MULTIPROC_DIR, which is set where
+the workers are started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STATS_TIMEOUT_SECONDS = 2.0
 
 
 class Metrics:
-    """The web process's part."""
+    """The web process's own metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -32,11 +32,11 @@ class Metrics:
         )
 
     def count_request(self, path: str, status: int) -> None:
-        """`path` is a route of ours, never what a client wrote: labels stay few."""
+        """Count an answer. `path` is one of our routes, never a client's text, so labels stay few."""
         self._requests.labels(path, str(status)).inc()
 
     def render(self, engine: Engine) -> bytes:
-        """All of it in Prometheus' text form. Without an answer from the engine `lmi_engine_up` is 0."""
+        """Return all metrics in Prometheus' text form. Without an answer from the engine `lmi_engine_up` is 0."""
         registry = CollectorRegistry()
         registry.register(_EngineCollector(engine.stats(_STATS_TIMEOUT_SECONDS)))
         own = self._registry
@@ -47,7 +47,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """An `EngineStats` as metric families; the names are the engine's."""
+    """An `EngineStats` as metric families, under the engine's names."""
 
     def __init__(self, stats: EngineStats | None) -> None:
         self._stats = stats
@@ -84,7 +84,7 @@ def _info(info: EngineInfo) -> Metric:
 
 
 def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
-    """One family; its members differ in their labels. Prometheus' buckets are cumulative."""
+    """Make one family of histograms that differ in their labels. Prometheus' buckets are cumulative."""
     label_names = sorted({label for histogram in histograms for label in histogram.labels})
     family = HistogramMetricFamily(name, _words(name), labels=label_names)
     for histogram in histograms:

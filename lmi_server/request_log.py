@@ -1,4 +1,4 @@
-"""One log line a request, with what happened to it; never a prompt."""
+"""One log line for each request; it never shows a prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from flask import g
 from werkzeug.datastructures import Headers
 
-from lmi_server.generation import Generation
+from lmi_server.generation.generation import TextGeneration
 
 _logger = logging.getLogger(__name__)
 
@@ -22,24 +22,24 @@ _LABEL_HEADERS = ("X-Amzn-SageMaker-Inference-Id", "x-request-id")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request. Filled in by whoever serves it."""
+    """What the log says of one HTTP request. Filled in while it is served."""
 
     client_id: str | None
-    """The client's own id: a label in the log and in the reply, never a key."""
+    """The client's own id, a label in the log and in the reply."""
     arrival_time: float
     """Seconds, `time.monotonic`."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    generation: Generation | None = None
+    generation: TextGeneration | None = None
     finish: str = ""
-    """How it ended: finish reasons, the kind of an error, `client_gone`."""
+    """How it ended: finish reasons, the kind of an error, or `client_gone`."""
 
     @property
     def label(self) -> str:
-        """What the reply's `x-request-id` says."""
+        """The reply's `x-request-id`."""
         return self.client_id or self.id
 
     def log(self, method: str, path: str, status: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write the line."""
+        """Write the log line."""
         generation = self.generation
         first = generation.first_token_time if generation is not None else None
         _logger.info(
@@ -60,7 +60,7 @@ class RequestRecord:
 
 
 def begin_record(headers: Headers) -> RequestRecord:
-    """The record of the request that has just arrived. An id that is no label (length, characters) is not taken."""
+    """Make the record of a request that has just arrived. A client's id that is no valid label is ignored."""
     client_id = None
     for name in _LABEL_HEADERS:
         value = headers.get(name)
@@ -73,6 +73,6 @@ def begin_record(headers: Headers) -> RequestRecord:
 
 
 def current_record() -> RequestRecord:
-    """The record of the request that is being served."""
+    """Return the record of the current request."""
     record: RequestRecord = g.lmi_record
     return record

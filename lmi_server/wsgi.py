@@ -1,4 +1,4 @@
-"""What gunicorn loads: `gunicorn "lmi_server.wsgi:make_app('/path/web.json')"`."""
+"""The entry point for gunicorn: `gunicorn "lmi_server.wsgi:make_app('/path/web.json')"`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_server.text.tokenizer import TextModel
 
 
 def make_app(config_path: str) -> Flask:
-    """The application of one worker, made in the worker itself: its connection to the engine is its own.
+    """Make the application of one worker, within the worker: each has its own connection to the engine.
 
     `config_path`: a JSON file made by `WebConfig.to_json`.
     """

@@ -22,8 +22,8 @@ from lmi_server.properties.grammar import Entry
 from lmi_server.properties.loader import EffectiveValue, Examination, examine
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
-from lmi_server.properties.problems import shorten, shown
 from lmi_server.properties.reference import OPEN_DEFAULTS
+from lmi_server.values.show import masked, one_line
 
 Locate = Callable[[ModelSource], Path | None]
 _WIDTH = 110
@@ -71,7 +71,7 @@ class CheckReport:
         if self.lines:
             parts += ["", "The file, line by line"]
             for line in self.lines:
-                parts.append(f"  {line.line:>3}  {shorten(line.text)}")
+                parts.append(f"  {line.line:>3}  {one_line(line.text)}")
                 parts += textwrap.wrap(
                     line.explanation, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
                 )
@@ -104,7 +104,7 @@ def check(
     lines = []
     for entry in found.entries:
         option = by_name().get(entry.key)
-        text = f"{entry.key} = {shown(entry.key, entry.value, bool(option and option.secret))}"
+        text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
         lines.append(LineExplained(entry.line, text, _explanation(entry, option, found)))
     values: tuple[EffectiveValue, ...] = ()
     notes = list(found.notes)
@@ -225,9 +225,9 @@ def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> li
 
 def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
     keys = max(len(value.key) for value in values)
-    texts = max(len(shorten(value.value, 40)) for value in values)
+    texts = max(len(one_line(value.value, 40)) for value in values)
     rows = []
     for value in values:
         note = f" ({value.note})" if value.note else ""
-        rows.append(f"  {value.key:<{keys}}  {shorten(value.value, 40):<{texts}}  {value.source}{note}")
+        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
     return rows

@@ -1,6 +1,6 @@
 """Settings of gunicorn. `container/run/launch.py` passes address, workers and connections as arguments.
 
-The time limits of connections are in `lmi_server/connection.py`.
+The time limits of connections are in `lmi_server/http/connection.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import signal
 from typing import Any
 
-worker_class = "lmi_server.gevent_worker.Worker"
+worker_class = "lmi_server.http.gevent_worker.Worker"
 keepalive = 75
 """Seconds that an idle connection is kept, longer than load balancers keep theirs."""
 timeout = 120

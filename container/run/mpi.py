@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.run.launch import MpiRun
-from lmi_server.properties.problems import shorten
+from lmi_server.values.show import one_line
 
 _LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
 _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
@@ -47,7 +47,7 @@ def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:
                 return MpiRun(path, int(match[1]))
             first = answer.strip().splitlines()[:1]
             unusable.append(
-                f"{path} is not Open MPI's or does not work: it printed {shorten(''.join(first))!r}"
+                f"{path} is not Open MPI's or does not work: it printed {one_line(''.join(first))!r}"
             )
     seen = "; ".join(unusable) or "there is none in the virtual environment or in PATH"
     raise NoMpiRun(

@@ -1,43 +1,33 @@
-"""Grouped-query self-attention on this rank's heads, over the KV cache."""
+"""A layer's self-attention on this rank's heads, over the KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+import lmi_kernels
 from engines.kv_cache import KvCache
-from engines.layers.linear import Linear
-from engines.layers.step_attention import Heads, StepAttention
+from engines.layers.attention_rule import AttentionRule
+from engines.layers.step_attention import StepAttention
 from engines.stopwatch import Stopwatch
 
 
-class Attention:
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
     """Fused qkv projection, attention, output projection."""
 
-    def __init__(
-        self,
-        layer: int,
-        qkv: Linear,
-        output: Callable[[torch.Tensor], torch.Tensor],
-        heads: Heads,
-        stopwatch: Stopwatch,
-    ) -> None:
-        """
-        Args:
-            qkv: gives this rank's query heads, then key heads, then value heads.
-            output: a `RowParallelLinear`, or its `partial`.
-        """
-        self._layer = layer
-        self._qkv = qkv
-        self._output = output
-        self._heads = heads
-        self._stopwatch = stopwatch
+    layer: int
+    qkv: lmi_kernels.LinearWeight
+    """Projects to this rank's query heads, then key heads, then value heads."""
+    output: lmi_kernels.LinearWeight
+    rule: AttentionRule
+    stopwatch: Stopwatch
 
     def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], as `output` gives it."""
-        qkv = self._qkv(x)
-        self._stopwatch.start()
-        out = step.attend(qkv, self._heads, cache.layers[self._layer])
-        self._stopwatch.stop("attention")
-        return self._output(out)
+        """x: [num_rows, hidden] -> this rank's part of a sum over ranks, [num_rows, hidden]."""
+        qkv = lmi_kernels.linear(x, self.qkv)
+        self.stopwatch.start()
+        out = step.attend(qkv, self.rule, cache.layers[self.layer])
+        self.stopwatch.stop("attention")
+        return lmi_kernels.linear(out, self.output)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 import lmi_kernels
@@ -10,37 +12,34 @@ from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
 
+@dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
-    """Each rank looks up the ids that it owns; the sum over ranks has every row."""
+    """Token embedding: each rank looks up the ids that it owns, and a sum over ranks combines the rows."""
 
-    def __init__(
-        self, weight: torch.Tensor | lmi_kernels.LinearWeight, shard: Shard, comm: Communicator
-    ) -> None:
-        """weight: [shard.size, hidden], as `lmi_kernels.embedding` takes it."""
-        self._weight = weight
-        self._shard = shard
-        self._comm = comm
+    weight: torch.Tensor | lmi_kernels.LinearWeight
+    """[shard.size, hidden], as `lmi_kernels.embedding` takes it."""
+    shard: Shard
+    comm: Communicator
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_rows], int64 -> [num_rows, hidden]."""
-        if self._comm.world_size == 1:
-            return lmi_kernels.embedding(input_ids, self._weight)
-        shard = self._shard
-        rows = lmi_kernels.embedding(input_ids, self._weight, shard.start, shard.size)
-        return sum_over_ranks(rows, self._comm)
+        if self.comm.world_size == 1:
+            return lmi_kernels.embedding(input_ids, self.weight)
+        rows = lmi_kernels.embedding(input_ids, self.weight, self.shard.start, self.shard.size)
+        return sum_over_ranks(rows, self.comm)
 
 
+@dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Logits over the whole vocabulary, on rank 0."""
+    """Output head: logits over the whole vocabulary, on rank 0."""
 
-    def __init__(self, weight: lmi_kernels.LinearWeight, vocab_size: int, comm: Communicator) -> None:
-        """weight: [this rank's share of the vocabulary, hidden]."""
-        self._weight = weight
-        self._comm = comm
-        self._widths = [
-            split_evenly(vocab_size, comm.world_size, rank).size for rank in range(comm.world_size)
-        ]
+    weight: lmi_kernels.LinearWeight
+    """[this rank's share of the vocabulary, hidden]."""
+    vocab_size: int
+    comm: Communicator
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on the others."""
-        return gather_columns(lmi_kernels.linear(hidden, self._weight), self._widths, self._comm)
+        ranks = self.comm.world_size
+        widths = [split_evenly(self.vocab_size, ranks, rank).size for rank in range(ranks)]
+        return gather_columns(lmi_kernels.linear(hidden, self.weight), widths, self.comm)

@@ -1,52 +1,50 @@
-"""What follows attention in a layer: two projections round an activation, once or by experts."""
+"""MLPs, dense or as a mixture of experts, on this rank's share of the middle.
+
+Each returns this rank's part of a sum over ranks: [num_rows, hidden] -> [num_rows, hidden]. slots: the step's
+`slot_mapping`, which marks padding.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 import lmi_kernels
-from engines.layers.linear import GatedLinear, Linear, RowParallelLinear
-from engines.layers.over_ranks import sum_over_ranks
-from engines.parallel import Communicator
 
 
+@dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, gate_up: GatedLinear, down: RowParallelLinear) -> None:
-        self._gate_up = gate_up
-        self._down = down
+    gate_up: lmi_kernels.LinearWeight
+    """Packed as gated, [2 * middle of this rank, hidden]."""
+    down: lmi_kernels.LinearWeight
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. Padding is computed like any row."""
-        return self._down(self._gate_up(x))
+        return lmi_kernels.linear(lmi_kernels.gated_linear(x, self.gate_up), self.down)
 
 
-class PartialMlp:
-    """down(gelu(up(x))), with the exact gelu: this rank's part of the sum over ranks."""
+@dataclass(frozen=True, slots=True)
+class GeluMlp:
+    """down(gelu(up(x))), with the exact gelu."""
 
-    def __init__(self, up: Linear, down: RowParallelLinear) -> None:
-        self._up = up
-        self._down = down
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], to be summed over ranks."""
-        return self._down.partial(lmi_kernels.gelu(self._up(x)))
-
-
-class Experts:
-    """Each token by the `top_k` experts that the router likes best, weighted by its softmax over these (Jiang et al.
-    2024, arXiv:2401.04088). Every rank has a part of every expert's middle, and the whole router."""
-
-    def __init__(
-        self, router: Linear, weights: lmi_kernels.ExpertWeights, top_k: int, comm: Communicator
-    ) -> None:
-        self._router = router
-        self._weights = weights
-        self._top_k = top_k
-        self._comm = comm
+    up: lmi_kernels.LinearWeight
+    down: lmi_kernels.LinearWeight
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """x: [num_rows, hidden] -> [num_rows, hidden], the same on every rank. slots: as of `lmi_kernels.experts`."""
-        out = lmi_kernels.experts(x, self._router(x), self._weights, self._top_k, slots)
-        return sum_over_ranks(out, self._comm)
+        return lmi_kernels.linear(lmi_kernels.gelu(lmi_kernels.linear(x, self.up)), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """A mixture of experts (Jiang et al. 2024, arXiv:2401.04088): each token takes the router's `top_k` experts,
+    weighted by its softmax over these. Every rank has the whole router."""
+
+    router: lmi_kernels.LinearWeight
+    experts: lmi_kernels.ExpertWeights
+    top_k: int
+
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        scores = lmi_kernels.linear(x, self.router)
+        return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots)

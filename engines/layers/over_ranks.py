@@ -1,4 +1,8 @@
-"""What layers say to other ranks, now or (while a model is recorded) between the operations of a native program."""
+"""Sums and gathers over ranks: done now or, while a model is recorded, between operations of a native program.
+
+Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): split a layer's first linear by output features and its second by
+input features, and sum once.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ from lmi_kernels.cpu import Rows
 
 
 def sum_over_ranks(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
-    """tensor: [num_rows, width], each rank's part; may be overwritten. Returns the sum, the same on every rank."""
+    """Sum each rank's tensor, [num_rows, width], which may be overwritten. Returns the sum, the same on every rank."""
     if isinstance(tensor, Rows) and comm.world_size > 1:
         return tensor.recorder.outside(tensor, comm.all_reduce)
     return comm.all_reduce(tensor)
 
 
 def gather_columns(tensor: torch.Tensor, widths: list[int], comm: Communicator) -> torch.Tensor | None:
-    """tensor: [num_rows, widths[rank]]. Returns all of them side by side on rank 0, None on the others; of a model that
-    is recorded this is the end."""
+    """Put the ranks' tensors, [num_rows, widths[rank]], side by side on rank 0; return None on the others.
+
+    In a recorded model this is the last operation.
+    """
     if isinstance(tensor, Rows):
         tensor.recorder.end_with(lambda rows: comm.gather_columns(rows, widths))
         return tensor

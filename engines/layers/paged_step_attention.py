@@ -1,13 +1,15 @@
-"""A step's attention by Triton kernels, through block tables on the device: for GPUs."""
+"""A step's attention on a GPU: Triton kernels, and block tables on the device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 import lmi_kernels
-from engines.layers.step_attention import Heads
+from engines.layers.attention_rule import AttentionRule
+from engines.layers.rotary import RotaryTables
 from lmi_kernels import DecodePlan, PagedSequences, ScoreRules
 
 
@@ -19,41 +21,37 @@ class PagedStepAttention:
     """[num_rows], int64."""
     slot_mapping: torch.Tensor
     """[num_rows], int64; -1: padding."""
-    cos_sin: torch.Tensor
-    """[num_positions, head_dim], fp32: cosines, then sines."""
-    rules: ScoreRules
+    tables: RotaryTables
     singles: PagedSequences
-    """Those of one token, the first rows; may be none."""
-    decode_plan: DecodePlan | None
-    """Of the singles; None: there are none."""
+    """Sequences with one token, the first rows; may be none."""
+    decode_plans: Mapping[int | None, DecodePlan]
+    """Plan of the singles for each window in the model; empty when there are no singles."""
     chunks: PagedSequences | None = None
-    """Those of several tokens; None: there are none."""
+    """Sequences with several tokens; None: there are none."""
     cu_seqlens_q: torch.Tensor | None = None
-    """[num_chunks + 1], int32, of the chunks' rows, counted from the first chunk's first row."""
+    """[num_chunks + 1], int32: bounds of the chunks' rows, counted from the first chunk's first row."""
     max_query_len: int = 0
-    """Of the chunks."""
+    """Length of the longest chunk."""
 
-    def with_chunks(
-        self, chunks: PagedSequences, cu_seqlens_q: torch.Tensor, max_query_len: int
-    ) -> PagedStepAttention:
-        return replace(self, chunks=chunks, cu_seqlens_q=cu_seqlens_q, max_query_len=max_query_len)
-
-    def attend(self, qkv: torch.Tensor, heads: Heads, pool: torch.Tensor) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
+        rule.require({"norms", "scale", "window", "softcap", "alibi", "no rotary"})
+        spec = rule.spec
+        rules = ScoreRules(spec.scale, spec.window, spec.softcap, rule.alibi_slopes)
         q = lmi_kernels.rope_and_store(
             qkv,
-            self.cos_sin,
+            None if spec.rotary is None else self.tables[spec.rotary],
             self.positions,
             self.slot_mapping,
             pool,
-            heads.num_heads,
-            heads.norms,
-            heads.eps,
+            rule.num_heads,
+            rule.norms,
+            rule.norm_eps,
         )
         out = torch.empty_like(q)
         num_singles = len(self.singles.seq_lens)
-        if self.decode_plan is not None:
+        if num_singles:
             lmi_kernels.decode_attention(
-                q[:num_singles], pool, self.singles, self.decode_plan, self.rules, out[:num_singles]
+                q[:num_singles], pool, self.singles, self.decode_plans[spec.window], rules, out[:num_singles]
             )
         if self.chunks is not None and self.cu_seqlens_q is not None:
             lmi_kernels.varlen_attention(
@@ -62,7 +60,7 @@ class PagedStepAttention:
                 self.chunks,
                 self.cu_seqlens_q,
                 self.max_query_len,
-                self.rules,
+                rules,
                 out[num_singles:],
             )
         return out.view(len(q), -1)

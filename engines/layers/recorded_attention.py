@@ -1,4 +1,4 @@
-"""How tokens attend in a program of native operations: the same calls for every step."""
+"""Attention in a recorded program of native operations: the same calls for every step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from typing import Any
 
 import torch
 
-from engines.layers.step_attention import Heads
+from engines.layers.attention_rule import AttentionRule
+from engines.layers.rotary import RotaryTables
 from lmi_kernels.cpu import NotRecorded, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttention:
-    """A `StepAttention` that computes nothing: it writes what is to be computed into the recorder of the rows."""
+    """A `StepAttention` that computes nothing: it adds operations to the recorder of its input."""
 
-    cos_sin: torch.Tensor
-    """[num_positions, head_dim], fp32: cosines, then sines."""
+    tables: RotaryTables
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """There is no padding."""
+        """Empty: there is no padding."""
         return torch.empty(0, dtype=torch.int64)
 
-    def attend(self, qkv: torch.Tensor, heads: Heads, pool: Any) -> torch.Tensor:
-        """pool: the layer's `KvLayer`."""
+    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: Any) -> torch.Tensor:
+        """pool: the layer's `KvLayer`. Raises `NotRecorded` where native kernels do not support the rule."""
         if not isinstance(qkv, Rows):
-            raise NotRecorded("attention over something else than rows")
-        turned = qkv.recorder.rope_and_store(qkv, heads.num_heads, heads.norms, heads.eps, self.cos_sin, pool)
-        return qkv.recorder.attention(turned, heads.num_heads, heads.head_dim**-0.5, pool)
+            raise NotRecorded("attention over something other than recorded rows")
+        rule.require({"norms", "scale"}, NotRecorded)
+        rotary = rule.spec.rotary
+        if rotary is None:
+            raise NotRecorded("attention without rotary embedding")
+        turned = qkv.recorder.rope_and_store(
+            qkv, rule.num_heads, rule.norms, rule.norm_eps, self.tables[rotary], pool
+        )
+        return qkv.recorder.attention(turned, rule.num_heads, rule.spec.scale, pool)

@@ -1,71 +1,56 @@
-"""The cosine and sine tables of rotary embedding, for all positions, made once."""
+"""Tables of cosines and sines for rotary embedding, made once for all positions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from engines.models.config import ModelConfig, RopeScaling
+from engines.layers.yarn import yarn_frequencies
+from engines.models.config import RopeScaling, Rotary, Yarn
+
+RotaryTables = Mapping[Rotary, torch.Tensor]
+"""[num_positions, dim], fp32, for each kind of rotary embedding in a model: cosines of dim / 2 angles, then sines."""
 
 
-class RotaryTable:
-    """Cosines and sines by position, in one of two forms: for CPUs as `lmi_kernels.rotary_` takes them, each over the
-    whole head; for GPUs half as large, as one table."""
-
-    def __init__(
-        self, config: ModelConfig, num_positions: int, device: torch.device, as_table: bool | None = None
-    ) -> None:
-        """as_table: the form for GPUs, or (false) for CPUs; None: by the device."""
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-        inverse_frequencies = 1.0 / (config.rope_theta**exponents)
-        if config.rope_scaling is not None:
-            inverse_frequencies = _scale(inverse_frequencies, config.rope_scaling)
-        angles = torch.outer(torch.arange(num_positions).float(), inverse_frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        if as_table is None:
-            as_table = device.type == "cuda"
-        self._table = torch.cat((cos, sin), dim=-1).to(device) if as_table else None
-        self._whole: tuple[torch.Tensor, torch.Tensor] | None = None
-        if not as_table:
-            cos, signed_sin = _over_the_head(cos, sin)
-            self._whole = cos.to(device), signed_sin.to(device)
-
-    @property
-    def table(self) -> torch.Tensor:
-        """[num_positions, head_dim], fp32: cosines, then sines, of the angles of a head's first half.
-
-        Raises:
-            ValueError: it was not asked for.
-        """
-        if self._table is None:
-            raise ValueError("these cosines and sines are not kept as a table")
-        return self._table
-
-    def lookup(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions: [num_rows], int64 -> cos and signed sin, each [num_rows, 1, head_dim], fp32; see
-        `lmi_kernels.rotary_`."""
-        if self._whole is None:
-            return _over_the_head(*self.table[positions].chunk(2, dim=-1))
-        cos, signed_sin = self._whole
-        return cos[positions], signed_sin[positions]
+def rotary_tables(rotaries: Iterable[Rotary], num_positions: int, device: torch.device) -> RotaryTables:
+    return {rotary: _table(rotary, num_positions).to(device) for rotary in rotaries}
 
 
-def _over_the_head(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, head_dim / 2] each -> [n, 1, head_dim] each, the sines of the first half with their sign turned."""
+def cosines_and_sines(table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look positions up in a table, [num_rows], int64.
+
+    Returns: cosines and signed sines as `lmi_kernels.rotary_` takes them, each [num_rows, 1, dim], fp32.
+    """
+    cos, sin = table[positions].chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 
 
-def _scale(inverse_frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
+    scaling = rotary.scaling
+    if isinstance(scaling, Yarn):
+        frequencies = yarn_frequencies(rotary.dim, rotary.theta, scaling)
+    else:
+        exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
+        frequencies = 1.0 / (rotary.theta**exponents)
+        if scaling is not None:
+            frequencies = _scale(frequencies, scaling)
+    angles = torch.outer(torch.arange(num_positions).float(), frequencies)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return table * scaling.attention_factor if isinstance(scaling, Yarn) else table
+
+
+def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     """Stretch frequencies: all of them, or (Llama 3.1) the slow ones, with a ramp between."""
     if scaling.kind == "linear":
-        return inverse_frequencies / scaling.factor
+        return frequencies / scaling.factor
     low = scaling.original_max_position_embeddings / scaling.low_freq_factor
     high = scaling.original_max_position_embeddings / scaling.high_freq_factor
-    wavelengths = 2 * math.pi / inverse_frequencies
+    wavelengths = 2 * math.pi / frequencies
     ramp = (scaling.original_max_position_embeddings / wavelengths - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
-    ramped = (1 - ramp) * inverse_frequencies / scaling.factor + ramp * inverse_frequencies
-    slow = torch.where(wavelengths > low, inverse_frequencies / scaling.factor, inverse_frequencies)
+    ramped = (1 - ramp) * frequencies / scaling.factor + ramp * frequencies
+    slow = torch.where(wavelengths > low, frequencies / scaling.factor, frequencies)
     return torch.where((wavelengths <= low) & (wavelengths >= high), ramped, slow)

@@ -1,6 +1,6 @@
-"""The architectures that we implement ourselves, by the name that stands in a model's config.json.
+"""The functions that make the models of engine=MPI, by the architecture that config.json names.
 
-A new one needs its line here, and one for what reads its config.json (`engines.models.config.description`).
+A new architecture needs a line here, and one for the function that reads its config.json (`config/description.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from engines.registry import Registry
 
 MODELS = Registry(
     {
-        "FalconForCausalLM": "engines.models.falcon:Falcon",
-        "LlamaForCausalLM": "engines.models.llama:Llama",
-        "MistralForCausalLM": "engines.models.llama:Llama",
-        "MixtralForCausalLM": "engines.models.mixtral:Mixtral",
-        "Qwen3ForCausalLM": "engines.models.qwen3:Qwen3",
+        "FalconForCausalLM": "engines.models.falcon:falcon",
+        "LlamaForCausalLM": "engines.models.llama:llama",
+        "MistralForCausalLM": "engines.models.llama:llama",
+        "MixtralForCausalLM": "engines.models.llama:llama",
+        "Qwen2ForCausalLM": "engines.models.llama:llama",
+        "Qwen3ForCausalLM": "engines.models.llama:llama",
     }
 )

@@ -1,10 +1,8 @@
-"""Random weights of a checkpoint that does not exist (`option.load_format=dummy`): any part of any tensor, made on the
-device that computes with it.
+"""Random weights (`option.load_format=dummy`): any part of any tensor, made on the device that computes with it.
 
-Number i of a tensor depends on i and on the tensor's name alone: a hash of both (SplitMix64, Steele et al. 2014,
-doi:10.1145/2660193.2660195), four parts of which are summed up to something near enough to a normal distribution.
-So the parts of all ranks fit together, every start and every device has the same bits, and no rank makes more than
-its part. As in a trained model, numbers near 0 are as fine as their dtype has them: some of bf16 are not exact in fp16.
+Number i of a tensor depends on i and the tensor's name alone. It is a hash of both (SplitMix64, Steele et al. 2014,
+doi:10.1145/2660193.2660195), whose four parts are summed to approximate a normal distribution. So the parts of all
+ranks fit together, every start and every device has the same bits, and each rank makes only its part.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ import torch
 
 import lmi_kernels
 from engines.models.safetensors_files import BadCheckpoint
-from engines.models.weights import Pack, given_dtype
+from engines.models.weights import Pack, WeightSource
 from engines.partition import Shard
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _GPU_BLOCK, _CPU_BLOCK = 1 << 21, 1 << 16
-"""Numbers made at a time: two such blocks of int64 stay in the device's cache."""
+"""Numbers made at once: two such blocks of int64 stay in the device's cache."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -35,8 +33,8 @@ _STEP = 0.02 / (0x10000 / math.sqrt(3.0))
 """The sum of four 16-bit numbers, less its mean, times this: standard deviation 0.02, largest 0.069."""
 
 
-class DummyWeights:
-    """`WeightSource` without files. Matrices and biases have mean 0, weights of norms mean 1, both deviation 0.02."""
+class DummyWeights(WeightSource):
+    """Weights without files. Matrices and biases have mean 0, weights of norms mean 1, both standard deviation 0.02."""
 
     def __init__(
         self,
@@ -46,26 +44,14 @@ class DummyWeights:
         device: torch.device,
         pack: Pack = lmi_kernels.pack,
     ) -> None:
-        """Numbers are rounded as those of a checkpoint are: to what it is stored in, to `storage`, to `compute` (None:
-        see `WeightReader`).
+        """Round numbers as those of a checkpoint are: to `stored`, to `storage`, to `compute`.
 
-        stored: `dtype` of config.json; what is not known counts as float32.
+        stored: `dtype` of config.json; an unknown one counts as float32.
         """
+        super().__init__(storage, compute, device, pack)
         self._stored = _DTYPES.get(stored, torch.float32)
-        self._storage = storage
-        self._compute = compute
-        self._device = device
-        self.pack = pack
-        self._scratch: _Scratch | None = None
-        self.owned_bytes = 0
-        """Bytes of this rank's parameters as they would stand in the files."""
-
-    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that every rank has."""
-        return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """The named tensors' rows, one below the other."""
         out = self._empty((sum(shard.size for shard in shards), *shape[1:]))
         width = math.prod(shape[1:])
         start = 0
@@ -76,29 +62,11 @@ class DummyWeights:
         return out
 
     def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Several ranges of one tensor's rows, in this order, one below the other.
-
-        Raises:
-            BadCheckpoint: it has fewer rows.
-        """
         if any(shard.stop > shape[0] for shard in shards):
             raise BadCheckpoint(f"tensor {name!r} has only {shape[0]} rows")
         return self.rows([name] * len(shards), shards, shape)
 
-    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Some columns of a matrix of `shape`.
-
-        Raises:
-            BadCheckpoint: it has fewer columns.
-        """
-        return self.stacked_columns([name], shard, shape)[0]
-
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """The same columns of several matrices of `shape`: [len(names), shape[0], shard.size].
-
-        Raises:
-            BadCheckpoint: they have fewer columns.
-        """
         if shard.stop > shape[1]:
             raise BadCheckpoint(f"tensor {names[0]!r} has only {shape[1]} columns")
         out = self._empty((len(names), shape[0], shard.size))
@@ -106,68 +74,49 @@ class DummyWeights:
             self._fill(part, name, shard.start, shape[1])
         return out
 
-    def close(self) -> None:
-        """Gives the working memory back."""
-        self._scratch = None
-
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        dtype = given_dtype(self._stored, self._storage, self._compute, len(shape))
-        out = torch.empty(shape, dtype=dtype, device=self._device)
+        dtype = self._given_dtype(self._stored, len(shape))
+        out = torch.empty(shape, dtype=dtype, device=self.device)
         self.owned_bytes += out.numel() * self._stored.itemsize
         return out
 
     def _fill(self, out: torch.Tensor, name: str, first: int, stride: int) -> None:
-        """out: [rows, columns], a view; its rows are those numbers of the tensor that begin at `first`, each `stride`
-        behind the one before."""
-        if self._scratch is None:
-            self._scratch = _Scratch(self._device)
+        """Fill `out`, [rows, columns], a view: row r is the tensor's numbers from `first + r * stride` on."""
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
         mean = 1.0 if _scales(name) else 0.0
+        block = _GPU_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
         num_rows, num_columns = out.shape
-        width = max(1, min(num_columns, self._scratch.size))
-        height = self._scratch.size // width
-        for row in range(0, num_rows, height):
+        width = max(1, min(num_columns, block))
+        for row in range(0, num_rows, block // width):
             for column in range(0, num_columns, width):
-                part = out[row : row + height, column : column + width]
+                part = out[row : row + block // width, column : column + width]
                 begin = first + row * stride + column
-                values = self._scratch.numbers(part.shape, seed, begin, stride, mean)
+                values = _numbers(part.shape, seed, begin, stride, mean, self.device)
                 part.copy_(values.to(self._stored).to(self._storage))
 
 
-class _Scratch:
-    """Working memory for one block of numbers, used again for each."""
+def _numbers(
+    shape: torch.Size, seed: int, first: int, stride: int, mean: float, device: torch.device
+) -> torch.Tensor:
+    """Return the tensor's numbers `first + row * stride + column`: [rows, columns], fp32."""
+    rows, columns = (torch.arange(length, device=device) for length in shape)
+    # SplitMix64, in int64 that wraps: its bits are those of uint64.
+    z = (rows[:, None] * stride + columns + (first + 1)) * _signed(_GOLDEN) + _signed(seed)
+    for shift, factor in _ROUNDS:
+        z.bitwise_xor_(_logical_shift(z, shift)).mul_(_signed(factor))
+    z.bitwise_xor_(_logical_shift(z, _LAST_SHIFT))
+    # Two sums of two parts, 32 bits apart; the product holds the sum of both in its upper half.
+    total = (z & _HALVES).add_((z >> 16).bitwise_and_(_HALVES)).mul_(_SUM_OF_TWO).bitwise_right_shift_(32)
+    return total.sub_(_MIDDLE).float().mul_(_STEP).add_(mean)
 
-    def __init__(self, device: torch.device) -> None:
-        self.size = _GPU_BLOCK if device.type == "cuda" else _CPU_BLOCK
-        """Numbers of the largest block."""
-        self._golden = torch.arange(self.size, device=device).mul_(_signed(_GOLDEN))
-        self._hash = torch.empty_like(self._golden)
-        self._shifted = torch.empty_like(self._golden)
 
-    def numbers(self, shape: torch.Size, seed: int, first: int, stride: int, mean: float) -> torch.Tensor:
-        """[rows, columns], fp32: of the tensor's numbers `first + row * stride + column`."""
-        num_rows, num_columns = shape
-        z = self._hash[: shape.numel()].view(shape)
-        starts = self._golden[:num_rows, None].mul(stride).add_(_signed(seed + (first + 1) * _GOLDEN))
-        torch.add(self._golden[:num_columns], starts, out=z)
-        for shift, factor in _ROUNDS:
-            z.bitwise_xor_(self._logical_shift(z, shift)).mul_(_signed(factor))
-        z.bitwise_xor_(self._logical_shift(z, _LAST_SHIFT))
-        # Two sums of two, 32 bits apart; the product has the sum of both in its upper half.
-        upper = torch.bitwise_right_shift(z, 16, out=self._shifted[: z.numel()].view(shape)).bitwise_and_(
-            _HALVES
-        )
-        total = z.bitwise_and_(_HALVES).add_(upper).mul_(_SUM_OF_TWO).bitwise_right_shift_(32)
-        return total.sub_(_MIDDLE).float().mul_(_STEP).add_(mean)
-
-    def _logical_shift(self, z: torch.Tensor, count: int) -> torch.Tensor:
-        """z >> count as if z had no sign."""
-        shifted = self._shifted[: z.numel()].view(z.shape)
-        return torch.bitwise_right_shift(z, count, out=shifted).bitwise_and_((1 << (64 - count)) - 1)
+def _logical_shift(z: torch.Tensor, count: int) -> torch.Tensor:
+    """z >> count as if z had no sign."""
+    return (z >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _scales(name: str) -> bool:
-    """Whether it is what a norm multiplies by: near 1, not near 0."""
+    """Whether the tensor is the weight of a norm, whose mean is 1."""
     *_, owner, kind = ("", *name.split("."))
     return kind == "weight" and ("norm" in owner or owner.startswith("ln_"))
 

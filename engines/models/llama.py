@@ -1,68 +1,45 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971; Llama 2 and 3 alike, and Mistral, see `config.llama`), tensor-parallel
-by construction.
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), Mistral, Mixtral, Qwen2 and
+Qwen3.
+
+They differ in their configuration only (`config/llama.py`).
 
 Each rank owns whole groups of query heads with their KV head, a share of the MLP's middle, and a share of the
-vocabulary. Two sums a layer. What others change of it are a layer's two parts.
+vocabulary. Each layer has two sums over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 import lmi_kernels
 from engines.kv_cache import KvCache
-from engines.layers.attention import Attention
+from engines.layers.over_ranks import sum_over_ranks
 from engines.layers.step_attention import StepAttention
 from engines.models import blocks
 from engines.models.blocks import Parts
-from engines.models.config import ModelConfig
 from engines.models.decoder import Decoder
-from engines.models.weights import WeightSource
-from engines.parallel import Communicator
-from engines.stopwatch import Stopwatch
-
-MakeAttention = Callable[[Parts, int, str], Attention]
-"""Of the layer with this number, by the prefix of its attention's names."""
-MakeMlp = Callable[[Parts, str], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
-"""By the prefix of the layer's names. It takes rows, and the step's `slot_mapping`, by which padding is known."""
 
 
-class Llama(Decoder):
-    """One rank's part of a Llama model, or of one that differs in its layers' two parts only."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightSource,
-        comm: Communicator,
-        stopwatch: Stopwatch,
-        attention: MakeAttention = blocks.attention,
-        mlp: MakeMlp = blocks.gated_mlp,
-    ) -> None:
-        """Reads this rank's weights.
-
-        Raises:
-            BadCheckpoint: the files do not hold what the configuration says.
-        """
-        parts = Parts(config, weights, comm, stopwatch)
-        embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
-        layers = [_Layer(parts, index, attention, mlp) for index in range(config.num_layers)]
-        norm = weights.whole("model.norm.weight", (config.hidden_size,))
-        last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=config.norm_eps)
-        super().__init__(embedding, layers, last_norm, head)
+def llama(parts: Parts) -> Decoder:
+    embedding, head = blocks.vocabulary(parts, "model.embed_tokens.weight", "lm_head.weight")
+    layers = [_LlamaLayer(parts, index) for index in range(parts.config.num_layers)]
+    norm = parts.weights.whole("model.norm.weight", (parts.config.hidden_size,))
+    last_norm = partial(lmi_kernels.rms_norm, weight=norm, eps=parts.config.norm_eps)
+    return Decoder(embedding, layers, last_norm, head)
 
 
-class _Layer:
-    def __init__(self, parts: Parts, index: int, attention: MakeAttention, mlp: MakeMlp) -> None:
+class _LlamaLayer:
+    def __init__(self, parts: Parts, index: int) -> None:
         prefix, shape = f"model.layers.{index}", (parts.config.hidden_size,)
         self._eps = parts.config.norm_eps
+        self._comm = parts.comm
         self._input_norm = parts.weights.whole(f"{prefix}.input_layernorm.weight", shape)
         self._post_norm = parts.weights.whole(f"{prefix}.post_attention_layernorm.weight", shape)
-        self._attention = attention(parts, index, f"{prefix}.self_attn")
-        self._mlp = mlp(parts, prefix)
+        self._attention = blocks.attention(parts, index, f"{prefix}.self_attn")
+        make_mlp = blocks.gated_mlp if parts.config.experts is None else blocks.moe_mlp
+        self._mlp = make_mlp(parts, prefix)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
@@ -72,6 +49,6 @@ class _Layer:
             residual, x = x, lmi_kernels.rms_norm(x, self._input_norm, self._eps)
         else:
             x, residual = lmi_kernels.add_rms_norm(x, residual, self._input_norm, self._eps)
-        x = self._attention(x, cache, step)
+        x = sum_over_ranks(self._attention(x, cache, step), self._comm)
         x, residual = lmi_kernels.add_rms_norm(x, residual, self._post_norm, self._eps)
-        return self._mlp(x, step.slot_mapping), residual
+        return sum_over_ranks(self._mlp(x, step.slot_mapping), self._comm), residual

@@ -1,4 +1,4 @@
-"""Where a model's weights come from: `option.load_format`."""
+"""The source of a model's weights, by `option.load_format`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from engines.models.weights import WeightReader, WeightSource
 from lmi_kernels.cpu import Storage
 
 _STORAGES = {"none": None, "int8": Storage.INT8}
-"""By `option.quantize`."""
+"""Storage of matrices, by `option.quantize`."""
 
 
 def weight_source(
     model: ModelSettings, stored: str, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
 ) -> WeightSource:
-    """What `model.load_format` names.
+    """Make the source that `model.load_format` names.
 
-    stored: `dtype` of config.json. Numbers are rounded to `storage`, then given in `compute` on `device`; see
-    `WeightReader`.
+    stored: `dtype` of config.json; storage, compute, device: as in `WeightSource`.
 
     Raises:
         BadCheckpoint: the folder has no weights that can be read.

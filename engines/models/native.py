@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from engines.layers.recorded_attention import RecordedAttention
+from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from lmi_kernels.cpu import NotRecorded, Recorder, Recording, Rows, Team, bind
 
 
-class _Model(Protocol):
-    def forward(
-        self, input_ids: torch.Tensor, cache: Any, step: Any, num_layers: int | None = None
-    ) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None: ...
-
-
 def record_forward(
-    model: _Model, cache: Any, cos_sin: torch.Tensor, team: Team, max_rows: int, num_layers: int | None
+    model: Decoder, cache: Any, tables: RotaryTables, team: Team, max_rows: int, num_layers: int | None
 ) -> Recording:
-    """Its result: hidden states before the last norm, [num_rows, hidden].
+    """Record the layers. The result of a run is the hidden states before the last norm, [num_rows, hidden].
 
-    cache: a `NativeKvCache`; cos_sin: [num_positions, head_dim], fp32.
+    cache: a `NativeKvCache`.
 
     Raises:
-        NotRecorded: the model does what no native operation does.
+        NotRecorded: the model needs an operation that is not native.
     """
     recorder = Recorder(team, max_rows)
-    hidden = model.forward(recorder.ids(), cache, RecordedAttention(cos_sin), num_layers)
+    hidden = model.forward(recorder.ids(), cache, RecordedAttention(tables), num_layers)
     return bind(recorder, _rows(hidden))
 
 
-def record_logits(model: _Model, hidden: torch.Tensor, team: Team, max_rows: int) -> Recording:
-    """Of the rows of `hidden`, [max_rows, hidden], that a step's `places` pick. A run returns, on rank 0, their logits,
-    [num_rows, vocab_size], which the next run overwrites; None on other ranks.
+def record_logits(model: Decoder, hidden: torch.Tensor, team: Team, max_rows: int) -> Recording:
+    """Record norm and head, for the rows of `hidden`, [max_rows, hidden], that a step's `places` select.
+
+    A run returns their logits on rank 0, [num_rows, vocab_size], which the next run overwrites; None on other ranks.
 
     Raises:
         NotRecorded: as `record_forward`.

@@ -1,28 +1,26 @@
-"""Read parts of tensors from a folder of safetensors files: exactly the bytes asked for, never a whole file.
+"""Read parts of tensors from a folder of safetensors files: exactly the requested bytes, never a whole file.
 
-The format (huggingface.co/docs/safetensors): u64 header length, JSON header, tensors. Offsets are checked against
-the file's size before anything is read, so a cut or crafted file is an error and not a crash.
+The `safetensors` library reads headers. Tensors are not read with it: it maps files into memory, where reading a part
+reads more than that part, and a file that is cut meanwhile ends the process.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class BadCheckpoint(ValueError):
-    """A safetensors file, or the set of them, is not what it should be; the text names file and tensor."""
+    """A safetensors file, or the set of them, is damaged or does not match the model; the text names file or tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class SafetensorsFiles:
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            BadCheckpoint: no safetensors file, a header that does not fit its file, or a tensor in two files.
+            BadCheckpoint: no safetensors file, a header that does not match its file, or a tensor in two files.
         """
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
@@ -53,13 +51,10 @@ class SafetensorsFiles:
         self._entries: dict[str, _Entry] = {}
         self._descriptors: dict[Path, int] = {}
         for path in paths:
-            for name, entry in _read_header(path).items():
+            for name, entry in _read_entries(path):
                 if name in self._entries:
                     raise BadCheckpoint(f"tensor {name!r} stands in {self._entries[name].file} and in {path}")
                 self._entries[name] = entry
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
@@ -110,45 +105,22 @@ class SafetensorsFiles:
             done += count
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise BadCheckpoint(
-                f"{path} is not a whole safetensors file: its header does not fit into {size} bytes"
-            )
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise BadCheckpoint(f"the header of {path} is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise BadCheckpoint(f"the header of {path} is not a JSON object")
-    start = 8 + length
-    entries = {
-        name: _entry(path, name, description, start, size)
-        for name, description in header.items()
-        if name != "__metadata__"
-    }
-    ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].stop))
-    for (name, entry), (other, following) in pairwise(ordered):
-        if entry.stop > following.offset:
-            raise BadCheckpoint(f"tensors {name!r} and {other!r} of {path} overlap: it is damaged")
-    return entries
-
-
-def _entry(path: Path, name: str, description: Any, start: int, size: int) -> _Entry:
+def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:
+    """The library validates the header: tensors cover the rest of the file, in the order of `offset_keys`."""
     try:
-        kind, shape = str(description["dtype"]), tuple(description["shape"])
-        begin, end = description["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise BadCheckpoint(f"tensor {name!r} of {path} is not described properly") from None
-    if any(type(number) is not int for number in (*shape, begin, end)):
-        raise BadCheckpoint(f"tensor {name!r} of {path} is not described in whole numbers")
-    if kind not in _DTYPES:
-        raise BadCheckpoint(f"tensor {name!r} of {path} has dtype {kind}; known are {', '.join(_DTYPES)}")
-    expected = math.prod(shape) * _DTYPES[kind].itemsize
-    if any(length < 0 for length in shape) or begin < 0 or end - begin != expected or start + end > size:
-        raise BadCheckpoint(f"tensor {name!r} of {path} does not lie inside its file: it is cut or damaged")
-    return _Entry(path, _DTYPES[kind], shape, start + begin)
+        file: Any = safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{path} is not a whole safetensors file: {error}") from None
+    with path.open("rb") as raw:
+        offset = 8 + int.from_bytes(raw.read(8), "little")
+    with file:
+        for name in file.offset_keys():
+            part = file.get_slice(name)
+            kind = part.get_dtype()
+            if kind not in _DTYPES:
+                raise BadCheckpoint(
+                    f"tensor {name!r} of {path} has dtype {kind}; known are {', '.join(_DTYPES)}"
+                )
+            entry = _Entry(path, _DTYPES[kind], tuple(part.get_shape()), offset)
+            yield name, entry
+            offset = entry.stop

@@ -1,14 +1,14 @@
-"""Sharding verbs over a checkpoint: what a layer calls to get its part, and nothing but its part.
+"""A rank's way to its weights: a layer asks for its part of a tensor, and only that part is read.
 
-Rows are output features (column-parallel layers), columns input features (row-parallel layers), in the
-terms of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053). Peak memory beyond the result: one weight.
+Rows are output features (column-parallel layers), columns are input features (row-parallel layers), as in Megatron-LM
+(Shoeybi et al. 2019, arXiv:1909.08053). Peak memory beyond the result: one weight.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -17,42 +17,66 @@ from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
 from engines.partition import Shard
 
 Pack = Callable[..., lmi_kernels.LinearWeight]
-"""`lmi_kernels.pack`, or that with a storage chosen."""
+"""`lmi_kernels.pack`, or `lmi_kernels.pack` with a storage."""
 
 
-class WeightSource(Protocol):
-    """One rank's way to its weights, wherever they come from. Each verb gives a contiguous tensor in the dtype and on
-    the device that the model computes with.
+class WeightSource(ABC):
+    """One rank's weights. Methods return contiguous tensors in the dtype and on the device of the model's products.
 
-    Every verb raises `BadCheckpoint` where a tensor is missing or has another shape than was asked for.
+    Each method raises `BadCheckpoint` where a tensor is missing or does not have the given shape.
     """
 
-    pack: Pack
-    """Makes a matrix ready for a linear layer, stored as the configuration says."""
-    owned_bytes: int
-    """Bytes of this rank's parameters as they are stored, of all that was given so far."""
+    def __init__(
+        self, storage: torch.dtype, compute: torch.dtype | None, device: torch.device, pack: Pack
+    ) -> None:
+        """Round weights to `storage`, and return them in `compute`; None: matrices as stored, vectors in fp32.
+
+        pack: prepares a matrix for a linear layer, stored as the configuration says.
+        """
+        self.pack = pack
+        self.owned_bytes = 0
+        """Bytes in the checkpoint of all parameters that were returned so far."""
+        self._storage = storage
+        self._compute = compute
+        self.device = device
+
+    @abstractmethod
+    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Return rows `shards[i]` of tensor `names[i]`, one below the other.
+
+        shape: of all these tensors, whole, one below the other.
+        """
+
+    @abstractmethod
+    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+        """Return several ranges of one tensor's rows, one below the other. shape: of the whole tensor."""
+
+    @abstractmethod
+    def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
+        """Return the same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
+
+    def close(self) -> None:  # noqa: B027  most sources hold nothing
+        """Release files."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that every rank has, of `shape`."""
-
-    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Rows `shards[i]` of tensor `names[i]`, one below the other. shape: of the whole tensors, so joined."""
-
-    def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Several ranges of one tensor's rows, in this order, one below the other. shape: of the whole tensor."""
+        """Return a whole tensor, which every rank has."""
+        return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Some columns of a matrix of `shape`: [shape[0], shard.size]."""
+        """Return some columns of a matrix of `shape`: [shape[0], shard.size]."""
+        return self.stacked_columns([name], shard, shape)[0]
 
-    def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """The same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
+    def _given_dtype(self, stored: torch.dtype, num_dims: int) -> torch.dtype:
+        """Return the dtype in which a weight that is stored as `stored` is returned."""
+        if self._compute is not None:
+            return self._compute
+        if num_dims < 2:
+            return torch.float32
+        return stored if self._storage is torch.float32 else self._storage
 
-    def close(self) -> None:
-        """Nothing is asked for any more."""
 
-
-class WeightReader:
-    """`WeightSource` over a folder of safetensors files."""
+class WeightReader(WeightSource):
+    """Weights in a folder of safetensors files."""
 
     def __init__(
         self,
@@ -62,38 +86,14 @@ class WeightReader:
         device: torch.device,
         pack: Pack = lmi_kernels.pack,
     ) -> None:
-        """Weights are rounded to `storage`, then given in `compute` on `device`. compute None: matrices as they are
-        stored, vectors in fp32.
-
+        """
         Raises:
             BadCheckpoint: as `SafetensorsFiles`.
         """
+        super().__init__(storage, compute, device, pack)
         self._files = SafetensorsFiles(folder)
-        self._storage = storage
-        self._compute = compute
-        self._device = device
-        self.pack = pack
-        self.owned_bytes = 0
-        """Bytes of this rank's parameters as they stand in the files."""
-
-    def whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor that every rank has.
-
-        Raises:
-            BadCheckpoint: it is missing or has another shape.
-        """
-        return self.pieces(name, [Shard(0, shape[0])], shape)
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """The named tensors' rows, one below the other: fused projections are read straight into place.
-
-        Args:
-            names, shards: which rows of which tensor.
-            shape: of the whole tensors, one below the other.
-
-        Raises:
-            BadCheckpoint: a tensor is missing or has another shape, or not all have one dtype.
-        """
         for name in names:
             self._check(name, (None, *shape[1:]))
         if sum(self._files.shape(name)[0] for name in names) != shape[0]:
@@ -102,28 +102,10 @@ class WeightReader:
         return self._read_rows(names, shards)
 
     def pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        """Several ranges of one tensor's rows, in this order: what is one projection to us may lie scattered in it.
-
-        Raises:
-            BadCheckpoint: the tensor is missing or has another shape.
-        """
         self._check(name, shape)
         return self._read_rows([name] * len(shards), shards)
 
-    def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """Some columns of a matrix of `shape`.
-
-        Raises:
-            BadCheckpoint: the tensor is missing or has another shape.
-        """
-        return self.stacked_columns([name], shard, shape)[0]
-
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
-        """The same columns of several matrices of `shape`: [len(names), shape[0], shard.size].
-
-        Raises:
-            BadCheckpoint: a tensor is missing or has another shape, or not all have one dtype.
-        """
         for name in names:
             self._check(name, shape)
         out = torch.empty((len(names), shape[0], shard.size), dtype=self._common_dtype(names))
@@ -168,16 +150,4 @@ class WeightReader:
         self.owned_bytes += tensor.numel() * tensor.element_size()
         # Widening to fp32 changes no number.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
-        return rounded.to(self._device, given_dtype(tensor.dtype, self._storage, self._compute, tensor.dim()))
-
-
-def given_dtype(
-    stored: torch.dtype, storage: torch.dtype, compute: torch.dtype | None, num_dims: int
-) -> torch.dtype:
-    """In which dtype a weight is given: in `compute`; where that is None, matrices in the smallest one that holds their
-    numbers rounded to `storage`, and vectors in fp32."""
-    if compute is not None:
-        return compute
-    if num_dims < 2:
-        return torch.float32
-    return stored if storage is torch.float32 else storage
+        return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))

@@ -67,7 +67,7 @@ class Leader:
         """Loop until a `Drain` has been carried out."""
         core = self._core
         while self._deadline is None or (core.has_work and time.monotonic() < self._deadline):
-            timeout = 0.0 if core.has_work else front.wait_seconds(IDLE_BEAT_SECONDS)
+            timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
             for client, message in front.receive(timeout):
                 self._handle(front, info, client, message)
             self._send(front, core.step())
@@ -135,7 +135,7 @@ class Leader:
         held = dict(self._held)
         self._held.clear()
         gone = [client for client, batch in held.items() if not front.send_outputs(client, batch)]
-        for client in {*gone, *front.flush()}:
+        for client in gone:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
             for request_id in orphans:

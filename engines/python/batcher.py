@@ -1,34 +1,25 @@
-"""Which requests make the next batch, and when it leaves.
-
-Knows neither tensors nor a clock: the time is an argument.
-"""
+"""Dynamic batching: which requests form the next batch, and when it starts. The time is an argument."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from engines.config import BatchConfig
 from engines.core import Request
 from engines.errors import Overloaded
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: Request
-    since: float
-
-
 class DynamicBatcher:
-    """Requests that wait for a batch. First come, first served.
+    """The queue of requests that wait for a batch, first come, first served.
 
-    A batch leaves when it is full, or `max_batch_delay` after the later of two moments: its oldest request's arrival,
-    and the end of the batch before it. So what came while a batch ran has time to gather company too.
+    A batch starts when it is full, or `max_batch_delay` after its oldest request arrived or the batch before it ended,
+    whichever is later. So requests that arrived while a batch ran wait for others, too.
     """
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[Request, float]] = OrderedDict()
+        """Requests and the times of their arrival here, by id."""
         self._free_since: float | None = None
 
     @property
@@ -37,48 +28,48 @@ class DynamicBatcher:
 
     @property
     def is_free(self) -> bool:
-        """No batch runs, and one could."""
+        """Whether a batch could start now: none runs."""
         return self._free_since is not None
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request.
 
         Raises:
-            Overloaded: `max_waiting` requests wait already. While no batch runs, those of the batch that is being
-                filled do not count: a burst on an idle server is no full queue.
+            Overloaded: `max_waiting` requests wait already. While no batch runs, those that fill the next batch do not
+                count: a burst on an idle server is not a full queue.
         """
         places = self._config.batch_size if self._free_since is not None else 0
         if len(self._waiting) - places >= self._config.max_waiting:
             raise Overloaded(
                 f"the queue is full: {self._config.max_waiting} requests are waiting already (job_queue_size)"
             )
-        self._waiting[request.id] = _Waiting(request, now)
+        self._waiting[request.id] = request, now
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request; False when it does not wait here (any more)."""
+        """Forget a request; return False when it is not in the queue."""
         return self._waiting.pop(request_id, None) is not None
 
     def set_free(self, now: float) -> None:
-        """No batch runs from now on."""
+        """A batch has ended, and another may start."""
         self._free_since = now
 
     def set_busy(self) -> None:
-        """No batch can be run until `set_free`. `take` sees to it itself."""
+        """No batch may start until `set_free`. `take` calls this itself."""
         self._free_since = None
 
     def seconds_until_due(self, now: float) -> float | None:
-        """How long until the next batch leaves if nobody else comes; None while one runs, or when nobody waits."""
+        """Return the seconds until the next batch starts if no request arrives; None while one runs or none waits."""
         if self._free_since is None or not self._waiting:
             return None
         if len(self._waiting) >= self._config.batch_size:
             return 0.0
-        oldest = next(iter(self._waiting.values())).since
+        _, oldest = next(iter(self._waiting.values()))
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
     def take(self, now: float) -> list[Request] | None:
-        """The batch that leaves now, 1 to `batch_size` requests, or None."""
+        """Return the batch that starts now, 1 to `batch_size` requests, or None."""
         if self.seconds_until_due(now) != 0.0:
             return None
-        self._free_since = None
+        self.set_busy()
         count = min(len(self._waiting), self._config.batch_size)
-        return [self._waiting.popitem(last=False)[1].request for _ in range(count)]
+        return [self._waiting.popitem(last=False)[1][0] for _ in range(count)]

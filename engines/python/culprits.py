@@ -1,4 +1,4 @@
-"""Requests that ended the generating process: the like of them is not run again."""
+"""Requests that ended the generating process: requests like them are not run again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 
 from engines.core import Request
 
-_MOST = 1024
+_MAX_KNOWN = 1024
 
 
 class Culprits:
-    """The last ones, by prompt and parameters. A seed makes no difference: clients that try again draw another."""
+    """The latest such requests, by prompt and parameters. The seed is ignored: clients that retry draw another."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def add(self, request: Request) -> None:
         self._known[_digest(request)] = None
-        if len(self._known) > _MOST:
+        if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
     def __contains__(self, request: Request) -> bool:

@@ -1,23 +1,22 @@
-"""The dispatcher's loop: receive, collect, hand batches to the generating process, pass its outputs on."""
+"""The dispatcher's loop: receive requests, run them in batches in the generating process, pass its outputs on."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, Unavailable
+from engines.errors import EngineError, InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
-from engines.python.generator import GeneratorEnded
-from engines.python.messages import BatchDone, CannotLoad, FromGenerator, Ready, StepDone
-from engines.python.running import Running
+from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
+from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
+from engines.python.running import Running, batch_timed_out
 from engines.wire import (
     Abort,
     ConfigureScheduler,
@@ -31,38 +30,20 @@ from engines.wire import (
 
 logger = logging.getLogger(__name__)
 
-DISPATCHER, GENERATOR = 0, 1
-"""Whose heartbeat is whose on the status board."""
 MAX_DEATHS = 3
-"""Ends of the generating process in a row that no request is found to be the cause of, after which it is not started
-again."""
+"""Ends of the generating process in a row, without a request found to be the cause, after which it is not restarted."""
 MAX_REQUEST_DEATHS = 2
-"""Of these a request had the second one alone: it is the cause."""
+"""Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
 REACTION_SECONDS = 5.0
-"""How long a batch whose time is over may take to say so; then the generating process is stuck, and killed."""
-_RETRY_SECONDS = 0.02
+"""Time that a batch may take to stop after its deadline; then the generating process is stuck, and killed."""
 
 
 class EngineFailed(Exception):
-    """The engine cannot go on. The text is the cause, one line."""
-
-
-class GeneratingProcess(Protocol):
-    """What the loop needs of it; see `engines.python.generator.Generator`."""
-
-    @property
-    def has_unsent(self) -> bool: ...
-
-    def fileno(self) -> int: ...
-    def run(self, requests: list[Request], deadline: float) -> None: ...
-    def forget(self, request_id: str) -> None: ...
-    def receive(self, timeout: float) -> Iterator[FromGenerator]: ...
-    def kill(self) -> None: ...
-    def restart(self) -> None: ...
+    """The engine cannot continue. The text is the cause, one line."""
 
 
 class Dispatch:
-    """One batch runs at a time. One thread; `clock` is `time.monotonic` but in tests."""
+    """Runs one batch at a time. One thread; `clock` is `time.monotonic` except in tests."""
 
     def __init__(
         self,
@@ -74,9 +55,7 @@ class Dispatch:
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """The generating process is ready. load_seconds: what its start took; another start may take longer, but not
-        without end.
-        """
+        """The generating process is ready. load_seconds: time that its start took, which bounds that of a restart."""
         self._config = config
         self._info = info
         self._batcher = batcher
@@ -88,16 +67,16 @@ class Dispatch:
         self._clients: dict[str, bytes] = {}
         self._running: dict[str, Running] = {}
         self._suspects: deque[Running] = deque()
-        """They ran when the generating process ended, and are run again, each alone, before anybody else."""
+        """Requests that ran when the generating process ended: each runs again, alone, before all others."""
         self._culprits = Culprits()
         self._act_at: float | None = None
-        """When the generating process has not reacted in time: to the end of a batch's time, or to its own start."""
+        """Time at which the generating process is stuck: it has not stopped its batch, or not loaded its model."""
         self._loading = False
         self._deaths = 0
         self._drain_deadline: float | None = None
 
     def serve(self, front: Front) -> None:
-        """Loop until a `Drain` has been carried out.
+        """Serve requests until a `Drain` has been carried out.
 
         Raises:
             EngineFailed: the generating process ends again and again.
@@ -107,12 +86,11 @@ class Dispatch:
         self._set_state(EngineState.READY)
         front.watch(self._generator.fileno())
         while not self._drained():
-            for client, message in front.receive(self._patience(front)):
+            for client, message in front.receive(self._wait_seconds()):
                 self._handle(front, client, message)
-            self._hear(front)
-            self._watch_generator(front)
-            self._dispatch()
-            self._drop_clients(front, front.flush())
+            self._read_generator(front)
+            self._kill_stuck_generator(front)
+            self._start_batch()
             self._board.beat(DISPATCHER)
         self._end(front)
 
@@ -121,17 +99,16 @@ class Dispatch:
             return False
         return not self._clients or self._clock() >= self._drain_deadline
 
-    def _patience(self, front: Front) -> float:
-        """Seconds until something is to be done even if no message comes."""
+    def _wait_seconds(self) -> float:
+        """Return the seconds until there is work even if no message comes."""
         now = self._clock()
         due = self._batcher.seconds_until_due(now)
         moments = (self._act_at, self._drain_deadline)
         waits = [moment - now for moment in moments if moment is not None]
         waits += [due] if due is not None else []
-        waits += [_RETRY_SECONDS] if self._generator.has_unsent else []
-        return max(0.0, min([front.wait_seconds(IDLE_BEAT_SECONDS), *waits]))
+        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
 
-    # What web processes and the supervisor say
+    # Messages of web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         match message:
@@ -159,7 +136,7 @@ class Dispatch:
         self._clients[request.id] = client
 
     def _check(self, request: Request) -> None:
-        """Raises `EngineError`."""
+        """Raises `EngineError` when the request cannot be accepted."""
         if self._drain_deadline is not None:
             raise Unavailable("the server is shutting down")
         if self._loading:
@@ -179,7 +156,7 @@ class Dispatch:
             )
 
     def _abort(self, request_id: str, reason: AbortReason) -> None:
-        """Forget a request, wherever it is."""
+        """Forget a request, whether it waits or runs."""
         del self._clients[request_id]
         self._metrics.observe_abort(reason)
         if running := self._running.pop(request_id, None):
@@ -189,9 +166,9 @@ class Dispatch:
         elif not self._batcher.abort(request_id):
             self._suspects = deque(each for each in self._suspects if each.request.id != request_id)
 
-    # What the generating process says and does
+    # The generating process: its messages and its ends
 
-    def _hear(self, front: Front) -> None:
+    def _read_generator(self, front: Front) -> None:
         try:
             for message in self._generator.receive(0.0):
                 match message:
@@ -212,42 +189,37 @@ class Dispatch:
                         self._set_state(EngineState.READY)
                     case CannotLoad(cause):
                         raise EngineFailed(f"the generating process could not be started again: {cause}")
-        except GeneratorEnded as end:
+        except GeneratingProcessEnded as end:
             self._restart(front, str(end))
 
-    def _watch_generator(self, front: Front) -> None:
-        """Kill a generating process that does not react; it comes back."""
+    def _kill_stuck_generator(self, front: Front) -> None:
+        """Kill and restart a generating process that has not reacted in time."""
         if self._act_at is None or self._clock() < self._act_at:
             return
         self._generator.kill()
         if self._loading:
             self._restart(front, f"it was not ready after {self._reload_timeout:.0f} s")
             return
-        late = list(self._running.values())
-        self._send(front, [_failure(each.request.id, self._deadline_exceeded(each)) for each in late])
+        limit = self._config.batching.batch_timeout
+        late = [(each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()]
+        self._send(front, [_failure(request_id, error) for request_id, error in late])
         self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
 
-    def _deadline_exceeded(self, running: Running) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the batch took longer than {self._config.batching.batch_timeout:g} s (option.predict_timeout); "
-            f"{running.num_tokens} tokens were generated"
-        )
-
     def _restart(self, front: Front, how: str) -> None:
-        """Start it again; the requests of its batch are tried again, but for one that was the cause.
+        """Restart the generating process, and run the requests of its batch again, except one that was the cause.
 
         Raises:
-            EngineFailed: it ends again and again, and no request is the cause.
+            EngineFailed: it has ended too often, and no request is the cause.
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
         self._deaths += 1
-        # Before any answer is sent: a client that asks again at once must not find the server ready.
+        # Before any answer is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
             running.deaths += 1
         culprits = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
         for each in culprits:
-            logger.error("request %s ran alone when it ended; it is given up", each.request.id)
+            logger.error("request %s ran alone when it ended; it is not run again", each.request.id)
             self._culprits.add(each.request)
             self._deaths = 0
         error = RequestFailed(
@@ -270,17 +242,17 @@ class Dispatch:
         self._act_at = self._clock() + self._reload_timeout
 
     def _set_state(self, state: EngineState, reason: str = "") -> None:
-        if self._drain_deadline is None:  # what drains goes on draining, whatever else happens
+        if self._drain_deadline is None:  # a draining engine stays in that state
             self._board.set_state(state, reason)
 
     # Batches and answers
 
-    def _dispatch(self) -> None:
+    def _start_batch(self) -> None:
         now = self._clock()
         if self._suspects and self._batcher.is_free:
             self._batcher.set_busy()
             suspect = self._suspects.popleft()
-            suspect.begin_again()
+            suspect.delivered.restart()
             self._metrics.batch_size.observe(1)
             self._run([suspect], now)
         elif (batch := self._batcher.take(now)) is not None:
@@ -294,7 +266,7 @@ class Dispatch:
         self._generator.run([each.request for each in batch], deadline)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
-        """Pass outputs on, one message a client, and count them. Those of forgotten requests go nowhere."""
+        """Count outputs and pass them on, one message for each client. Drop those of forgotten requests."""
         now = self._clock()
         by_client: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
         for output in outputs:
@@ -302,20 +274,19 @@ class Dispatch:
             if running is None:
                 continue
             try:
-                if running.is_repeated(output):
+                if not running.delivered.take(output.token_ids):
                     continue
             except RequestFailed as error:
                 self._generator.forget(output.id)
                 output = _failure(output.id, error)
             self._metrics.observe_output(running, output, now)
-            running.take(output, now)
             by_client[self._clients[output.id]].append(output)
             if output.finished:
                 del self._running[output.id]
                 del self._clients[output.id]
-        self._drop_clients(front, [c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
+        self._drop_clients([c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
 
-    def _drop_clients(self, front: Front, gone: list[bytes]) -> None:
+    def _drop_clients(self, gone: list[bytes]) -> None:
         for client in gone:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process is gone; %d requests are dropped", len(orphans))
@@ -323,9 +294,9 @@ class Dispatch:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
     def _end(self, front: Front) -> None:
-        """Tell those that could not be finished."""
+        """Fail the requests that could not be finished."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
-        logger.info("drained: %d requests were told that they could not be finished", len(self._clients))
+        logger.info("drained: %d requests could not be finished", len(self._clients))
         for request_id, client in self._clients.items():
             front.send_outputs(client, [_failure(request_id, error)])
         front.unwatch(self._generator.fileno())

@@ -11,9 +11,9 @@ from engines.python.running import Running
 
 
 class DispatchMetrics(EngineMetrics):
-    """What every engine counts, and what only one with batches has to. One thread.
+    """The counters of every engine, and those of dynamic batching. One thread.
 
-    `lmi_batch_size` is observed once a batch, when it leaves.
+    `lmi_batch_size` is observed once for each batch, when it starts.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,15 @@ class DispatchMetrics(EngineMetrics):
             self.prompt_tokens += len(request.prompt_token_ids)
 
     def observe_output(self, running: Running, output: RequestOutput, now: float) -> None:
-        """Before `running` has taken it."""
+        """Count an output whose tokens `running` has taken."""
         self.tokens_generated += len(output.token_ids)
         if running.first_token_time is None and output.token_ids:
+            running.first_token_time = now
             self.time_to_first_token.observe(max(0.0, now - running.request.arrival_time))
         if output.finished:
             self.finished += not output.error_kind
             self.failed += bool(output.error_kind)
-            self.observe_tokens(running.num_tokens + len(output.token_ids), running.first_token_time, now)
+            self.observe_tokens(running.num_tokens, running.first_token_time, now)
 
     def snapshot(self, info: EngineInfo, gauges: dict[str, float]) -> EngineStats:
         stats = super().snapshot(info, gauges)

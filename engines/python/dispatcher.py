@@ -1,7 +1,7 @@
-"""`python -m engines.python.dispatcher`: engine=Python's door. Collects requests into batches and passes outputs on.
+"""`python -m engines.python.dispatcher`: the process of engine=Python that batches requests and passes outputs on.
 
-Started by the supervisor; starts the generating process, and again when it ends. Loads no torch. Ends with 0 after a
-drain, else with the cause on stderr and on the status board.
+The supervisor starts it; it starts and restarts the generating process. Loads no torch. Exits with 0 after a drain,
+else with 1 and the cause on stderr and on the status board.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batcher import DynamicBatcher
-from engines.python.dispatch import DISPATCHER, Dispatch, EngineFailed
-from engines.python.generator import Generator, GeneratorEnded
-from engines.python.messages import CannotLoad, Ready
+from engines.python.dispatch import Dispatch, EngineFailed
+from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
+from engines.python.messages import DISPATCHER, CannotLoad, Ready
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the dispatcher to its end; the exit code."""
+    """Run the dispatcher; return the exit code."""
     arguments = _parser().parse_args(argv)
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
@@ -52,7 +52,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     config = PythonEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     started = time.monotonic()
     before = process_age()
-    generator = Generator(arguments.config, arguments.status)
+    generator = GeneratingProcess(arguments.config, arguments.status)
     try:
         ready = _first_ready(generator, board)
         info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
@@ -69,8 +69,8 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
         generator.close()
 
 
-def _first_ready(generator: Generator, board: StatusBoard) -> Ready:
-    """Wait until the model is loaded; the supervisor knows for how long. Raises `EngineFailed`."""
+def _first_ready(generator: GeneratingProcess, board: StatusBoard) -> Ready:
+    """Wait until the model is loaded; the supervisor limits the time. Raises `EngineFailed`."""
     while True:
         board.beat(DISPATCHER)
         try:
@@ -79,7 +79,7 @@ def _first_ready(generator: Generator, board: StatusBoard) -> Ready:
                     return message
                 if isinstance(message, CannotLoad):
                     raise EngineFailed(message.cause)
-        except GeneratorEnded as end:
+        except GeneratingProcessEnded as end:
             raise EngineFailed(f"the generating process did not load the model: {end}") from None
 
 
@@ -103,7 +103,7 @@ def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, floa
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="PythonEngineConfig as JSON")
-    parser.add_argument("--status", type=Path, required=True, help="status board, laid by the supervisor")
+    parser.add_argument("--status", type=Path, required=True, help="status board, created by the supervisor")
     parser.add_argument("--address", required=True, help="where to listen for web processes")
     return parser
 

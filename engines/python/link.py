@@ -1,20 +1,19 @@
-"""Frames on a socket between dispatcher and generating process: a length (u32, little-endian), then msgpack."""
+"""Messages between dispatcher and generating process: msgpack over a socket pair, framed by `multiprocessing`.
+
+Only bytes go over the connection; the pickling of `multiprocessing` is never used.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
-import struct
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import Generic, TypeVar
 
 import msgspec
 
-from engines.python.messages import FromGenerator, ToGenerator
-
-_LENGTH = struct.Struct("<I")
-_MAX_FRAME_BYTES = 256 * 1024 * 1024
-_CHUNK_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 
 Incoming = TypeVar("Incoming")
 
@@ -24,95 +23,55 @@ class LinkClosed(Exception):
 
 
 class Link(Generic[Incoming]):
-    """One end. Sends never block: what the socket does not take at once is kept until `flush`. One thread."""
+    """One end of the connection. One thread may send while another receives."""
 
-    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[Incoming]) -> None:
-        connection.setblocking(False)
-        self._socket = connection
+    def __init__(self, connection: Connection, decoder: msgspec.msgpack.Decoder[Incoming]) -> None:
+        self._connection = connection
         self._decoder = decoder
-        self._encoder = msgspec.msgpack.Encoder()
-        self._received = bytearray()
-        self._unsent = bytearray()
-        self._closed = False
 
     def fileno(self) -> int:
-        return self._socket.fileno()
-
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
+        return self._connection.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send, or keep for later. A message to an end that is gone is dropped: `receive` tells of that."""
-        data = self._encoder.encode(message)
-        if len(data) > _MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {len(data)} bytes; at most {_MAX_FRAME_BYTES} are sent")
-        self._unsent += _LENGTH.pack(len(data))
-        self._unsent += data
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what was kept, as far as the socket takes it."""
-        try:
-            while self._unsent:
-                sent = self._socket.send(self._unsent)
-                del self._unsent[:sent]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._unsent.clear()
-
-    def flush_all(self) -> None:
-        """Send what was kept, waiting for the other end to take it."""
-        while self._unsent:
-            select.select([], [self._socket], [])
-            self.flush()
+        """Send a message, waiting for room. Drop it when the other end is gone: `receive` reports that."""
+        with contextlib.suppress(ConnectionError):
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
 
     def receive(self, timeout: float) -> Incoming | None:
-        """The next message; None when there is none after `timeout` seconds.
+        """Return the next message; None when there is none after `timeout` seconds.
 
         Raises:
-            LinkClosed: the other end is gone, and all that it sent has been received.
+            LinkClosed: the other end is gone, and everything that it sent has been received; or it sent a message of
+                more than 256 MiB.
         """
-        message = self._next_frame()
-        if message is None and not self._closed:
-            if not select.select([self._socket], [], [], timeout)[0]:
+        try:
+            if not self._connection.poll(timeout):
                 return None
-            self._read()
-            message = self._next_frame()
-        if message is None and self._closed:
-            raise LinkClosed
-        return message
+            data = self._connection.recv_bytes(_MAX_MESSAGE_BYTES)
+        except (EOFError, OSError):
+            raise LinkClosed from None
+        return self._decoder.decode(data)
 
     def close(self) -> None:
-        self._socket.close()
-
-    def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while data := self._socket.recv(_CHUNK_BYTES):
-                    self._received += data
-            except ConnectionError:
-                pass
-            self._closed = True
-
-    def _next_frame(self) -> Incoming | None:
-        if len(self._received) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._received)
-        end = _LENGTH.size + length
-        if length > _MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {length} bytes; at most {_MAX_FRAME_BYTES} are accepted")
-        if len(self._received) < end:
-            return None
-        message = self._decoder.decode(self._received[_LENGTH.size : end])
-        del self._received[:end]
-        return message
+        self._connection.close()
 
 
-def dispatcher_end(connection: socket.socket) -> Link[FromGenerator]:
-    return Link(connection, msgspec.msgpack.Decoder(FromGenerator))
+class Outbox:
+    """Sends messages from a thread of its own, so that an end that does not read them blocks nobody."""
 
+    def __init__(self, link: Link[Incoming]) -> None:
+        self._messages: SimpleQueue[msgspec.Struct | None] = SimpleQueue()
+        self._thread = Thread(target=self._send_all, args=(link,), daemon=True)
+        self._thread.start()
 
-def generator_end(connection: socket.socket) -> Link[ToGenerator]:
-    return Link(connection, msgspec.msgpack.Decoder(ToGenerator))
+    def put(self, message: msgspec.Struct) -> None:
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Stop the thread. The other end must be gone, or all messages read."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _send_all(self, link: Link[Incoming]) -> None:
+        while (message := self._messages.get()) is not None:
+            link.send(message)

@@ -1,4 +1,4 @@
-"""The messages between dispatcher and generating process: msgpack, never pickle. No one else speaks them."""
+"""The messages between dispatcher and generating process; `link.py` carries them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import msgspec
 
 from engines.core import Request, RequestOutput
 
+DISPATCHER, GENERATOR = 0, 1
+"""Places of the two processes' heartbeats on the status board."""
+
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """To the generating process: generate for these together. It is told only when no batch runs."""
+    """To the generating process: run these requests as one batch. Sent only when no batch runs."""
 
     requests: list[Request]
     deadline: float
-    """`time.monotonic()` at which what is not done is stopped; one clock for all processes of a host."""
+    """`time.monotonic()` at which unfinished requests are stopped; all processes of a host share this clock."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """To the generating process: no further output for this request is wanted."""
+    """To the generating process: send no further output for this request."""
 
     request_id: str
 
@@ -29,7 +32,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     device: str
     load_seconds: dict[str, float]
-    """Where the time went, by part."""
+    """Seconds of the start, by part."""
 
 
 class CannotLoad(msgspec.Struct, frozen=True, tag=True):
@@ -39,18 +42,18 @@ class CannotLoad(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """From the generating process: what one step of `generate` gave."""
+    """From the generating process: the outputs of one step of `generate`."""
 
     outputs: list[RequestOutput]
 
 
 class BatchDone(msgspec.Struct, frozen=True, tag=True):
-    """From the generating process: each request of the batch has had its last output, or was forgotten."""
+    """From the generating process: every request of the batch has had its last output, or was forgotten."""
 
     prompt_padding: int
-    """Tokens by which prompts were padded to the length of the longest."""
+    """Tokens added to pad prompts to the length of the longest."""
     ended_row_tokens: int
-    """Tokens computed for rows that had ended, because others had not."""
+    """Tokens computed for rows that had ended while others went on."""
 
 
 FromGenerator = Ready | CannotLoad | StepDone | BatchDone

@@ -1,4 +1,4 @@
-"""transformers' own model, loaded as it is: which class, which precision, on which devices."""
+"""Loading a model with transformers: which class, which precision, on which devices."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from engines.config import PythonEngineConfig
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MEMORY_SHARE = 0.9
-"""Of a GPU's free memory, for weights; what a batch needs comes beside them."""
+"""Share of a GPU's free memory that weights may take; batches need the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A loaded model, and what one has to know of it to call `generate`."""
+class LoadedModel:
+    """A loaded model, and the facts that a call of `generate` needs."""
 
     module: Any
     """A `PreTrainedModel` with `generate`."""
     device: torch.device
-    """Where its inputs go."""
+    """Device of its inputs."""
     num_embeddings: int
-    """Token ids are below this."""
+    """Size of the embedding table: token ids are below it."""
     pad_token_id: int
     takes_mask: bool
-    """Whether `forward` has an attention mask."""
+    """Whether `forward` takes an attention mask."""
     is_encoder_decoder: bool
 
 
-def load_model(config: PythonEngineConfig) -> Model:
-    """Load from the local folder; nothing is fetched, and no code of the model's is run unless the config says so.
+def load_model(config: PythonEngineConfig) -> LoadedModel:
+    """Load from the local folder. Nothing is downloaded, and the model's own code runs only if the config allows it.
 
-    On a CPU weights are rounded to the dtype asked for and computed with in fp32: there is no hardware path for less.
+    On a CPU weights are rounded to the configured dtype and computed in fp32.
 
-    Raises: what transformers raises; `FileNotFoundError` where there is no model; `ValueError` when it does not fit on
-        the GPUs.
+    Raises: whatever transformers raises; `FileNotFoundError` where there is no model; `ValueError` when it does not fit
+        on the GPUs.
     """
     path = config.model.path
     if not (Path(path) / "config.json").is_file():
@@ -66,8 +66,8 @@ def load_model(config: PythonEngineConfig) -> Model:
     return describe(module)
 
 
-def describe(module: Any) -> Model:
-    """What there is to know of a model. Its own sampling defaults and processors are set aside: they are not asked for.
+def describe(module: Any) -> LoadedModel:
+    """Describe a model, and drop its own sampling defaults and processors: requests bring theirs.
 
     module: a `PreTrainedModel`; its `generation_config` is replaced.
     """
@@ -80,7 +80,7 @@ def describe(module: Any) -> Model:
         decoder_start_token_id=own.decoder_start_token_id,
         pad_token_id=pad_token_id,
     )
-    return Model(
+    return LoadedModel(
         module=module,
         device=module.device,
         num_embeddings=embeddings,
@@ -91,9 +91,10 @@ def describe(module: Any) -> Model:
 
 
 def placement(degree: int, free_bytes: Sequence[int]) -> dict[str, Any]:
-    """Where layers go, as arguments of `from_pretrained`: on one GPU whole, else spread evenly over the first `degree`.
+    """Return the placement of layers, as arguments of `from_pretrained`: one GPU, or spread evenly over the first ones.
 
-    free_bytes: of each GPU that there is. The CPU and the disk are no place for a layer.
+    degree: the tensor-parallel degree, here the number of GPUs; free_bytes: free memory of each GPU. No layer goes to
+    the CPU or the disk.
     """
     if degree == 1:
         return {"device_map": {"": 0}}
@@ -115,7 +116,7 @@ def _require_gpus_only(module: Any) -> None:
 
 
 def _round_weights(module: Any, storage: torch.dtype) -> None:
-    """What the weights are in `storage`, kept in fp32."""
+    """Round the weights to `storage`; they stay in fp32."""
     if storage is torch.float32:
         return
     for parameter in module.parameters():

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from engines.errors import RequestFailed
-from engines.python.model import Model
+from engines.python.model import LoadedModel
+
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes ids, [num_rows, length], and logits, [num_rows, vocab_size], fp32; returns the logits to take the argmax of."""
+Advance = Callable[[torch.Tensor], torch.Tensor]
+"""Takes ids, the new token last; returns which rows have ended, [num_rows], bool."""
 
 _SHORT, _LONG = (1, 2, 3), (4, 5, 6, 7, 8, 9, 10, 11)
-"""Prompts to try padding with."""
-_TOLERANCE = {torch.float32: 1e-3}
-_TOLERANCE_OF_HALF = 0.15
+"""Prompts that show whether padding changes anything."""
 
 
 @torch.inference_mode()
 def generate(
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    choose: LogitsProcessor,
-    advance: StoppingCriteria,
+    choose: Choose,
+    advance: Advance,
 ) -> None:
-    """Greedy but for what `choose` makes of the logits, until `advance` says that all rows have ended.
+    """Run `generate` greedily on the logits that `choose` returns, until `advance` says that all rows have ended.
 
     Raises: whatever model, `choose` or `advance` raises.
     """
@@ -39,12 +37,16 @@ def generate(
     for prompt in prompts:
         padding = width - len(prompt)
         pads, ones, zeros = [model.pad_token_id] * padding, [1] * len(prompt), [0] * padding
-        # A decoder goes on at the end. An encoder's positions count from the start, padding or not.
+        # A decoder continues at the end. An encoder's positions count from the start, padding included.
         ids.append([*prompt, *pads] if model.is_encoder_decoder else [*pads, *prompt])
         mask.append(ones + zeros if model.is_encoder_decoder else zeros + ones)
     inputs = {"input_ids": torch.tensor(ids, device=model.device)}
     if model.takes_mask:
         inputs["attention_mask"] = torch.tensor(mask, device=model.device)
+
+    def stop(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return advance(input_ids)
+
     config = GenerationConfig(
         do_sample=False,
         num_beams=1,
@@ -56,14 +58,14 @@ def generate(
         **inputs,
         generation_config=config,
         logits_processor=LogitsProcessorList([choose]),
-        stopping_criteria=StoppingCriteriaList([advance]),
+        stopping_criteria=StoppingCriteriaList([stop]),
     )
 
 
-def padding_is_harmless(model: Model) -> bool:
+def padding_is_harmless(model: LoadedModel) -> bool:
     """Whether a prompt gets the same logits alone and padded beside a longer one.
 
-    Not every architecture that takes a mask heeds it: RWKV, for one, does not.
+    Some architectures take a mask and ignore it, RWKV for one.
 
     Raises:
         RequestFailed: the model gives no numbers.
@@ -77,32 +79,24 @@ def padding_is_harmless(model: Model) -> bool:
     seen = alone.isfinite()  # a model may rule tokens out by logits of -inf
     spread = (alone[seen] - alone[seen].mean()).abs().max()
     difference = (alone[seen] - padded[seen]).abs().max()
-    tolerance = _TOLERANCE.get(model.module.dtype, _TOLERANCE_OF_HALF)
+    tolerance = 1e-3 if model.module.dtype is torch.float32 else 0.15
     return bool(difference <= tolerance * spread + 1e-6)
 
 
-def _logits(model: Model, prompts: list[list[int]]) -> torch.Tensor:
-    """[num_prompts, vocab_size], fp32: those of the second new token, which rest on a cache."""
-    record = _Record()
-    generate(model, prompts, 2, record, _Never())
-    return record.logits
+def _logits(model: LoadedModel, prompts: list[list[int]]) -> torch.Tensor:
+    """Return the logits of the second new token, which rest on a cache: [num_prompts, vocab_size], fp32."""
+    latest = torch.empty(0)
 
-
-class _Record(LogitsProcessor):
-    """Keeps the last logits. The first token is one and the same for all, so that what follows can be compared."""
-
-    def __init__(self) -> None:
-        self.logits = torch.empty(0)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.logits = scores
-        forced = torch.full_like(scores, -torch.inf)
+    def choose(input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal latest
+        latest = logits
+        # The same first token for all, so that the second one's logits can be compared.
+        forced = torch.full_like(logits, -torch.inf)
         forced[:, 0] = 0.0
         return forced
 
-
-class _Never(StoppingCriteria):
-    """Goes on to `max_new_tokens`."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+    def never_end(input_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    generate(model, prompts, 2, choose, never_end)
+    return latest

@@ -1,4 +1,4 @@
-"""Signs of life from inside of a model that is not ours: a look at the clock before every layer."""
+"""Heartbeats and deadlines inside of a transformers model: a hook before every layer."""
 
 from __future__ import annotations
 
@@ -9,38 +9,34 @@ import torch
 
 
 class TimeIsOver(Exception):
-    """The batch's time is over. Raised in the middle of a step."""
+    """The batch has reached its deadline. Raised in the middle of a step."""
 
 
 class Pulse:
-    """Beats, and keeps the deadline of the running batch. `clock` is `time.monotonic` but in tests."""
+    """Writes heartbeats and enforces the running batch's deadline. `clock` is `time.monotonic` except in tests."""
 
     def __init__(self, beat: Callable[[], None], clock: Callable[[], float]) -> None:
         self._beat = beat
         self._clock = clock
         self.deadline: float | None = None
-        """By `clock`; None while no batch runs."""
+        """The batch's deadline by `clock`; None while no batch runs."""
 
     def beat(self) -> None:
-        """Raises `TimeIsOver`."""
+        """Write a heartbeat. Raises `TimeIsOver` after the deadline."""
         self._beat()
         if self.deadline is not None and self._clock() >= self.deadline:
             raise TimeIsOver
 
     def attach(self, module: torch.nn.Module) -> int:
-        """Beat before each layer of a model. Returns how many layers were found."""
-        count = 0
-        for layer in _layers(module):
-            layer.register_forward_pre_hook(self._before_layer)
-            count += 1
-        return count
-
-    def _before_layer(self, module: torch.nn.Module, arguments: Any) -> None:
-        self.beat()
+        """Beat before each layer of a model. Returns the number of layers found."""
+        layers = list(_layers(module))
+        for layer in layers:
+            layer.register_forward_pre_hook(lambda module, arguments: self.beat())
+        return len(layers)
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """What stands in the outermost lists of modules: layers, but not the experts or blocks inside of them."""
+    """Yield the members of the outermost module lists: layers, but not the experts or blocks inside of them."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from child
@@ -49,9 +45,9 @@ def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def keep_positions_inside(module: torch.nn.Module, max_positions: int) -> None:
-    """Clamp the positions that a model is called with to its table of them.
+    """Clamp the positions that a model is called with to the size of its position table.
 
-    A row that has ended goes on as padding until its batch ends, and may come to positions that no request has.
+    A row that has ended continues as padding until its batch ends, and may pass the end of the table.
     """
 
     def clamp(

@@ -1,28 +1,28 @@
-"""What happens in each step of one `generate`: rows choose their tokens, and end by their own conditions."""
+"""The steps of one call of `generate`: each row chooses its token and ends by its own conditions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessorList
 
 from engines.core import SampledToken
-from engines.python.batch import Batch
-from engines.python.processors import RowProcessors
+from engines.python.batch import BatchRow, DynamicBatch
+from engines.python.processors import row_processors
 from engines.python.pulse import Pulse
-from engines.python.rows import Row
 from engines.sampling.batch import SamplingRow
 from engines.sampling.report import report
 from engines.sampling.sampler import Sampler
 
 
 class Steps:
-    """One call of `generate`: `choose` comes before its argmax, `advance` after it."""
+    """The hooks of one call of `generate`: `choose` runs before its argmax, `advance` after it."""
 
-    def __init__(self, batch: Batch, rows: Sequence[Row], pulse: Pulse, from_decoder: bool) -> None:
-        """from_decoder: what rows go on from is the decoder's start, not their prompts."""
+    def __init__(
+        self, batch: DynamicBatch, rows: Sequence[BatchRow], pulse: Pulse, from_decoder: bool
+    ) -> None:
+        """from_decoder: rows continue the decoder's start, not their prompts."""
         self.waste = batch.waste
         self._batch = batch
         self._rows = rows
@@ -31,11 +31,11 @@ class Steps:
         self._sampler: Sampler | None = None
         self._logits = torch.empty(0)
         self._sampled: dict[int, SampledToken] = {}
-        self._processors: dict[int, RowProcessors] = {}
-        """By row; made with the row's first token."""
+        self._processors: dict[int, LogitsProcessorList] = {}
+        """The processors of each row that asks for any; made with its first token."""
 
     def choose(self, input_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Leave rows that are not plain one token only.
+        """Choose a token for each row that is not plain, and leave the row no other.
 
         input_ids: [num_rows, length], int64; logits: [num_rows, vocab_size], fp32, a copy made for processors
         -> the same, changed in place.
@@ -52,9 +52,9 @@ class Steps:
         return logits
 
     def advance(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Take each row's new token.
+        """Take each row's new token and deliver the outputs.
 
-        input_ids: [num_rows, length], int64, the new tokens in its last column -> [num_rows], bool: which have ended.
+        input_ids: [num_rows, length], int64, new tokens last -> [num_rows], bool: true for rows that have ended.
         """
         tokens = input_ids[:, -1]
         # The largest logit is NaN or infinite when anything is wrong: NaN counts as larger than every number.
@@ -67,12 +67,12 @@ class Steps:
             output = row.take(self._sampled.get(i) or SampledToken(token, finite=finite[i]))
             if output is not None:
                 outputs.append(output)
-        self._batch.tell(outputs)
+        self._batch.deliver(outputs)
         self._pulse.beat()
         return torch.tensor([row.ended for row in self._rows], device=input_ids.device)
 
     def _sample(self, logits: torch.Tensor, places: list[int]) -> None:
-        """Let these rows choose; what they chose becomes their only token."""
+        """Sample a token for each of these rows; it becomes the row's only token."""
         if self._sampler is None:
             self._sampler = Sampler(logits.shape[-1], logits.device)
         index = torch.tensor(places, device=logits.device)
@@ -102,27 +102,8 @@ class Steps:
             processors = self._processors.get(places[i])
             if processors is None:
                 request = self._rows[places[i]].request
-                processors = RowProcessors(params, request, rows[i].num_prompt_tokens, logits.device)
+                processors = row_processors(params, request, rows[i].num_prompt_tokens, logits.device)
                 self._processors[places[i]] = processors
-            logits[i] = processors(rows[i].token_ids, logits[i])
+            token_ids = torch.tensor([rows[i].token_ids], device=logits.device)
+            logits[i] = processors(token_ids, logits[i : i + 1].clone())[0]
         return logits if asking else None
-
-
-class Choose(LogitsProcessor):
-    """`Steps.choose` as `generate` calls it."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return self._steps.choose(input_ids, scores)
-
-
-class Advance(StoppingCriteria):
-    """`Steps.advance` as `generate` calls it."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return self._steps.advance(input_ids)

@@ -1,6 +1,6 @@
-"""From logits to tokens: one file a step, `sampler.py` runs them over the batch.
+"""Sampling: from logits to tokens. `sampler.py` runs the steps over a batch, one file for each kind of step.
 
-What a row gets has the same bits alone and in any batch: a step computes a row from that row alone, floating-point sums
-are left to softmax, which torch does row by row, and where anything else is added up it is added as whole numbers
+A row gets the same bits alone and in any batch. Each step computes a row from that row alone; floating-point sums are
+left to softmax, which torch computes row by row; all other sums are of whole numbers
 (`lmi_kernels/sampling/nucleus.py`), whose order does not matter.
 """

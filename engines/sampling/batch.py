@@ -1,13 +1,13 @@
-"""The batch that sampling steps see: rows, and which of them ask for what. Plain Python: schedulers make rows."""
+"""The batch that sampling steps work on. Plain Python: schedulers make rows."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engines.core import SamplingParams
-from engines.sampling.state import SequenceState
 
 
 class SamplingRow(NamedTuple):
@@ -18,20 +18,59 @@ class SamplingRow(NamedTuple):
     token_ids: Sequence[int]
     """Prompt and output so far. Of one sequence it only ever grows."""
     num_prompt_tokens: int
-    """How many of them are the prompt's."""
 
-    @property
-    def drawn(self) -> bool:
-        """Its token is drawn, not the likeliest: temperature and what follows it concern this row."""
-        return self.params.temperature != 0.0 and self.params.num_beams == 1
+
+class SequenceState:
+    """Token ids as arrays, which become tensors without a Python loop.
+
+    Ids outside the vocabulary are ignored: they have no logit.
+    """
+
+    def __init__(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int) -> None:
+        self.seen = array("i")
+        """Tokens of prompt and output, with repetitions; only where repetition is penalised."""
+        self.output_ids = array("i")
+        """Distinct tokens of the output; only where presence or frequency is penalised."""
+        self.output_counts = array("i")
+        """Number of occurrences of each of `output_ids`."""
+        biases = [(token, bias) for token, bias in params.logit_bias if 0 <= token < vocab_size]
+        self.bias_ids = array("i", [token for token, _ in biases])
+        self.biases = array("f", [bias for _, bias in biases])
+        self._vocab_size = vocab_size
+        self._num_prompt_tokens = num_prompt_tokens
+        self._keeps_seen = params.repetition_penalty != 1.0
+        self._keeps_counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._places: dict[int, int] = {}
+        self._num_known = 0
+
+    @staticmethod
+    def is_needed(params: SamplingParams) -> bool:
+        """Whether any step needs a state for such a sequence."""
+        return params.penalized or bool(params.logit_bias)
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Read the new tokens. token_ids: the whole sequence so far."""
+        if self._keeps_seen:
+            self.seen.extend(t for t in token_ids[self._num_known :] if 0 <= t < self._vocab_size)
+        if self._keeps_counts:
+            for token in token_ids[max(self._num_known, self._num_prompt_tokens) :]:
+                self._count(token)
+        self._num_known = len(token_ids)
+
+    def _count(self, token: int) -> None:
+        place = self._places.get(token)
+        if place is not None:
+            self.output_counts[place] += 1
+        elif 0 <= token < self._vocab_size:
+            self._places[token] = len(self.output_ids)
+            self.output_ids.append(token)
+            self.output_counts.append(1)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Rows whose logits are changed before the choice, and what is kept of their sequences."""
+    """Rows whose logits steps change before the choice."""
 
     rows: Sequence[SamplingRow]
     states: Sequence[SequenceState | None]
-    """One a row; None where no step keeps anything."""
-    drawn: Sequence[int]
-    """Which rows are drawn."""
+    """The state of each row; None where no step needs one."""

@@ -1,8 +1,7 @@
-"""Sampling without the host: what is asked of each running sequence stands in a table on the device, and a step's
-tokens are chosen by kernels alone, so that the next step can start before anybody has seen them.
+"""Sampling on the device: kernels alone choose tokens, so that the next step can start before the host sees them.
 
-A request gets the tokens that a `Sampler` on this device would give it, bit by bit: penalties are the same operations,
-and truncation and draw the same kernels.
+The sampling parameters of running sequences are kept in a table on the device. A request gets exactly the tokens that
+`Sampler` would give it: penalties are the same operations, and truncation and draw are the same kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.plan import seed_bits
-from engines.sampling.token_counts import TokenCounts, penalizes
+from engines.sampling.token_counts import TokenCounts
 from lmi_kernels import Penalties, choose_tokens, count_tokens_, logit_thresholds, token_logprobs
 
 _GREEDY = SamplingParams(max_new_tokens=1)
@@ -23,7 +22,7 @@ _SEED, _TOP_K, _PENALIZES, _LOGPROBS, _TEMPERATURE = range(5)
 
 
 def device_samples(params: SamplingParams) -> bool:
-    """Whether a `DeviceSampler` gives such a request all that it asks for; else it needs a `Sampler`."""
+    """Whether `DeviceSampler` supports such a request; otherwise it needs `Sampler`."""
     return (
         params.num_beams == 1
         and params.top_logprobs == 0
@@ -36,18 +35,18 @@ def device_samples(params: SamplingParams) -> bool:
 
 
 class DeviceTokens(NamedTuple):
-    """What `DeviceSampler.sample` gives, all on the device."""
+    """The result of `DeviceSampler.sample`, all on the device."""
 
     tokens: torch.Tensor
     """[n], int64."""
     finite: torch.Tensor
-    """[n], bool: the row's logits were numbers; else its token means nothing."""
+    """[n], bool: whether the row's logits were finite; otherwise its token is meaningless."""
     logprobs: torch.Tensor
-    """[n], fp32: of the token, under the model's distribution before any processing; 0 where nobody asks."""
+    """[n], fp32: of the token, under the model's distribution before any processing; 0 where not requested."""
 
 
 class DeviceSampler:
-    """Chooses tokens for the sequences of a table with `num_rows` rows, and one more for padding: row `num_rows`."""
+    """Chooses tokens for the sequences of a table with `num_rows` rows. Row `num_rows` is for padding."""
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -55,29 +54,29 @@ class DeviceSampler:
         # 64 bits each, so that one copy fills a row and one gather reads a batch, whatever the parameters' types.
         padding = self._columns([_GREEDY])
         self._table = padding.repeat(1, num_rows + 1).to(device)
-        """[10, num_rows + 1], int64: seeds, top_k, whether penalties and log-probabilities are asked for, and the bits
+        """[10, num_rows + 1], int64: seeds, top_k, whether penalties and log-probabilities are requested, and the bits
         of temperature, top_p, min_p and the penalties of repetition, presence and frequency in fp64."""
         self._counts = TokenCounts(vocab_size, num_rows, device)
-        self._told: dict[int, SamplingParams] = {}
-        """By row, what the table was told: a request's own object, so another request's is never taken for it."""
+        self._params: dict[int, SamplingParams] = {}
+        """The parameters in each row of the table. Compared by identity: each request has its own object."""
         self._of_host: set[int] = set()
         self._with_logprobs: set[int] = set()
 
     def admit(self, table_rows: Sequence[int], rows: Sequence[SamplingRow]) -> None:
-        """Before each `sample`: tell the device what it does not know of these sequences. It counts their tokens by
-        itself as long as each `sample` gives each of them one; one that comes again, or later, is told anew.
+        """Send the parameters of new sequences to the device. To be called before each `sample`.
 
-        Ordered after what the current stream has been told so far, without waiting for it.
+        The device counts tokens itself as long as each `sample` gives each sequence one token; a sequence that skipped
+        a step, or is computed again, is sent anew. Ordered on the current stream, without waiting for it.
 
         Args:
             table_rows: in [0, num_rows), each once.
-            rows: as many. Those without `device_samples` get a greedy token, which means nothing.
+            rows: as many. Those that the device does not support get a meaningless greedy token.
         """
-        told, counts = self._told, self._counts
+        counts = self._counts
         new = [
             (at, row)
             for at, row in zip(table_rows, rows, strict=False)
-            if told.get(at) is not row.params or (at in counts.known and not counts.follow(at, row))
+            if self._params.get(at) is not row.params or (at in counts.known and not counts.follow(at, row))
         ]
         if not new:
             return
@@ -87,35 +86,34 @@ class DeviceSampler:
             columns = columns.pin_memory()
         moved = columns.to(self._device, non_blocking=True)
         self._table.index_copy_(1, moved[0], moved[1:])
-        counts.fill([(at, row) for (at, row), each in zip(new, params, strict=True) if penalizes(each)])
+        counts.fill([(at, row) for (at, row), each in zip(new, params, strict=True) if each.penalized])
         for (at, row), each in zip(new, params, strict=True):
-            told[at] = row.params
+            self._params[at] = row.params
             (self._of_host.discard if each is row.params else self._of_host.add)(at)
             (self._with_logprobs.add if each.logprobs else self._with_logprobs.discard)(at)
-            if not penalizes(each):
+            if not each.penalized:
                 counts.forget(at)
 
     def forget(self, table_rows: Sequence[int]) -> None:
-        """These go along with a `sample` that gives their sequences nothing: what it counts there is wrong."""
+        """Send these rows anew at the next `admit`: a `sample` that gives their sequences no token miscounts them."""
         for at in table_rows:
-            self._told.pop(at, None)
+            self._params.pop(at, None)
 
     def of_host(self, table_rows: Sequence[int]) -> list[int]:
-        """Which of these, as places among them, need a `Sampler`."""
+        """Return the places among `table_rows` that need `Sampler`."""
         return _places(table_rows, self._of_host)
 
     def with_logprobs(self, table_rows: Sequence[int]) -> list[int]:
-        """Which of these, as places among them, get log-probabilities here."""
+        """Return the places among `table_rows` whose log-probabilities are computed here."""
         return _places(table_rows, self._with_logprobs)
 
     def sample(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> DeviceTokens:
-        """Kernels only, in the same number whatever is asked for: can be captured in a CUDA graph. The tokens are
-        counted as their sequences' next.
+        """Choose the next tokens, and count them. Always launches the same kernels, so a CUDA graph can capture it.
 
         Args:
             logits: [n, vocab_size], fp16, bf16 or fp32, rows contiguous, not changed.
-            rows: [n], int64, on the device: whose logits they are, each once; `num_rows` for padding, also more often.
-            positions: [n], int64, on the device: of the token that is chosen, in its sequence.
+            rows: [n], int64, on the device: the table row of each, all distinct except `num_rows`, which is padding.
+            positions: [n], int64, on the device: position in its sequence of the token to be chosen.
         """
         asked = self._table.index_select(1, rows)
         numbers = asked[_TEMPERATURE:].view(torch.float64)
@@ -134,7 +132,7 @@ class DeviceSampler:
         whole = [
             [seed_bits(each) for each in params],
             [min(each.top_k, self._vocab_size) for each in params],
-            [penalizes(each) for each in params],
+            [each.penalized for each in params],
             [each.logprobs for each in params],
         ]
         broken = [

@@ -1,5 +1,8 @@
-"""The draw: from which logit on a row's tokens may be drawn, and the choice among them. By operations of `lmi_kernels`
-that a `DeviceSampler` uses too, so the same logits, parameters and seed give the same token wherever it is sampled."""
+"""Truncation (top_k, top_p, min_p) and the choice of a token.
+
+Both use operations of `lmi_kernels` that `DeviceSampler` uses too, so the same logits, parameters and seed give
+the same token on every device.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from lmi_kernels import choose_tokens, logit_thresholds
 
 
 class Edges(NamedTuple):
-    """What may be drawn of each row."""
+    """The tokens that truncation keeps of each row."""
 
     thresholds: torch.Tensor
-    """[num_rows], fp32: no smaller logit."""
+    """[num_rows], fp32: the smallest logit that is kept."""
     last_ids: torch.Tensor
-    """[num_rows], int32: of the logits that equal the threshold, none of a larger id."""
+    """[num_rows], int32: among logits equal to the threshold, the largest id that is kept."""
 
-    def rule_out(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
-        """-inf for all others of these rows. logits: [num_rows, vocab_size], fp32, changed in place."""
+    def ban_others(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
+        """Set all other logits of these rows to -inf. logits: [num_rows, vocab_size], fp32, changed in place."""
         ids = torch.arange(logits.shape[1], device=logits.device)
         for i in rows:
             row, edge = logits[i], self.thresholds[i]
@@ -31,15 +34,15 @@ class Edges(NamedTuple):
 
 
 def find_edges(logits: torch.Tensor, plan: SamplingPlan) -> Edges:
-    """By top_k (Fan et al. 2018, arXiv:1805.04833), of what that keeps by top_p (Holtzman et al. 2020,
-    arXiv:1904.09751), and of that by min_p (Nguyen et al. 2024, arXiv:2407.01082), in the rows that ask.
+    """Truncate by top_k (Fan et al. 2018, arXiv:1805.04833), then top_p (Holtzman et al. 2020, arXiv:1904.09751), then
+    min_p (Nguyen et al. 2024, arXiv:2407.01082), in the rows that ask for it.
 
     logits: [num_rows, vocab_size], any float dtype, rows contiguous.
     """
     if not plan.truncates:
         return Edges(*plan.no_edges)
-    asked = plan.temperature, plan.top_k, plan.top_p, plan.min_p
-    return Edges(*logit_thresholds(logits, *asked))
+    truncation = plan.temperature, plan.top_k, plan.top_p, plan.min_p
+    return Edges(*logit_thresholds(logits, *truncation))
 
 
 def choose(
@@ -48,12 +51,14 @@ def choose(
     plan: SamplingPlan,
     edges: Edges,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token of each row, [num_rows], int64: the likeliest, or drawn; and whether there was one, [num_rows], bool.
+    """Choose a token of each row, the likeliest or a random one.
 
-    logits: as of `find_edges`.
+    logits: as in `find_edges`.
+
+    Returns: the tokens, [num_rows], int64; and whether the row had one, [num_rows], bool.
     """
     positions = plan.seeds
-    if plan.drawn:
+    if plan.sampled:
         positions = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
-    asked = plan.temperature, *edges, plan.seeds, positions
-    return choose_tokens(logits, *asked)
+    draw = plan.temperature, *edges, plan.seeds, positions
+    return choose_tokens(logits, *draw)

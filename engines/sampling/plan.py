@@ -1,4 +1,4 @@
-"""What the requests of a batch ask for, looked up once and kept while the same requests run."""
+"""The sampling parameters of a batch as tensors, made once and kept while the same requests run."""
 
 from __future__ import annotations
 
@@ -8,46 +8,44 @@ from collections.abc import Sequence
 import torch
 
 from engines.core import SamplingParams
-from engines.sampling.state import SequenceState
+from engines.sampling.batch import SequenceState
 
 
 class SamplingPlan:
-    """Which rows need what, ascending, and columns of numbers for kernels, one a row."""
+    """Rows by what they ask for, in ascending order, and parameters as columns for kernels, one entry a row."""
 
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> None:
         self.params = params
         rows = range(len(params))
-        drawn = {i for i in rows if params[i].temperature != 0.0 and params[i].num_beams == 1}
-        self.drawn = sorted(drawn)
-        """Their tokens are drawn, not the likeliest."""
-        self.typical = [i for i in self.drawn if params[i].typical_p < 1.0]
+        self.sampled = [i for i in rows if params[i].sampled]
+        self.typical = [i for i in self.sampled if params[i].typical_p < 1.0]
         self.with_beams = [i for i in rows if params[i].num_beams > 1]
         self.restricted = [i for i in rows if params[i].bad_words or params[i].min_new_tokens > 0]
-        """Tokens may be ruled out, one that is not finite among them."""
+        """Rows whose tokens may be banned, among them one that is not finite."""
         own = {i for i in rows if SequenceState.is_needed(params[i])}
         self.changed = sorted(own.union(self.typical, self.with_beams, self.restricted))
-        """Logits are changed before the choice."""
+        """Rows whose logits change before the choice."""
         self.reported = [i for i in rows if params[i].logprobs or params[i].top_logprobs > 0]
-        """Log-probabilities are reported."""
+        """Rows that report log-probabilities."""
 
         def column(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(numbers, dtype=dtype, device=device)
 
-        heat = [params[i].temperature if i in drawn else 0.0 for i in rows]
+        heat = [each.temperature if each.sampled else 0.0 for each in params]
         self.temperature = column(heat, torch.float32)
-        """0 in rows that are not drawn."""
+        """0 in rows that are not sampled."""
         self.top_k = column([min(each.top_k, vocab_size) for each in params], torch.int64)
         self.top_p = column([each.top_p for each in params], torch.float64)
         self.min_p = column([each.min_p for each in params], torch.float64)
         self.truncates = any(
-            params[i].top_k > 0 or params[i].top_p < 1.0 or params[i].min_p > 0.0 for i in drawn
+            params[i].top_k > 0 or params[i].top_p < 1.0 or params[i].min_p > 0.0 for i in self.sampled
         )
         self.seeds = column([seed_bits(each) for each in params], torch.int64)
         nothing = torch.full((len(params),), -math.inf, device=device)
         self.no_edges = nothing, torch.zeros_like(nothing, dtype=torch.int32)
-        """Thresholds and last ids where every token may be drawn."""
+        """Thresholds and last ids that keep every token."""
 
 
 def seed_bits(params: SamplingParams) -> int:
-    """A seed's 64 bits, as a number with a sign."""
+    """Return the seed's 64 bits as a signed number."""
     return params.seed - ((params.seed >> 63) << 64)

@@ -1,4 +1,4 @@
-"""What is told about the chosen tokens: log-probabilities under the model's distribution before any step."""
+"""Log-probabilities of chosen tokens, under the model's distribution before any sampling step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi_kernels import row_logprobs
 def report(
     logits: torch.Tensor, chosen: torch.Tensor, rows: Sequence[SamplingRow]
 ) -> tuple[dict[int, float], dict[int, TokenLogprobs]]:
-    """Log-probabilities of the chosen tokens, and the likeliest tokens with theirs; each by row, of those that ask.
+    """Return the log-probabilities of chosen tokens, and the likeliest tokens with theirs, each by row that asks.
 
     logits: [num_rows, vocab_size], any float dtype; chosen: [num_rows], int64.
     """

@@ -1,5 +1,4 @@
-"""What stands in running sequences, for penalties on the device: a table there, which the tokens chosen there are added
-to, and on the host how far each row of it has come."""
+"""How often each token appears in running sequences, counted on the device for its penalties."""
 
 from __future__ import annotations
 
@@ -9,47 +8,43 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from lmi_kernels import MOST_COUNTED
 
 _Numbers = npt.NDArray[np.int64]
 
 
-def penalizes(params: SamplingParams) -> bool:
-    """Whether tokens that stand in the sequence change what comes next."""
-    return (
-        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-    )
-
-
 class TokenCounts:
-    """The table, and whose rows are in it. Rows of sequences without penalties are not kept."""
+    """A table on the device, to which kernels add the tokens that they choose, and the sequences that it holds.
+
+    Rows of sequences without penalties are not kept up to date.
+    """
 
     def __init__(self, vocab_size: int, num_rows: int, device: torch.device) -> None:
-        """A row of padding comes behind the last."""
+        """The row after the last one is for padding."""
         self._vocab_size = vocab_size
         self._device = device
         # Made once, so that nothing is allocated while serving: 256 sequences of a vocabulary of 151,936 take 78 MB.
         self.table = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int16, device=device)
-        """[num_rows + 1, vocab_size], as `lmi_kernels.Penalties` has it."""
+        """[num_rows + 1, vocab_size]; see `lmi_kernels.Penalties`."""
         self.known: dict[int, tuple[str, int]] = {}
-        """By row: whose tokens were counted up to which length, before that length's token was chosen."""
+        """Sequence id and length counted in each row; the device adds the token chosen after that length."""
 
     def follow(self, at: int, row: SamplingRow) -> bool:
-        """For a known row: whether it holds just this sequence's tokens, the last one counted there by the device."""
+        """Whether a known row counts exactly this sequence's tokens, including the last one, which the device added."""
         sequence_id, length = self.known[at]
         now = len(row.token_ids)
-        # Computed again it has the same length, and the device has counted a token too many.
+        # A sequence that is computed again has the same length, and the device has counted one token too many.
         if now != length + 1 or sequence_id != row.id:
             return False
         self.known[at] = sequence_id, now
         return True
 
     def fill(self, rows: Sequence[tuple[int, SamplingRow]]) -> None:
-        """Forget what stands in these rows of the table, and count the sequences' tokens, all of which are known.
-        Ids outside the vocabulary are left out: they have no logit. Ordered as all on the current stream, without
-        waiting for it."""
+        """Overwrite rows of the table with the counts of sequences whose tokens are all known to the host.
+
+        Ids outside the vocabulary are ignored: they have no logit. Ordered on the current stream, without waiting.
+        """
         if not rows:
             return
         entries = [_entries(row, self._vocab_size) for _, row in rows]
@@ -66,12 +61,12 @@ class TokenCounts:
         self.known.update((at, (row.id, len(row.token_ids))) for at, row in rows)
 
     def forget(self, at: int) -> None:
-        """The row's sequence asks for no penalties."""
+        """The row now belongs to a sequence without penalties."""
         self.known.pop(at, None)
 
 
 def _entries(row: SamplingRow, vocab_size: int) -> tuple[_Numbers, _Numbers]:
-    """Each token of the sequence once, and what stands in the table for it."""
+    """Return the distinct tokens of the sequence, and the table's entry for each."""
     ids = np.asarray(row.token_ids, dtype=np.int64)
     inside = (ids >= 0) & (ids < vocab_size)
     in_output = np.arange(len(ids))[inside] >= row.num_prompt_tokens

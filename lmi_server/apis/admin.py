@@ -1,8 +1,7 @@
-"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine, for whoever has the admin token.
+"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine.
 
-Without `LMI_ADMIN_TOKEN` in the server's environment there are no such routes; with it, they ask for
-`Authorization: Bearer`. A `PATCH` changes what its body names, all of it at one step boundary or nothing; both answer
-with what is in force.
+The routes exist only with `LMI_ADMIN_TOKEN` in the server's environment, and need it as `Authorization: Bearer`. A
+`PATCH` changes all the settings in its body at one step boundary, or none. Both answer with the settings in force.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from engines.errors import InvalidRequest, Unavailable
 from engines.health import EngineState
 from lmi_server.admin_token import is_token
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse, unknown_field
-from lmi_server.errors import NotFound, Unauthorized, dump
-from lmi_server.properties.kinds import BadValueError, Bool, Float, Int, Kind
-from lmi_server.properties.option import show
+from lmi_server.apis.parameters.checks import check, refuse_unknown
+from lmi_server.errors import NotFound, Unauthorized
+from lmi_server.http.json_reply import json_response
 from lmi_server.properties.options import by_name
 
 ANSWER_SECONDS = 2.0
@@ -38,9 +36,9 @@ FIELDS: Mapping[str, str] = {
     "job_queue_size": "max_waiting",
     "option.max_queued_tokens": "max_queued_tokens",
 }
-"""Options that can change while the engine runs, each with its field of `SchedulerSettings`."""
+"""Options that can change while the engine runs, with their fields of `SchedulerSettings`."""
 _UNBOUNDED = "option.max_queued_tokens"
-"""The one that may be null: no bound."""
+"""The only one that may be null, for no bound."""
 
 
 def api(context: ApiContext) -> Blueprint:
@@ -77,7 +75,7 @@ def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Resp
     if state is None:
         raise Unavailable(
             f"the engine did not answer within {ANSWER_SECONDS:g} s"
-            + ("; the changes may take effect still: ask with GET" if changes else "")
+            + ("; the changes may take effect still: check with GET" if changes else "")
         )
     if state.settings is None:
         raise NotFound(f"engine={context.config.engine} has no such scheduler; engine=MPI has one")
@@ -85,7 +83,7 @@ def _configure(context: ApiContext, changes: Mapping[str, SettingValue]) -> Resp
         names = {field: _short(option) for option, field in FIELDS.items()}
         reasons = [f"{names.get(field, field)}: {reason}" for field, reason in state.refused.items()]
         raise InvalidRequest("; ".join(reasons) + "; nothing was changed")
-    return Response(dump(_shown(state.settings)) + "\n", content_type="application/json")
+    return json_response(_shown(state.settings))
 
 
 def _shown(settings: SchedulerSettings) -> dict[str, SettingValue]:
@@ -97,35 +95,16 @@ def _short(option: str) -> str:
 
 
 def _changes(body: Mapping[str, Any]) -> dict[str, SettingValue]:
-    """Values by field. Raises `InvalidField`."""
+    """Return the new values by field. Raises `InvalidField`."""
     options = {_short(option): option for option in FIELDS}
     changes: dict[str, SettingValue] = {}
     for name, value in body.items():
         if name not in options:
-            raise unknown_field(name, name, value, options)
+            raise refuse_unknown(name, name, value, options)
         option = options[name]
         if value is None and option == _UNBOUNDED:
             changes[FIELDS[option]] = None
         else:
-            changes[FIELDS[option]] = _parse(name, value, by_name()[option].kind)
+            no_bound = ", or null for no bound" if option == _UNBOUNDED else ""
+            changes[FIELDS[option]] = check(name, value, by_name()[option].type, no_bound)
     return changes
-
-
-def _parse(name: str, value: Any, kind: Kind) -> SettingValue:
-    """A JSON value as the option's own kind reads it from a file."""
-    accepted = kind.accepted + (", or null for no bound" if name == _short(_UNBOUNDED) else "")
-    types: tuple[type, ...] = (str,)
-    if isinstance(kind, Bool):
-        types = (bool,)
-    elif isinstance(kind, Int):
-        types = (int,)
-    elif isinstance(kind, Float):
-        types = (int, float)
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise refuse(name, value, accepted)
-    try:
-        parsed: SettingValue = kind.parse(show(value))
-    except BadValueError as error:
-        nearest = f"; did you mean {error.nearest!r}?" if error.nearest else ""
-        raise refuse(name, value, accepted + nearest) from error
-    return parsed

@@ -1,7 +1,7 @@
-"""What a dialect is, and what every dialect is given.
+"""What an API is made of, and what every API gets.
 
-A dialect turns a body into a `Call`: validated requests, one for each prompt, and a `Reply` that knows how their answer
-is written. All between the two, from submitting to the last byte, is the same for all dialects: `apis/serve.py`.
+A body becomes a `Call`: validated requests, one for each prompt, and a `Reply` that writes their answer. Everything
+between the two, from submitting to the last byte, is the same for all bodies: `apis/serve.py`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import Any, Protocol
 from flask import Blueprint
 
 from engines.base import Engine
-from lmi_server.apis.body import Bodies
+from engines.capabilities import Capabilities
 from lmi_server.config import WebConfig
-from lmi_server.continuation import GenerationRequest, Step
-from lmi_server.errors import Problem
-from lmi_server.generation import Outcome
+from lmi_server.errors import ErrorReply
+from lmi_server.generation.answer_text import GenerationRequest, TextOutput
+from lmi_server.generation.generation import GenerationResult
+from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.text.tokenizer import TextModel
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What the dialects work with."""
+    """What every API works with."""
 
     config: WebConfig
     engine: Engine
+    capabilities: Capabilities
     text: TextModel
     metrics: Metrics
     bodies: Bodies
@@ -36,40 +38,30 @@ class ApiContext:
 
 
 class Reply(Protocol):
-    """How one call's answer is written. May keep state: it belongs to one call."""
+    """Writes the answer of one call. May keep state."""
 
     @property
     def streamed(self) -> bool:
-        """Whether the answer goes out step by step."""
+        """Whether the answer is a stream."""
 
     @property
     def content_type(self) -> str:
-        """Of a streamed answer; a whole one is JSON."""
+        """Of a stream; a whole answer is JSON."""
 
-    def whole(self, outcome: Outcome) -> Any:
-        """The JSON value of a whole answer."""
+    def whole(self, result: GenerationResult) -> Any:
+        """Return the JSON value of a whole answer."""
 
     def start(self) -> str:
-        """What a stream begins with."""
+        """Return the beginning of a stream."""
 
-    def step(self, step: Step) -> str:
-        """The records of one step; may be empty."""
+    def records(self, output: TextOutput) -> str:
+        """Return the records of one output; may be empty."""
 
-    def end(self, outcome: Outcome) -> str:
-        """What ends a stream that went well, after the last step; may be empty."""
+    def end(self, result: GenerationResult) -> str:
+        """Return the end of a stream without an error; may be empty."""
 
-    def failure(self, problem: Problem) -> str:
-        """The record that ends a stream that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What a body says of how it is to be served."""
-
-    priority: int = 0
-    """Smaller comes first, under the engine's `priority` policy."""
-    timeout: float | None = None
-    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
+    def failure(self, error: ErrorReply) -> str:
+        """Return the last record of a stream that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +71,14 @@ class Call:
     requests: tuple[GenerationRequest, ...]
     """At least one."""
     reply: Reply
-    service: Service
+    priority: int
+    """Smaller comes first, under the engine's `priority` policy."""
+    timeout: float | None
+    """Seconds from the arrival, at most `option.predict_timeout`; None: that one."""
 
 
 Parse = Callable[[ApiContext, Mapping[str, Any]], Call]
-"""A dialect: context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
+"""Context and body in, `Call` out. Raises `engines.errors.InvalidRequest`."""
 
 Api = Callable[[ApiContext], Blueprint]
-"""What `APIS` lists: makes the routes of one dialect."""
+"""Makes the routes of one API; listed in `APIS`."""

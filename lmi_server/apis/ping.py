@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.errors import dump
+from lmi_server.http.json_reply import json_response
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -18,9 +18,9 @@ def api(context: ApiContext) -> Blueprint:
     def ping() -> Response:
         health = context.engine.health()
         if health.ready:
-            return Response(dump({"status": "Healthy"}) + "\n", content_type="application/json")
+            return json_response({"status": "Healthy"})
         body = {"status": "Unhealthy", "state": health.state.name.lower(), "reason": health.describe()}
-        response = Response(dump(body) + "\n", 503, content_type="application/json")
+        response = json_response(body, 503)
         response.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
         return response
 

@@ -1,4 +1,4 @@
-"""From a prompt's text or tokens and checked parameters to a `GenerationRequest`; all length limits stand here."""
+"""From prompts and checked parameters to `GenerationRequest`s; all length limits are here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import gevent
 from gevent import monkey
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.apis.checks import refuse, shown
-from lmi_server.apis.combinations import Choices, check_engine
-from lmi_server.apis.parameter import Parsed
-from lmi_server.apis.sampling import Report, make_seed, sampling_params, text_rules
-from lmi_server.continuation import GenerationRequest
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport, make_seed, sampling_params, text_rules
 from lmi_server.errors import ContextTooLong, InvalidField
+from lmi_server.generation.answer_text import GenerationRequest
+from lmi_server.values.show import as_json
 
 MAX_PROMPTS = 128
 """Prompts in one HTTP request."""
 _LONG_TEXT_CHARS = 32_768
-# From here on tokenising takes so long (tens of ms) that other requests' streams would stand still.
+# Tokenizing a longer text takes tens of milliseconds, for which other streams would pause.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +29,18 @@ class Prompt:
     """One prompt of a body."""
 
     field: str
-    """Where the body has it, for error texts: `inputs`, `prompt[3]`."""
+    """Its place in the body, for error texts: `inputs`, `prompt[3]`."""
     text: str
     token_ids: tuple[int, ...]
 
 
 def max_prompt_chars(context: ApiContext) -> int:
-    """Characters that no prompt that fits the context can pass."""
+    """Return the largest number of characters of any prompt that fits the context."""
     return context.config.max_model_len * context.text.longest_token
 
 
 def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLong:
-    """The error for a text that is too long whatever its tokens may be."""
+    """Make the error for a text that is too long whatever its tokens are."""
     return ContextTooLong(
         field,
         f"given {given} characters; accepted: at most {max_prompt_chars(context)}, as prompt and output together "
@@ -49,20 +50,21 @@ def too_many_chars(context: ApiContext, field: str, given: str) -> ContextTooLon
 
 
 def encode_prompts(
-    context: ApiContext, texts: Mapping[str, str], parsed: Parsed, *, add_special_tokens: bool
+    context: ApiContext, texts: Mapping[str, str], parameters: Parameters, *, add_special_tokens: bool
 ) -> tuple[Prompt, ...]:
-    """Make token ids of prompts: at least one each, leaving room for at least one more, cut to `truncate` of the body.
+    """Tokenize prompts, and truncate them where the body says so.
 
     `texts`: by field. `add_special_tokens`: whether the tokenizer adds its own where the body does not say.
 
-    Raises `InvalidRequest`: a text is absurdly long (found before it is tokenised), too long or too short.
+    Raises `InvalidRequest`: a text has no token, or leaves no room for another one. A hopelessly long text is refused
+    before it is tokenized.
     """
     for field, text in texts.items():
         if len(text) > max_prompt_chars(context):
             raise too_many_chars(context, field, str(len(text)))
 
-    if parsed["add_special_tokens"] is not None:
-        add_special_tokens = parsed["add_special_tokens"]
+    if parameters["add_special_tokens"] is not None:
+        add_special_tokens = parameters["add_special_tokens"]
 
     def encode() -> list[tuple[int, ...]]:
         return [context.text.encode(text, add_special_tokens) for text in texts.values()]
@@ -73,7 +75,7 @@ def encode_prompts(
     else:
         ids = encode()
     prompts = tuple(
-        Prompt(*each, truncated(one, parsed["truncate"]))
+        Prompt(*each, truncated(one, parameters["truncate"]))
         for each, one in zip(texts.items(), ids, strict=True)
     )
     for prompt in prompts:
@@ -82,21 +84,35 @@ def encode_prompts(
 
 
 def truncated(token_ids: tuple[int, ...], truncate: int | None) -> tuple[int, ...]:
-    """The last `truncate` of them; None for all."""
+    """Return the last `truncate` token ids; None for all."""
     return token_ids if truncate is None else token_ids[-truncate:]
 
 
-def check_number_of_prompts(field: str, prompts: Sequence[Any]) -> None:
-    """Raises `InvalidField`: more prompts than one request may bring."""
+def texts_by_field(field: str, value: Any, accepted: str) -> dict[str, str]:
+    """Read one text or a list of texts, by field. `accepted`: for the error text. Raises `InvalidField`."""
+    if isinstance(value, str) and value:
+        return {field: value}
+    if not isinstance(value, list) or not value:
+        raise refuse(field, value, accepted)
+    texts = prompts_by_field(field, value)
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise refuse(name, text, "a string that is not empty, as others in the list are")
+    return texts
+
+
+def prompts_by_field(field: str, prompts: Sequence[Any]) -> dict[str, Any]:
+    """Return each prompt of a list by its field. Raises `InvalidField`: there are too many."""
     if len(prompts) > MAX_PROMPTS:
         raise InvalidField(field, f"given {len(prompts)} prompts; accepted: at most {MAX_PROMPTS}")
+    return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
 def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
     """Raises `InvalidRequest`: there is no token, or no room for another one."""
     limit = context.config.max_model_len
     if num_tokens == 0:
-        raise InvalidField(field, "comes to no token; accepted: a prompt of at least 1 token")
+        raise InvalidField(field, "has no token; accepted: a prompt of at least 1 token")
     if num_tokens >= limit:
         raise ContextTooLong(
             field,
@@ -108,74 +124,73 @@ def check_length(context: ApiContext, field: str, num_tokens: int) -> None:
 def generation_requests(
     context: ApiContext,
     prompts: Sequence[Prompt],
-    parsed: Parsed,
+    parameters: Parameters,
     *,
-    report: Report,
-    many: Choices,
+    report: LogprobReport,
+    counts: AnswerCounts,
     default_max_new_tokens: int | None,
     cut_to_context: bool,
     continues_prompt: bool,
 ) -> tuple[GenerationRequest, ...]:
-    """Put the parts together.
+    """Make a request of each prompt.
 
-    `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: an output that is too long for the
-    context is cut instead of refused.
+    `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: cut an output that is too long for the
+    context instead of refusing it.
 
-    Raises `ContextTooLong` when a prompt and the asked-for output do not fit, `InvalidField`.
+    Raises `ContextTooLong` where a prompt and its output do not fit, and `InvalidField`.
     """
-    check_engine(context, parsed)
-    sampling = sampling_params(context, parsed, report)
-    rules = text_rules(context, parsed, continues_prompt=continues_prompt)
+    sampling = sampling_params(context, parameters, report)
+    rules = text_rules(context, parameters, continues_prompt=continues_prompt)
     requests = []
     for prompt in prompts:
-        max_new_tokens = _max_new_tokens(context, prompt, parsed, default_max_new_tokens, cut_to_context)
-        own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parsed))
+        max_new_tokens = _max_new_tokens(context, prompt, parameters, default_max_new_tokens, cut_to_context)
+        own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parameters))
         requests.append(
-            GenerationRequest(prompt.text, prompt.token_ids, own, rules, prompt.field, many.n, many.best_of)
+            GenerationRequest(
+                prompt.text, prompt.token_ids, own, rules, prompt.field, counts.n, counts.best_of
+            )
         )
     return tuple(requests)
 
 
 def _max_new_tokens(
-    context: ApiContext, prompt: Prompt, parsed: Parsed, default: int | None, cut_to_context: bool
+    context: ApiContext, prompt: Prompt, parameters: Parameters, default: int | None, cut_to_context: bool
 ) -> int:
     limit = context.config.max_model_len
     num_prompt = len(prompt.token_ids)
-    rest = limit - num_prompt
-    name = "max_length" if parsed["max_new_tokens"] is None else "max_new_tokens"
-    asked = _requested_length(context, prompt, parsed)
-    if asked is not None and cut_to_context:
-        asked = min(asked, rest)
-    most = asked or (rest if default is None else min(default, rest))
-    if parsed["min_new_tokens"] > most:
+    room = limit - num_prompt
+    wanted = _requested_length(context, prompt, parameters)
+    if wanted is not None and cut_to_context:
+        wanted = min(wanted, room)
+    most = wanted or (room if default is None else min(default, room))
+    if parameters["min_new_tokens"] > most:
         raise refuse(
-            parsed.given["min_new_tokens"],
-            parsed["min_new_tokens"],
-            f"at most {most}, which is how many tokens there may be"
-            + ("" if asked else " without max_new_tokens or max_tokens"),
+            parameters.fields["min_new_tokens"],
+            parameters["min_new_tokens"],
+            f"at most {most}, the largest number of new tokens"
+            + ("" if wanted else " without max_new_tokens or max_tokens"),
         )
-    if asked is None:
-        return most
-    if asked > rest:
+    if most > room:
+        name = "max_length" if parameters["max_new_tokens"] is None else "max_new_tokens"
+        value: int = parameters[name]
         raise ContextTooLong(
-            parsed.given[name],
-            f"given {shown(parsed[name])}; accepted: at most {rest + parsed[name] - asked}, as the prompt "
-            f"({prompt.field}) has {num_prompt} tokens and prompt and output together may have {limit} "
-            "(option.max_model_len)",
+            parameters.fields[name],
+            f"given {as_json(value)}; accepted: at most {value - most + room}, as the prompt ({prompt.field}) has "
+            f"{num_prompt} tokens and prompt and output together may have {limit} (option.max_model_len)",
         )
-    return asked
+    return most
 
 
-def _requested_length(context: ApiContext, prompt: Prompt, parsed: Parsed) -> int | None:
-    """The number of new tokens by `max_new_tokens`, else by `max_length`, which counts a decoder's prompt too."""
-    asked: int | None = parsed["max_new_tokens"]
-    total: int | None = parsed["max_length"]
-    if asked is not None or total is None:
-        return asked
+def _requested_length(context: ApiContext, prompt: Prompt, parameters: Parameters) -> int | None:
+    """Return `max_new_tokens`, or the rest of `max_length`, which also counts a decoder's prompt."""
+    length: int | None = parameters["max_new_tokens"]
+    total: int | None = parameters["max_length"]
+    if length is not None or total is None:
+        return length
     num_before = 0 if context.text.is_encoder_decoder else len(prompt.token_ids)
     if total <= num_before:
         raise refuse(
-            parsed.given["max_length"],
+            parameters.fields["max_length"],
             total,
             f"at least {num_before + 1}, as the prompt ({prompt.field}) has {num_before} tokens, which count",
         )

@@ -1,4 +1,4 @@
-"""One HTTP request from its body to its last byte, the same for every dialect."""
+"""One HTTP request from its body to its last byte, the same for every API."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.tenant import tenant_of
-from lmi_server.candidates import Terms
-from lmi_server.client_gone import ClientWatch
-from lmi_server.config import WebConfig
-from lmi_server.continuation import Step
-from lmi_server.errors import Problem, dump
-from lmi_server.generation import ClientGone, Generation
+from lmi_server.errors import ErrorReply
+from lmi_server.generation.answer_text import TextOutput
+from lmi_server.generation.candidates import HttpRequest
+from lmi_server.generation.generation import ClientGone, TextGeneration
+from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
-"""Never seen by a client; what the log and the counters say of one that left."""
+"""For the log and the counters, where a client left."""
 
 
 def answer(context: ApiContext, parse: Parse) -> Response:
-    """Answer the current request in the dialect of `parse`.
+    """Answer the current request, whose body `parse` reads.
 
-    Raises `EngineError` for all that goes wrong before the first byte is sent.
+    Raises `EngineError` for every failure before the first byte is sent.
     """
     record = current_record()
     health = context.engine.health()
@@ -38,8 +38,8 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     tenant = tenant_of(request.headers)
     with context.bodies.json_object(request) as body:
         call = parse(context, body)
-    generation = Generation(
-        _terms(context.config, call, record, tenant),
+    generation = TextGeneration(
+        _http_request(context, call, record, tenant),
         call.requests,
         engine=context.engine,
         text=context.text,
@@ -53,63 +53,64 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         record.finish = "client_gone"
         return Response(status=CLIENT_GONE_STATUS)
     except BaseException:
-        # Also when a worker is stopped: nothing may go on computing for a request that gets no answer.
+        # Also when a worker is stopped: the engine must not go on computing an answer that nobody gets.
         generation.close()
         raise
 
 
-def _terms(config: WebConfig, call: Call, record: RequestRecord, tenant: str) -> Terms:
-    """engine=Python counts from the start of the batch, which only it knows: what is watched here is a body's own
-    timeout alone.
-    """
-    own = call.service.timeout
-    batches = config.engine == "Python"
-    timeout = own if own is not None or batches else config.server.predict_timeout
-    return Terms(
+def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
+    """Decide who watches the time. An engine with a timeout of its own leaves only the body's to the web process."""
+    own = call.timeout
+    by_engine = context.capabilities.own_timeout
+    return HttpRequest(
         id=record.id,
         arrival_time=record.arrival_time,
-        timeout=timeout,
+        timeout=own if own is not None or by_engine else context.config.server.predict_timeout,
         timeout_name="option.predict_timeout" if own is None else "timeout",
-        tell_engine=not batches,
+        engine_stops=not by_engine,
         tenant=tenant,
-        priority=call.service.priority,
+        priority=call.priority,
     )
 
 
-def _respond(call: Call, generation: Generation, record: RequestRecord) -> Response:
-    steps = iter(generation)
-    # The first step before the first byte: a request that is refused still gets its own status.
-    first = next(steps)
+def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> Response:
+    outputs = iter(generation)
+    # The first output before the first byte, so that a request that is refused still gets its own status.
+    first = next(outputs)
     if call.reply.streamed:
         response = Response(
-            _stream(call, generation, first, steps, record), content_type=call.reply.content_type
+            _stream(call, generation, first, outputs, record), content_type=call.reply.content_type
         )
-        # A generator that was never started runs no 'finally'.
+        # A generator that never started does not run its 'finally'.
         response.call_on_close(generation.close)
         return response
-    for _ in steps:
+    for _ in outputs:
         pass
     record.finish = _finish(generation)
-    return Response(dump(call.reply.whole(generation.outcome)) + "\n", content_type="application/json")
+    return json_response(call.reply.whole(generation.result))
 
 
-def _finish(generation: Generation) -> str:
-    """The reasons of the ends, each once, as the log has them."""
-    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.outcome.completions))
+def _finish(generation: TextGeneration) -> str:
+    """Return the finish reasons for the log, each once."""
+    return ",".join(dict.fromkeys(completion.finish_reason for completion in generation.result.completions))
 
 
 def _stream(
-    call: Call, generation: Generation, first: Step, steps: Iterator[Step], record: RequestRecord
+    call: Call,
+    generation: TextGeneration,
+    first: TextOutput,
+    outputs: Iterator[TextOutput],
+    record: RequestRecord,
 ) -> Iterator[bytes]:
-    """One chunk for all steps that are here. A failure becomes the last record; nothing is raised out of here."""
-    record.finish = "client_gone"  # unless an end is reached
+    """Yield one chunk for all outputs that are here. A failure becomes the last record; nothing is raised."""
+    record.finish = "client_gone"  # until an end is reached
     frames = ""
     try:
         frames = call.reply.start()
-        for step in itertools.chain([first], steps):
-            frames += call.reply.step(step)
+        for output in itertools.chain([first], outputs):
+            frames += call.reply.records(output)
             if generation.finished:
-                frames += call.reply.end(generation.outcome)
+                frames += call.reply.end(generation.result)
                 record.finish = _finish(generation)
             elif generation.ready:
                 continue
@@ -120,10 +121,10 @@ def _stream(
         return
     except EngineError as error:
         record.finish = error.kind
-        yield (frames + call.reply.failure(Problem.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
     except Exception as error:
         _logger.exception("%s stream failed", record.id)
         record.finish = "internal"
-        yield (frames + call.reply.failure(Problem.of(error))).encode()
+        yield (frames + call.reply.failure(ErrorReply.of(error))).encode()
     finally:
         generation.close()

@@ -1,7 +1,6 @@
-"""Whose request it is: the engine shares out among tenants and keeps the pages of each to itself.
+"""The tenant of a request. The engine divides its work fairly among tenants, and they share no cached pages.
 
-This is not authentication. Any caller may name any tenant; whoever lets only known callers in does so in front of
-this server.
+This is not authentication: any caller may name any tenant. Callers are authenticated in front of this server.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 from werkzeug.datastructures import Headers
 
 from lmi_server.errors import InvalidField
+from lmi_server.values.show import as_json
 
 _HEADER = "X-Tenant-Id"
 _NAME = re.compile(r"[\x21-\x7e]{1,128}")
@@ -20,9 +20,9 @@ _BEARER = "bearer "
 
 
 def tenant_of(headers: Headers) -> str:
-    """The tenant that the headers name, or else their API key; empty without either.
+    """Return the tenant that the headers name, else one for their API key, else an empty string.
 
-    A key is told as a hash of it, the same in every web process; the key itself goes no further than here.
+    Of a key only a hash is used, which is the same in every web process.
 
     Raises `InvalidField`.
     """
@@ -31,7 +31,7 @@ def tenant_of(headers: Headers) -> str:
         if not _NAME.fullmatch(name):
             raise InvalidField(
                 _HEADER,
-                f"given {ascii(name)[:80]} of {len(name)} characters; accepted: 1 to 128 visible ASCII characters",
+                f"given {as_json(name)} of {len(name)} characters; accepted: 1 to 128 visible ASCII characters",
             )
         return f"id:{name}"
     key = _api_key(headers)

@@ -7,17 +7,17 @@ from importlib.metadata import version
 from flask import Blueprint, Response
 
 from lmi_server.apis.base import ApiContext
-from lmi_server.errors import dump
+from lmi_server.http.json_reply import json_response
 
 _DISTRIBUTION = "lmi-server"
 
 
 def api(context: ApiContext) -> Blueprint:
     blueprint = Blueprint("version", __name__)
-    body = dump({"version": version(_DISTRIBUTION)}) + "\n"
+    body = {"version": version(_DISTRIBUTION)}
 
     @blueprint.get("/version")
     def get_version() -> Response:
-        return Response(body, content_type="application/json")
+        return json_response(body)
 
     return blueprint

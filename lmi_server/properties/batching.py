@@ -1,4 +1,4 @@
-"""Rolling or dynamic batching: which engine serves a file, whatever its `engine` key is called.
+"""Rolling (continuous) or dynamic batching: which engine serves a file, whatever its `engine` key says.
 
 Files written for today's LMI say `engine=Python` and mean rolling batching by `option.rolling_batch` or
 `option.async_mode`. Our rolling engine, engine=MPI, serves them.
@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The engine, and how the keys came to it."""
+    """The engine, and the keys that decide it."""
 
     engine: str
     """`MPI` (rolling batching) or `Python` (dynamic batching)."""
     source: str
-    """Where the decision comes from; `default` where no key says anything."""
+    """The keys that decide; `default` where there are none."""
     problems: tuple[Problem, ...] = ()
-    """Keys that ask for dynamic batching beside keys that ask for rolling batching."""
+    """Keys for dynamic batching beside keys for rolling batching."""
     note: str = ""
-    """Says that engine=MPI serves the file where the file calls it something else."""
+    """Says that engine=MPI serves the file, where the file does not say so."""
 
 
 def decide(values: dict[str, OptionValue]) -> Batching:
@@ -45,7 +45,7 @@ def decide(values: dict[str, OptionValue]) -> Batching:
 
 
 def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
-    """The keys that ask for rolling batching."""
+    """Return the keys that ask for rolling batching."""
     engine, batch = values.get("engine"), values.get("option.rolling_batch")
     candidates = (
         engine if engine and engine.value != "Python" else None,
@@ -56,9 +56,9 @@ def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
 
 
 def _dynamic_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
-    """The keys that ask for dynamic batching, `engine` apart."""
+    """Return the keys that ask for dynamic batching, without `engine`."""
     size, batch = values.get("batch_size"), values.get("option.rolling_batch")
-    # LMI's asynchronous handler is asked for by rolling_batch=disable and async_mode=true together.
+    # rolling_batch=disable with async_mode=true is LMI's asynchronous handler, which is rolling batching.
     disabled = batch if batch and batch.value == "disable" and _async_mode(values) is None else None
     candidates = (size if size and size.value != 1 else None, disabled)
     return [item for item in candidates if item is not None]

@@ -1,7 +1,7 @@
-"""The environment's forms of options, each with its place in LMI's order of precedence.
+"""Environment variables that set options, each with its place in LMI's order of precedence.
 
-`OPTION_*` and `SERVING_*` follow from the options table; the names below stand for options of other names.
-The environment is an argument everywhere; nothing here reads `os.environ`.
+`OPTION_*` and `SERVING_*` follow from the options table; `ENV_NAMES` lists variables of other names. The environment
+is an argument everywhere; nothing here reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from lmi_server.properties.problems import Problem, Source, shown
+from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.show import masked
 
 Warn = Callable[[str, str], None]
 
 
 class Rank(IntEnum):
-    """Who wins where one option is given in several places: the lowest."""
+    """Precedence where one option is set in several places: the lowest wins."""
 
     SAGEMAKER = 0
     FILE = 1
     OPTION = 2
     OPTION_ALIAS = 3
-    """TGI's names and `HF_*`, which stand for an `OPTION_*` that is unset."""
+    """TGI's names and `HF_*`, in place of an `OPTION_*` that is unset."""
     PLAIN = 4
     PLAIN_ALIAS = 5
     SERVING = 6
@@ -32,8 +33,8 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One value given for one key, in a file or in the environment."""
+class RawSetting:
+    """One value of one key, from a file or from the environment."""
 
     key: str
     text: str
@@ -43,13 +44,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EnvName:
-    """An environment variable that stands for a key of another name."""
+    """An environment variable that sets a key of another name."""
 
     variable: str
     key: str
     rank: Rank
     convert: Callable[[str], str] = str
-    """Text of the variable to text of the key; empty: as if unset. What it cannot convert it leaves as is."""
+    """Converts the variable's text to the key's; empty means unset, and other text passes unchanged."""
 
 
 def _megabytes(text: str) -> str:
@@ -108,25 +109,25 @@ _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 
 @dataclass(slots=True)
 class Environment:
-    """What an environment says. Filled by `read` and nobody after it."""
+    """What an environment says, filled by `read`."""
 
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[RawSetting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def read(environ: Mapping[str, str], folder: Path) -> Environment:
-    """All settings in the environment; empty values count as unset.
+    """Read all settings; empty values count as unset.
 
-    `folder` is the one that is served; where it holds a model, that wins over one in `SERVING_LOAD_MODELS`.
-    Names under `OPTION_` and `SERVING_` that are no keys come out as settings, and are refused like keys.
+    `folder` is the served one; a model in it wins over `SERVING_LOAD_MODELS`. Unknown names with `OPTION_` and
+    `SERVING_` become settings too, so that they are refused like unknown keys.
     """
     found = Environment()
     named = {name.variable for name in ENV_NAMES}
     for name in ENV_NAMES:
         text = name.convert(environ.get(name.variable, ""))
         if text.strip():
-            found.settings.append(Setting(name.key, text, Source(variable=name.variable), name.rank))
+            found.settings.append(RawSetting(name.key, text, Source(variable=name.variable), name.rank))
     for variable, text in sorted(environ.items()):
         if not text.strip() or variable in named:
             continue
@@ -139,20 +140,20 @@ def read(environ: Mapping[str, str], folder: Path) -> Environment:
         elif variable in _NOT_KEYS:
             found.notes.append(f"{source}: not used; {_NOT_KEYS[variable]}")
         elif variable.startswith("OPTION_"):
-            found.settings.append(Setting(_option_key(variable), text, source, Rank.OPTION))
+            found.settings.append(RawSetting(_option_key(variable), text, source, Rank.OPTION))
         elif variable.startswith("SERVING_") and not _KUBERNETES.match(variable):
             key = variable.removeprefix("SERVING_").lower()
-            found.settings.append(Setting(key, text, source, Rank.SERVING))
+            found.settings.append(RawSetting(key, text, source, Rank.SERVING))
     return found
 
 
 def is_lenient(environ: Mapping[str, str]) -> bool:
-    """`LMI_LENIENT=true`: `--lenient` for platforms that pass no arguments but `serve`."""
+    """Whether LMI_LENIENT=true, the `--lenient` of platforms that pass no arguments but `serve`."""
     return environ.get("LMI_LENIENT", "").strip().lower() == "true"
 
 
 def variables_of(key: str) -> tuple[str, ...]:
-    """The environment variables that stand for a key, the strongest first."""
+    """Return the environment variables that set a key, the strongest first."""
     if key.startswith("option."):
         own = (f"OPTION_{key.removeprefix('option.').upper()}", Rank.OPTION)
     elif key == "engine":
@@ -173,7 +174,7 @@ def _option_key(variable: str) -> str:
 
 
 def _read_load_models(text: str, folder: Path, found: Environment) -> None:
-    """`test::MPI=/opt/ml/model`: name, version, engine, devices = folder; read as engine and model folder."""
+    """Read the engine and the model folder from `name:version:engine:devices=folder`."""
     source = Source(variable="SERVING_LOAD_MODELS")
     text = text.strip()
     if text == "ALL":
@@ -183,11 +184,11 @@ def _read_load_models(text: str, folder: Path, found: Environment) -> None:
     if match is None:
         reason = "one model is served, so exactly one can be named"
         accepted = "name:version:engine=folder, as in test::MPI=/opt/ml/model"
-        found.problems.append(Problem(source, source.variable, shown("", text), reason, accepted))
+        found.problems.append(Problem(source, source.variable, masked("", text), reason, accepted))
         return
     labels = (match["labels"] or "").split(":")
     url = match["url"].removeprefix("file://")
     if len(labels) > 2 and labels[2]:
-        found.settings.append(Setting("engine", labels[2], source, Rank.SERVING))
+        found.settings.append(RawSetting("engine", labels[2], source, Rank.SERVING))
     if Path(url).resolve() != folder.resolve() and not (folder / "config.json").exists():
-        found.settings.append(Setting("option.model_id", url, source, Rank.SERVING))
+        found.settings.append(RawSetting("option.model_id", url, source, Rank.SERVING))

@@ -1,4 +1,4 @@
-"""Files that LMI would act on and this server does not: refused rather than ignored in silence."""
+"""Files that LMI acts on and this server does not: they are refused, not silently ignored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REASONS = {
 
 
 def unused_files(folders: Iterable[Path]) -> list[Problem]:
-    """A problem for each file in a model's folders that would change what LMI serves."""
+    """Return a problem for each file in a model's folders that would change what LMI serves."""
     places = (folder / name for folder in folders for name in _REASONS)
     return [
         Problem(
@@ -30,7 +30,7 @@ def unused_files(folders: Iterable[Path]) -> list[Problem]:
 
 
 def _counts(place: Path) -> bool:
-    """Whether it is there: a file, or of `adapters` a folder with something in it."""
+    """Whether it exists: a file, or, for `adapters`, a folder that is not empty."""
     if place.name == "adapters":
         return place.is_dir() and any(place.iterdir())
     return place.is_file()

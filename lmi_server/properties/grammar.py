@@ -1,8 +1,7 @@
-"""The Java properties grammar: bytes in, (key, value, line) out, with a warning wherever it surprises.
+"""The Java properties grammar: bytes in, (key, value, line) out, with warnings of surprises.
 
-`java.util.Properties` rules, as the `javaproperties` library has them: ISO-8859-1, no inline comments,
-literal quotes, trailing blanks kept, the last of duplicate keys wins. This module knows no option; what
-trailing blanks mean is for `loader.py` to decide, which knows the kind of value.
+The rules are those of `java.util.Properties`, by the `javaproperties` library: ISO-8859-1, no inline comments, literal
+quotes, trailing blanks kept, the last of duplicate keys wins. `loader.py`, which knows types, deals with the blanks.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from dataclasses import dataclass, field
 
 import javaproperties
 
-from lmi_server.properties.problems import Problem, Source, shown
+from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.show import masked
 
 MAX_FILE_BYTES = 256 * 1024
-"""A serving.properties is some ten lines; what is larger is something else."""
+"""A serving.properties has some ten lines; a larger file is something else."""
 
 _NATURAL_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
@@ -35,11 +35,11 @@ class Entry:
     line: int
     """1-based number of its first natural line."""
     text: str
-    """The natural line or lines as they stand in the file, without the last line end."""
+    """The natural lines in the file, without the last line end."""
 
     @property
     def ends_in_blanks(self) -> bool:
-        """True for trailing blanks that were not written as escapes, which would show that they are meant."""
+        """Whether there are trailing blanks that are not escaped; an escape shows that they are meant."""
         return self.value.rstrip(_BLANKS) != self.value and not self.text.endswith(("\\ ", "\\t", "\\f"))
 
 
@@ -54,15 +54,12 @@ class Document:
 
 @dataclass(slots=True)
 class _Lines:
-    """The file's natural lines as the file-like object that `javaproperties.parse` reads.
-
-    Mutated by `readline` and `_entries` only.
-    """
+    """The file's natural lines as the file-like object that `javaproperties.parse` reads."""
 
     lines: list[str]
     taken: int = 0
     done: int = 0
-    """Lines whose logical line was parsed; `lines[done:taken]` is the one being parsed."""
+    """Lines that are parsed; `lines[done:taken]` is the logical line being parsed."""
 
     def readline(self) -> str:
         if self.taken == len(self.lines):
@@ -73,24 +70,24 @@ class _Lines:
 
 @dataclass(slots=True)
 class _Findings:
-    """Problems and warnings as they are met. Mutated by this module's functions while they parse one file."""
+    """Problems and warnings of one file, as they are found."""
 
     file: str
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
     def problem(self, line: int | None, key: str, given: str, reason: str) -> None:
-        self.problems.append(Problem(Source(self.file, line), key, shown(key, given), reason))
+        self.problems.append(Problem(Source(self.file, line), key, masked(key, given), reason))
 
     def warning(self, entry: Entry, reason: str) -> None:
         source = Source(self.file, entry.line)
-        self.warnings.append(Problem(source, entry.key, shown(entry.key, entry.value), reason))
+        self.warnings.append(Problem(source, entry.key, masked(entry.key, entry.value), reason))
 
 
 def parse(data: bytes, file: str = "serving.properties") -> Document:
-    """Parse a whole file. Never raises for what the file holds: all that is wrong is in `problems`.
+    """Parse a whole file. Never raises for its content: everything wrong is in `problems`.
 
-    A malformed `\\u` escape aborts the load in Java; here it is a problem of its line, and reading goes on.
+    A malformed `\\u` escape aborts the load in Java; here it is a problem of its line, and parsing goes on.
     """
     found = _Findings(file)
     refusal = _not_properties(data)
@@ -120,7 +117,7 @@ def parse(data: bytes, file: str = "serving.properties") -> Document:
 
 
 def placeholder(text: str) -> str:
-    """Why a text with a template's placeholder in it cannot be used; empty when there is none."""
+    """Return why a text with a template's placeholder cannot be used; empty without one."""
     match = _PLACEHOLDER.search(text)
     if not match:
         return ""

@@ -1,8 +1,8 @@
 """serving.properties and the environment -> `LmiConfig`, with the source of every value.
 
-All that is wrong is reported at once. Decided here, because the grammar leaves it open: blanks at the end of
-a value belong to it in the properties format, but numbers, booleans and words cannot end in one, so there
-they are removed with a warning; in free text (a folder, an S3 prefix) they stay, with a warning.
+All problems are reported at once. In the properties format blanks at the end of a value belong to it; numbers,
+booleans and words cannot end in one, so there they are removed with a warning. In free text (a folder, an S3 prefix)
+they stay, with a warning.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties import environment, grammar, rules
-from lmi_server.properties.environment import Rank, Setting
+from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
-from lmi_server.properties.kinds import BadValueError, Scalar
-from lmi_server.properties.names import nearest_name
-from lmi_server.properties.option import Option, Status, build_config, show
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name
-from lmi_server.properties.problems import Problem, PropertiesError, Source, shown
+from lmi_server.properties.problems import Problem, PropertiesError, Source
+from lmi_server.values.base import BadValueError, Scalar
+from lmi_server.values.nearest import nearest
+from lmi_server.values.show import as_option, masked
 
 FILE_NAME = "serving.properties"
 
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Examination:
-    """All that was found out about a file and its environment. Filled by `examine` and nobody after it."""
+    """Everything that `examine` finds out about a file and its environment."""
 
     file: Path
     folder: Path
@@ -62,12 +62,15 @@ class Examination:
     loaded: Loaded | None = None
     """None where there are problems."""
 
+    def file_problem(self, path: Path, reason: str) -> None:
+        self.problems.append(Problem(Source(str(path)), "", "", reason))
+
 
 def load(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Loaded:
     """Read a folder with a serving.properties (or such a file) and the environment.
 
-    A folder without the file is fine where the environment names a model or the folder holds one.
-    `lenient`, or LMI_LENIENT=true, makes warnings of unknown keys and of files that are not used.
+    A folder without the file is fine where the environment names a model or the folder holds one. `lenient`, or
+    LMI_LENIENT=true, turns problems of unknown keys and unused files into warnings.
 
     Raises: PropertiesError with every problem found.
     """
@@ -85,7 +88,8 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.notes += from_environment.notes
     settings = _file_settings(found) + from_environment.settings
     known, unknown = _known(settings)
-    _choose(known, found)
+    for option, candidates in known.values():
+        _choose(option, candidates, found)
     _require_model(found)
     ignorable = [*unknown, *unused_files(_model_folders(found))]
     if lenient or environment.is_lenient(environ):
@@ -99,8 +103,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     _warn_of_second_model(settings, found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
-        values = {item.option.target: item.value for item in found.values.values() if item.option.target}
-        config = build_config({**values, "engine": verdict.engine}, str(found.folder))
+        config = build_config(found.values.values(), verdict.engine, str(found.folder))
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
@@ -111,114 +114,110 @@ def _read_file(path: Path) -> Examination:
     found = Examination(file, path if path.is_dir() else file.parent)
     if not file.exists():
         if not path.is_dir():
-            reason = f"there is no such file; give a folder with a {FILE_NAME}, or such a file"
-            found.problems.append(Problem(Source(str(path)), "", "", reason))
+            found.file_problem(
+                path, f"there is no such file; give a folder with a {FILE_NAME}, or such a file"
+            )
         return found
     try:
         with file.open("rb") as stream:
             data = stream.read(grammar.MAX_FILE_BYTES + 1)
     except OSError as error:
-        found.problems.append(Problem(Source(str(file)), "", "", f"cannot be read: {error.strerror}"))
+        found.file_problem(file, f"cannot be read: {error.strerror}")
         return found
     document = grammar.parse(data, str(file))
     found.entries = document.entries
     found.problems += document.problems
-    found.warnings += [str(warning) for warning in document.warnings]
+    found.warnings += map(str, document.warnings)
     return found
 
 
-def _file_settings(found: Examination) -> list[Setting]:
-    """The file's settings; of duplicate keys the last one, and none that has a problem already."""
+def _file_settings(found: Examination) -> list[RawSetting]:
+    """Return the file's settings: of duplicate keys the last one, and none that has a problem already."""
     bad = {problem.line for problem in found.problems}
     last = {entry.key: entry for entry in found.entries}
     return [
-        Setting(entry.key, entry.value, Source(str(found.file), entry.line), Rank.FILE)
+        RawSetting(entry.key, entry.value, Source(str(found.file), entry.line), Rank.FILE)
         for entry in last.values()
         if entry.line not in bad
     ]
 
 
-def _known(settings: list[Setting]) -> tuple[dict[str, list[Setting]], list[Problem]]:
-    """Settings by option name, and a problem for each that is of no option."""
-    known = by_name()
-    result: dict[str, list[Setting]] = {}
+def _known(
+    settings: list[RawSetting],
+) -> tuple[dict[str, tuple[Option, list[RawSetting]]], list[Problem]]:
+    """Return the settings of each option, and a problem for each setting of an unknown key."""
+    options = by_name()
+    known: dict[str, tuple[Option, list[RawSetting]]] = {}
     unknown = []
     for setting in settings:
-        option = known.get(setting.key)
-        if option is not None:
-            result.setdefault(option.name, []).append(setting)
+        if (option := options.get(setting.key)) is not None:
+            known.setdefault(option.name, (option, []))[1].append(setting)
             continue
-        near = nearest_name(setting.key, known, setting.source.variable)
-        given = shown(setting.key, setting.text)
+        near = nearest(setting.key, options)
+        if near and setting.source.variable:
+            near = next(iter(environment.variables_of(near)), near)
+        given = masked(setting.key, setting.text)
         unknown.append(Problem(setting.source, setting.key, given, "unknown key", nearest=near))
-    return result, unknown
+    return known, unknown
 
 
-def _choose(known: dict[str, list[Setting]], found: Examination) -> None:
-    """The setting that counts for each option, parsed; those that lose are noted, conflicts reported."""
-    options = by_name()
-    ends_in_blanks = {entry.line for entry in found.entries if entry.ends_in_blanks}
-    for name, settings in known.items():
-        option = options[name]
-        ordered = sorted(settings, key=lambda setting: setting.rank)
-        winner = ordered[0]
-        _report_losers(option, winner, ordered[1:], found)
-        if winner.rank is Rank.SAGEMAKER:
-            # The environment wins over the file, but a bad line of the file stays one.
-            for setting in ordered[1:]:
-                if setting.rank is Rank.FILE:
-                    _parse(option, setting, _trimmed(option, setting), found)
-        text = _trimmed(option, winner)
-        if winner.source.line in ends_in_blanks:
-            effect = "kept, for it may be meant" if option.kind.keeps_blanks else "removed"
-            reason = f"the value ends in blanks, which the properties format keeps; {effect}"
-            given = shown(winner.key, winner.text, option.secret)
-            found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
-        value = _parse(option, winner, text, found)
-        if value is not None:
-            given = shown(winner.key, text, option.secret)
-            found.values[name] = OptionValue(option, value, given, winner.source, winner.key)
+def _choose(option: Option, settings: list[RawSetting], found: Examination) -> None:
+    """Read the setting that counts for an option; note those that lose, report conflicts."""
+    winner, *losers = sorted(settings, key=lambda setting: setting.rank)
+    _report_losers(option, winner, losers, found)
+    if winner.rank is Rank.SAGEMAKER:
+        # The environment wins over the file, but a bad line of the file stays one.
+        for setting in losers:
+            if setting.rank is Rank.FILE:
+                _value(option, setting, found)
+    if any(entry.line == winner.source.line and entry.ends_in_blanks for entry in found.entries):
+        effect = "kept, for it may be meant" if option.type.keeps_blanks else "removed"
+        reason = f"the value ends in blanks, which the properties format keeps; {effect}"
+        given = masked(winner.key, winner.text, option.secret)
+        found.warnings.append(str(Problem(winner.source, winner.key, given, reason)))
+    value = _value(option, winner, found)
+    if value is not None:
+        given = masked(winner.key, _trimmed(option, winner), option.secret)
+        found.values[option.name] = OptionValue(option, value, given, winner.source, winner.key)
 
 
-def _trimmed(option: Option, setting: Setting) -> str:
-    return setting.text if option.kind.keeps_blanks else setting.text.strip(" \t\f")
-
-
-def _report_losers(option: Option, winner: Setting, losers: list[Setting], found: Examination) -> None:
+def _report_losers(option: Option, winner: RawSetting, losers: list[RawSetting], found: Examination) -> None:
     for loser in losers:
-        given = shown(loser.key, loser.text, option.secret)
-        same = loser.text.strip() == winner.text.strip()
+        given = masked(loser.key, loser.text, option.secret)
+        if loser.text.strip() == winner.text.strip():
+            continue
         if loser.rank is Rank.FILE and winner.rank is Rank.FILE:
-            if not same:
-                reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
-                found.problems.append(Problem(loser.source, loser.key, given, reason))
-        elif not same:
+            reason = f"{winner.key} on line {winner.source.line} is the same option with another value"
+            found.problems.append(Problem(loser.source, loser.key, given, reason))
+        else:
             found.notes.append(f"{loser.source}: {given} is not used, because {winner.source} comes first")
 
 
-def _parse(option: Option, setting: Setting, text: str, found: Examination) -> Scalar | None:
-    """The value, or None after reporting why there is none."""
-    given = shown(setting.key, text, option.secret)
+def _trimmed(option: Option, setting: RawSetting) -> str:
+    return setting.text if option.type.keeps_blanks else setting.text.strip(" \t\f")
 
-    def refuse(reason: str, accepted: str = "", nearest: str = "") -> None:
-        found.problems.append(Problem(setting.source, setting.key, given, reason, accepted, nearest))
+
+def _value(option: Option, setting: RawSetting, found: Examination) -> Scalar | None:
+    """Return the value, or None after reporting why there is none."""
+    text = _trimmed(option, setting)
+    given = masked(setting.key, text, option.secret)
+
+    def refuse(reason: str, accepted: str = "", near: str = "") -> None:
+        found.problems.append(Problem(setting.source, setting.key, given, reason, accepted, near))
 
     if setting.source.variable and (reason := grammar.placeholder(text)):
         refuse(reason)
         return None
     if not text.strip():
-        refuse("has no value; leave the line out for the default", option.kind.accepted)
+        refuse("has no value; leave the line out for the default", option.type.accepted)
         return None
     try:
-        value = option.kind.parse(text)
+        value = option.type.from_text(text)
     except BadValueError as error:
-        refuse(error.reason, option.kind.accepted, error.nearest)
+        refuse(error.reason, option.type.accepted, error.nearest)
         return None
     if option.status is Status.REFUSED and not option.changes_nothing(value):
-        neutral = " or ".join(show(item) for item in option.neutral) or (
-            f"{option.neutral_prefix}..." if option.neutral_prefix else ""
-        )
-        refuse(f"known to LMI but not done here: {option.reason}", neutral)
+        refuse(f"known to LMI but not done here: {option.reason}", neutral_text(option))
         return None
     return value
 
@@ -226,34 +225,32 @@ def _parse(option: Option, setting: Setting, text: str, found: Examination) -> S
 def _note_effectless(found: Examination) -> None:
     bad = {str(problem.source) for problem in found.problems}
     for item in found.values.values():
-        if item.option.status not in (Status.REFUSED, Status.NO_EFFECT) or item.place in bad:
-            continue
-        reason = item.option.reason
-        if item.option.status is Status.REFUSED:
-            reason = "it is what this server does anyway"
-        found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
+        if item.option.status is not Status.WORKS and item.place not in bad:
+            refused = item.option.status is Status.REFUSED
+            reason = "it is what this server does anyway" if refused else item.option.reason
+            found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
 
 
 def _require_model(found: Examination) -> None:
-    """A folder with nothing in it and no word of a model is a mistake in PATH."""
+    """Report a folder that holds nothing while nothing names a model: PATH is mistaken."""
     if found.file.exists() or found.problems or "option.model_id" in found.values:
         return
     if not (found.folder / "config.json").exists():
-        reason = (
+        found.file_problem(
+            found.folder,
             f"the folder holds neither a {FILE_NAME} nor a model (config.json), and neither HF_MODEL_ID nor"
-            " OPTION_MODEL_ID names one"
+            " OPTION_MODEL_ID names one",
         )
-        found.problems.append(Problem(Source(str(found.folder)), "", "", reason))
 
 
 def _model_folders(found: Examination) -> list[Path]:
-    """The folder of the file, and the model's where that is another one on this machine."""
+    """Return the folder of the file, and the model's where that is another one on this machine."""
     model = found.values.get("option.model_id")
     folder = ModelSource(str(model.value) if model else None, str(found.folder)).local_path
     return [found.folder] if folder == found.folder.resolve() else [found.folder, folder]
 
 
-def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
+def _warn_of_second_model(settings: list[RawSetting], found: Examination) -> None:
     """LMI serves HF_MODEL_ID beside the folder's own model and then cannot tell them apart; here one wins."""
     model = found.values.get("option.model_id")
     if model is None or not (found.folder / "config.json").exists():
@@ -266,19 +263,16 @@ def _warn_of_second_model(settings: list[Setting], found: Examination) -> None:
 
 
 def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) -> tuple[EffectiveValue, ...]:
-    """Every option that works, with defaults, and every other one that was given; in the table's order."""
+    """Return every option that works, with defaults, and every other one that was given; in the table's order."""
     values = []
     for option in OPTIONS:
         item = found.values.get(option.name)
+        works = option.status is Status.WORKS
         if option.name == "engine":
             values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
         elif item is not None:
-            text = item.text if option.secret else show(item.value)
-            values.append(EffectiveValue(option.name, text, item.place, _note(option)))
-        elif option.status is Status.WORKS and option.engine in ("any", config.engine):
-            values.append(EffectiveValue(option.name, show(option.default), "default"))
+            text = item.text if option.secret else as_option(item.value)
+            values.append(EffectiveValue(option.name, text, item.place, "" if works else "without effect"))
+        elif works and option.engine in ("any", config.engine):
+            values.append(EffectiveValue(option.name, as_option(option.default), "default"))
     return tuple(values)
-
-
-def _note(option: Option) -> str:
-    return "without effect" if option.status in (Status.REFUSED, Status.NO_EFFECT) else ""

@@ -1,13 +1,28 @@
-"""What one row of the options table says. The rows are in `options*.py`, together in `options.OPTIONS`."""
+"""What one row of the options table says, and the value that counts for it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from lmi_server.config import LmiConfig
-from lmi_server.properties.kinds import Kind, Scalar
+from lmi_server.properties.problems import Source
+from lmi_server.values.base import Scalar, ValueType, is_one_of
+from lmi_server.values.show import as_option
+
+_PARTS = ("source", "options", "server")
+"""Fields of `LmiConfig` that hold fields of their own."""
+_TARGETS = {
+    "engine": "engine",
+    **{
+        field.name: f"{part}.{field.name}"
+        for part in _PARTS
+        for field in dataclasses.fields(getattr(LmiConfig(), part))
+    },
+}
+"""Of each name of a field: the path to it."""
 
 
 class Status(StrEnum):
@@ -17,7 +32,7 @@ class Status(StrEnum):
     NO_EFFECT = "no effect"
     """Every valid value is accepted with a note: ignoring it changes nothing."""
     REFUSED = "refused"
-    """Refused with the reason, but for values of which ignoring changes nothing."""
+    """Refused with the reason, except for values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +40,11 @@ class Option:
     """One key of serving.properties or of LMI's config.properties."""
 
     name: str
-    kind: Kind
+    type: ValueType
     help: str
     status: Status = Status.WORKS
-    target: str = ""
-    """Field of `LmiConfig` that takes the value, dotted (`options.dtype`); empty where none does."""
     engine: str = "any"
-    """`any`, `MPI` or `Python`: whom it concerns."""
+    """`any`, `MPI` or `Python`: the engine that it concerns."""
     aliases: tuple[str, ...] = ()
     """Other names of the same key."""
     example: str = ""
@@ -39,17 +52,20 @@ class Option:
     reason: str = ""
     """Why it is refused, or why ignoring it changes nothing."""
     neutral: tuple[Scalar, ...] = ()
-    """Values that change nothing, where the option is refused otherwise."""
-    neutral_prefix: str = ""
-    """Texts that begin so change nothing either."""
+    """Values of a refused option that change nothing. One that ends in `...` stands for all texts that begin so."""
     lmi_default: str = ""
-    """LMI's default, for options that no field here takes."""
+    """LMI's default, for options that are no field of `LmiConfig`."""
     secret: bool = False
     """The value is never printed."""
 
     @property
+    def target(self) -> str:
+        """The field of `LmiConfig` of the same name, dotted (`options.dtype`); empty where there is none."""
+        return _TARGETS.get(self.name.removeprefix("option."), "") if self.status is Status.WORKS else ""
+
+    @property
     def default(self) -> object:
-        """The default, read off the configuration's own class; LMI's where no field takes the value."""
+        """The default of the field, or LMI's where no field takes the value."""
         if not self.target:
             return self.lmi_default or None
         config: object = LmiConfig()
@@ -58,73 +74,46 @@ class Option:
         return config
 
     def changes_nothing(self, value: Scalar) -> bool:
-        """True when this value can be ignored without changing what the server does."""
-        if self.status is Status.NO_EFFECT:
+        """Whether this value can be ignored without changing what the server does."""
+        if self.status is Status.NO_EFFECT or is_one_of(value, self.neutral):
             return True
-        if self.neutral_prefix and isinstance(value, str) and value.startswith(self.neutral_prefix):
-            return True
-        return any(value == other and type(value) is type(other) for other in self.neutral)
+        prefixes = tuple(str(one)[:-3] for one in self.neutral if str(one).endswith("..."))
+        return isinstance(value, str) and value.startswith(prefixes)
 
 
-def refused(
-    name: str,
-    kind: Kind,
-    reason: str,
-    *neutral: Scalar,
-    help: str,  # noqa: A002
-    lmi_default: str = "",
-    engine: str = "any",
-    aliases: tuple[str, ...] = (),
-    neutral_prefix: str = "",
-    secret: bool = False,
-) -> Option:
-    """A key that is refused, but for the `neutral` values."""
-    return Option(
-        name,
-        kind,
-        help,
-        status=Status.REFUSED,
-        reason=reason,
-        neutral=neutral,
-        neutral_prefix=neutral_prefix,
-        lmi_default=lmi_default,
-        engine=engine,
-        aliases=aliases,
-        secret=secret,
-    )
+@dataclass(frozen=True, slots=True)
+class OptionValue:
+    """The value that counts for an option, and where it was written. As text: `key=value` as the user wrote it."""
+
+    option: Option
+    value: Scalar
+    text: str
+    source: Source
+    written: str
+    """The key as the user wrote it; may be an alias."""
+
+    @property
+    def place(self) -> str:
+        return str(self.source)
+
+    def __str__(self) -> str:
+        return f"{self.written}={self.text}"
 
 
-def ignored(name: str, kind: Kind, reason: str, *, help: str, lmi_default: str = "") -> Option:  # noqa: A002
-    """A key of which every valid value changes nothing here."""
-    return Option(name, kind, help, status=Status.NO_EFFECT, reason=reason, lmi_default=lmi_default)
-
-
-def build_config(values: dict[str, Scalar], model_dir: str) -> LmiConfig:
-    """A configuration from values by `Option.target`; everything else keeps its default."""
-    config = LmiConfig()
+def build_config(values: Iterable[OptionValue], engine: str, model_dir: str) -> LmiConfig:
+    """Make a configuration of the values that have a field; every other field keeps its default."""
     parts: dict[str, dict[str, Scalar]] = {"source": {"model_dir": model_dir}, "options": {}, "server": {}}
-    top: dict[str, str] = {}
-    for target, value in values.items():
-        part, _, name = target.partition(".")
+    for item in values:
+        part, _, name = item.option.target.partition(".")
         if name:
-            parts[part][name] = value
-        else:
-            top[part] = str(value)
+            parts[part][name] = item.value
+    config = LmiConfig(engine)
     return dataclasses.replace(
         config,
-        source=dataclasses.replace(config.source, **parts["source"]),  # type: ignore[arg-type]
-        options=dataclasses.replace(config.options, **parts["options"]),  # type: ignore[arg-type]
-        server=dataclasses.replace(config.server, **parts["server"]),  # type: ignore[arg-type]
-        **top,
+        **{part: dataclasses.replace(getattr(config, part), **fields) for part, fields in parts.items()},
     )
 
 
-def show(value: object) -> str:
-    """A value as one would write it in the file."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+def neutral_text(option: Option) -> str:
+    """Return the values of a refused option that change nothing, as one would write them."""
+    return " or ".join(map(as_option, option.neutral))

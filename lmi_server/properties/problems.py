@@ -1,18 +1,15 @@
-"""What can be wrong with a serving.properties file or an environment, said so that a person can act on it."""
+"""Problems of a serving.properties file or an environment, in words that a person can act on."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-_SECRET = re.compile(
-    r"(^|[._-])(token|secret|password|passwd|credentials?|api_?key|access_?key)$", re.IGNORECASE
-)
+from lmi_server.values.show import one_line
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value was written: a line of a file, or an environment variable."""
+    """The place of a value: a line of a file, or an environment variable."""
 
     file: str = ""
     line: int | None = None
@@ -27,17 +24,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, or, as a warning, that surprises."""
+    """One thing that is wrong; as a warning, one that may surprise."""
 
     source: Source
     key: str
     """As the user wrote it; empty where a file as a whole is meant."""
     given: str
-    """The value as the user wrote it; `***` for what may be a secret."""
+    """The value as the user wrote it; `***` where it may be a secret."""
     reason: str
     accepted: str = ""
     nearest: str = ""
-    """The nearest name or value that is known."""
+    """The nearest known name or value."""
 
     @property
     def file(self) -> str:
@@ -48,9 +45,9 @@ class Problem:
         return self.source.line
 
     def __str__(self) -> str:
-        what = f"{self.key}={shorten(self.given)}: " if self.key else ""
+        what = f"{self.key}={one_line(self.given)}: " if self.key else ""
         if self.source.variable:
-            what = f"value {shorten(self.given)!r}: "
+            what = f"value {one_line(self.given)!r}: "
         text = f"{self.source}: {what}{self.reason}"
         if self.accepted:
             text += f"; accepted: {self.accepted}"
@@ -60,20 +57,9 @@ class Problem:
 
 
 class PropertiesError(Exception):
-    """All problems of a file and its environment, not only the first. `str(error)` has one line for each."""
+    """All problems of a file and its environment. `str(error)` has one line for each."""
 
     def __init__(self, problems: tuple[Problem, ...], warnings: tuple[str, ...] = ()) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
         self.warnings = warnings
-
-
-def shorten(text: str, limit: int = 120) -> str:
-    """A value in one line of bounded length."""
-    flat = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
-    return flat if len(flat) <= limit else f"{flat[:limit]}... ({len(text)} characters)"
-
-
-def shown(key: str, text: str, secret: bool = False) -> str:
-    """The value as it may be printed: what could be a password or an access token is not."""
-    return "***" if secret or _SECRET.search(key) else text

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lmi_server.properties.environment import variables_of
-from lmi_server.properties.kinds import Choice
-from lmi_server.properties.option import Option, Status, show
+from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS
+from lmi_server.values.scalars import Choice
+from lmi_server.values.show import as_option
 
 OPEN_DEFAULTS = {
     "option.model_id": "the folder itself",
@@ -20,11 +22,11 @@ OPEN_DEFAULTS = {
     "option.max_queued_tokens": "no bound",
     "option.step_trace": "none",
 }
-"""What no value means, where it is not decided at the start."""
+"""The meaning of no value, where it is not decided at the start."""
 
 _HEAD = """# Options
 
-<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options*.py. -->
+<!-- Generated: python -m lmi_server.properties.reference > docs/options.md. Edit lmi_server/properties/options.csv. -->
 
 Every key that a `serving.properties` may hold. An unknown key is refused with the nearest known name
 (`lmi serve --lenient`, or `LMI_LENIENT=true`, warns instead), a bad value with its line and what is accepted.
@@ -37,10 +39,16 @@ The file is in the Java properties format: ISO-8859-1, `#` and `!` begin a comme
 are part of a value. Blanks at the end of a value belong to it; from numbers, booleans and words they are removed
 with a warning, in free text they stay.
 """
+_KNOWN_HEAD = """## Known to LMI, not done here
+
+Refused with the reason, except for values of which ignoring changes nothing: these are accepted with a note.
+
+| key | accepted without effect | what it is | why |
+|---|---|---|---|"""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option, all as text."""
 
     name: str
@@ -49,43 +57,35 @@ class Row:
     engine: str
     help: str
     status: str
-    aliases: tuple[str, ...]
     variables: tuple[str, ...]
-    example: str
 
 
-def rows() -> tuple[Row, ...]:
-    """Every option in the table's order, those that work first."""
-    return tuple(_row(option) for option in OPTIONS)
+def rows() -> tuple[OptionRow, ...]:
+    """Return every option in the table's order, those that work first."""
+    return tuple(
+        OptionRow(
+            option.name,
+            option.type.accepted,
+            _default(option),
+            option.engine,
+            option.help,
+            option.status.value,
+            _variables(option),
+        )
+        for option in OPTIONS
+    )
 
 
 def markdown() -> str:
-    """The whole reference page."""
-    working = [option for option in OPTIONS if option.status is Status.WORKS]
-    other = [option for option in OPTIONS if option.status in (Status.REFUSED, Status.NO_EFFECT)]
-    parts = [_HEAD, "## Options that work\n", *map(_section, working)]
-    parts += ["## Known to LMI, not done here\n"]
-    parts += [
-        "Refused with the reason, except for values of which ignoring changes nothing: these are accepted with a"
-        " note.\n"
-    ]
-    parts += ["| key | accepted without effect | what it is | why |", "|---|---|---|---|"]
-    parts += [_known_row(option) for option in other]
-    return "\n".join(parts) + "\n"
+    """Return the whole reference page."""
+    working = [_section(option) for option in OPTIONS if option.status is Status.WORKS]
+    known = [_known_row(option) for option in OPTIONS if option.status is not Status.WORKS]
+    return "\n".join([_HEAD, "## Options that work\n", *working, _KNOWN_HEAD, *known]) + "\n"
 
 
-def _row(option: Option) -> Row:
-    return Row(
-        name=option.name,
-        accepted=option.kind.accepted,
-        default=_default(option),
-        engine=option.engine,
-        help=option.help,
-        status=option.status.value,
-        aliases=option.aliases,
-        variables=_variables(option),
-        example=f"{option.name}={option.example}" if option.example else "",
-    )
+def _default(option: Option) -> str:
+    unset = OPEN_DEFAULTS.get(option.name, "decided at start" if option.target else "")
+    return as_option(option.default) or unset
 
 
 def _variables(option: Option) -> tuple[str, ...]:
@@ -93,39 +93,35 @@ def _variables(option: Option) -> tuple[str, ...]:
     return tuple(dict.fromkeys(variable for name in names for variable in variables_of(name)))
 
 
-def _default(option: Option) -> str:
-    return show(option.default) or OPEN_DEFAULTS.get(option.name, "decided at start" if option.target else "")
-
-
 def _section(option: Option) -> str:
-    row = _row(option)
-    engine = "" if row.engine == "any" else f" (engine={row.engine})"
-    lines = [f"### `{row.name}`\n", f"{row.help}{engine}\n"]
+    engine = "" if option.engine == "any" else f" (engine={option.engine})"
     facts = {
-        "accepted": row.accepted,
-        "default": row.default,
-        "example": f"`{row.example}`",
-        "other names": ", ".join(f"`{alias}`" for alias in row.aliases),
-        "environment": ", ".join(f"`{variable}`" for variable in row.variables),
+        "accepted": option.type.accepted,
+        "default": _default(option),
+        "example": f"`{option.name}={option.example}`",
+        "other names": _quoted(option.aliases),
+        "environment": _quoted(_variables(option)),
     }
+    lines = [f"### `{option.name}`\n", f"{option.help}{engine}\n"]
     lines += [f"- {label}: {text}" for label, text in facts.items() if text]
-    if isinstance(option.kind, Choice):
-        refused = option.kind.refused
+    if isinstance(option.type, Choice):
+        refused = option.type.refused
         for reason in dict.fromkeys(refused.values()):
-            values = ", ".join(f"`{value}`" for value in refused if refused[value] == reason)
+            values = _quoted(value for value in refused if refused[value] == reason)
             lines.append(f"- refused: {values} ({reason})")
     return "\n".join(lines) + "\n"
 
 
 def _known_row(option: Option) -> str:
+    accepted = _quoted(map(as_option, option.neutral)) or "none"
     if option.status is Status.NO_EFFECT:
-        accepted = option.kind.accepted
-    else:
-        words = [f"`{show(value)}`" for value in option.neutral]
-        words += [f"`{option.neutral_prefix}...`"] if option.neutral_prefix else []
-        accepted = ", ".join(words) or "none"
-    names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
-    return "| " + " | ".join((names, accepted, option.help, option.reason)) + " |"
+        accepted = option.type.accepted
+    cells = (_quoted((option.name, *option.aliases)), accepted, option.help, option.reason)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""What keys mean to each other: rules over several options at once, after each value is known by itself."""
+"""Rules over several options at once, after each value is known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from lmi_server.properties import batching
-from lmi_server.properties.option import show
-from lmi_server.properties.option_value import OptionValue
+from lmi_server.properties.option import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem
+from lmi_server.values.base import Scalar
+from lmi_server.values.show import as_option
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rules say."""
+    """What the rules decide."""
 
     engine: str
     engine_source: str
@@ -28,35 +29,33 @@ _SAME_AS = {
 
 
 def apply(values: dict[str, OptionValue]) -> Verdict:
-    """Decide the engine and hold the values against it and against each other. Keys are option names."""
+    """Decide the engine, and check the values against it and against each other. Keys are option names."""
     decided = batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values)]
     notes = [decided.note] if decided.note else []
-    notes += _needs_pauses(values) if decided.engine == "MPI" else []
+    notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
     for item in values.values():
-        if reason := _impossible(item, decided.engine):
+        value, reason = _MPI_ONLY.get(item.option.name, (None, ""))
+        if item.value == value and decided.engine != "MPI":
             problems.append(Problem(item.source, item.written, item.text, reason))
         elif _idle(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
 
 
-def _impossible(item: OptionValue, engine: str) -> str:
-    """Why the value cannot stand under this engine; empty where it can."""
-    name, value = item.option.name, item.value
-    if name == "option.load_format" and value == "dummy" and engine == "Python":
-        return "engine=Python loads weights from files; random weights are made by engine=MPI"
-    if name == "option.mpi_mode" and value is True and engine == "Python":
-        return "engine=Python runs no MPI ranks; write engine=MPI"
-    return ""
-
-
 def _idle(item: OptionValue, engine: str) -> bool:
-    """Whether the option concerns the other engine only. `option.rolling_batch` had its say in the choice."""
+    """Whether the option has no effect under this engine. `option.rolling_batch` took part in the choice."""
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
+_MPI_ONLY: dict[str, tuple[Scalar, str]] = {
+    "option.load_format": (
+        "dummy",
+        "engine=Python loads weights from files; random weights are made by engine=MPI",
+    ),
+    "option.mpi_mode": (True, "engine=Python runs no MPI ranks; write engine=MPI"),
+}
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (
         "max_utilization",
@@ -78,19 +77,19 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
     ]
 
 
-def _needs_pauses(values: dict[str, OptionValue]) -> list[str]:
+def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:
     chunked = values.get("option.enable_chunked_prefill")
     if chunked is not None and chunked.value is False:
         return []
     return [
         f"{item.place}: {item}: no effect unless option.enable_chunked_prefill=false"
         for name in _PAUSE_ONLY
-        if (item := values.get(name)) is not None
+        if (item := values.get(name)) is not None and item.option.engine == engine
     ]
 
 
 def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
-    """The back end's name of a key is accepted only where it says the same as LMI's name."""
+    """Accept vLLM's name of a key only where it says the same as LMI's name."""
     problems = []
     for name, other in _SAME_AS.items():
         item = values.get(name)
@@ -100,8 +99,6 @@ def _equal_names(values: dict[str, OptionValue]) -> list[Problem]:
         expected = twin.value if twin is not None else by_name()[other].default
         if item.value != expected:
             where = f"as {twin.place} says" if twin is not None else "its default"
-            reason = (
-                f"must be equal to {other}, which is {show(expected)}, {where}; write {other}={item.text}"
-            )
-            problems.append(Problem(item.source, item.written, item.text, reason, show(expected)))
+            reason = f"must be equal to {other}, which is {as_option(expected)}, {where}; write {other}={item.text}"
+            problems.append(Problem(item.source, item.written, item.text, reason, as_option(expected)))
     return problems

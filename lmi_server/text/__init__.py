@@ -1,0 +1,1 @@
+"""The text side of a model: tokenizer, chat template, stop strings."""

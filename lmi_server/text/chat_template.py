@@ -1,4 +1,4 @@
-"""Chat messages to prompt text, by the template that comes with the model.
+"""Chat messages to prompt text, by the model's own template.
 
 Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with the helpers that
 transformers gives them and no others. Requests never bring templates of their own.
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engines.errors import InvalidRequest
 
-# What a template can raise over messages that it does not like; none of it is the server's fault.
+# What a template may raise about messages that it refuses; none of these are errors of the server.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -32,7 +32,7 @@ _TEMPLATE_ERRORS = (
 
 
 class RenderedTooLong(InvalidRequest):
-    """The messages make a longer text than the caller can use."""
+    """The prompt is longer than the caller can use."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -92,11 +92,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
-        """The prompt text, ready for the assistant's turn.
+        """Return the prompt text, ready for the assistant's turn.
 
         Raises:
             InvalidRequest: the template refuses the messages.
-            RenderedTooLong: the text passes `max_chars`.
+            RenderedTooLong: the text exceeds `max_chars`.
         """
         parts: list[str] = []
         size = 0

@@ -1,8 +1,8 @@
-"""Text from tokens as they come.
+"""Incremental detokenization.
 
 A character may spread over several tokens, and some tokenizers write a space differently at the start of a text.
-So a new token is decoded together with those before it, and only what it adds is given out (the prefix and read
-offsets of text-generation-inference). What may still change, an incomplete character at the end, is held back.
+So a new token is decoded together with those before it, and only what it adds is returned (the prefix and read
+offsets of text-generation-inference). An incomplete character at the end, which may still change, is held back.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ _PROMPT_TAIL = 6
 
 
 class IncrementalDetokenizer:
-    """One request's output text. Mutable; belongs to the one that serves the request.
+    """The text of one answer. Mutable.
 
-    All that `push` and `flush` return, joined, is the decoded text of all tokens.
+    What `push` and `flush` return, joined, is the decoded text of all tokens.
     """
 
     def __init__(
         self, text: TextModel, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
-        """`prompt_token_ids`: given where the output continues the prompt's text, so that a space between the
-        two is kept; not given where the output is a text of its own, as an answer in a chat is."""
+        """`prompt_token_ids`: only where the output continues the prompt's text, to keep a space between the two."""
         self._decode = text.tokenizer.decode
         self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
         self._num_read = len(self._window)
-        """window[:num_read] is context whose text is given out; the rest is new."""
+        """window[:num_read] is context, whose text is returned already; the rest is new."""
         self._num_context_chars = len(self._decode(self._window, skip_special_tokens))
-        self._num_given = 0
-        """Characters of the new tokens' text that are already given out."""
+        self._num_returned = 0
+        """Characters of the new tokens' text that are returned already."""
 
     def push(self, token_id: int) -> str:
-        """Take one token; the text that it completes, often empty."""
+        """Take one token and return the text that it completes, often empty."""
         if token_id in self._hidden_ids:
             return ""
         self._window.append(token_id)
         new = self._new_text()
         if new.endswith(_INCOMPLETE):
-            # Rest of a character to come. What stands before the incomplete run does not change any more.
+            # The rest of a character is missing. Text before the incomplete run does not change any more.
             stable = new.rstrip(_INCOMPLETE)
-            piece = stable[self._num_given :]
-            self._num_given = max(self._num_given, len(stable))
+            piece = stable[self._num_returned :]
+            self._num_returned = max(self._num_returned, len(stable))
             return piece
-        piece = new[self._num_given :]
+        piece = new[self._num_returned :]
         if new:
             self._advance()
         return piece
 
     def flush(self) -> str:
-        """What is held back still, at the end of the output: an incomplete character shows as U+FFFD."""
-        piece = self._new_text()[self._num_given :]
+        """Return the text held back, at the end of the output; an incomplete character shows as U+FFFD."""
+        piece = self._new_text()[self._num_returned :]
         self._advance()
         return piece
 
@@ -64,8 +63,8 @@ class IncrementalDetokenizer:
         return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]
 
     def _advance(self) -> None:
-        """Make the new tokens the context of those to come."""
+        """Make the new tokens the context of later ones."""
         del self._window[: self._num_read]
         self._num_read = len(self._window)
         self._num_context_chars = len(self._decode(self._window, self._skip_special_tokens))
-        self._num_given = 0
+        self._num_returned = 0

@@ -1,7 +1,7 @@
-"""Stop strings over streamed text: the text is cut before, or on request after, the first that is complete.
+"""Stop strings in streamed text: the text is cut before, or on request after, the first complete one.
 
-'First' is by its last character, as a reader of the stream meets it; of those that end together the longest. So the
-result does not depend on how the text was cut into pieces.
+The first is the one that ends first; of several that end together, the longest. So the result does not depend on how
+the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Watches one request's text. Mutable; belongs to the one that serves the request."""
+    """Watches the text of one answer. Mutable."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """`stops`: none of them empty. `include`: the stop string is shown, as the last of the text."""
+        """`stops`: none is empty. `include`: the text ends with the stop string, which is shown."""
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
@@ -21,7 +21,7 @@ class StopMatcher:
         """The stop string that ended the text."""
 
     def push(self, piece: str) -> str:
-        """Take the next piece; the text that can be shown: all that cannot be the start of a stop string."""
+        """Take the next piece and return the text that can be shown: it cannot be the start of a stop string."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -37,12 +37,12 @@ class StopMatcher:
         return text[:shown]
 
     def flush(self) -> str:
-        """The text held back, when no more is to come."""
+        """Return the text held back, when the text has ended."""
         held, self._held = self._held, ""
         return held
 
     def _num_undecided(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string starts."""
+        """Return the length of the longest end of `text` that a stop string starts with."""
         longest = max((len(stop) for stop in self._stops), default=0) - 1
         for length in range(min(longest, len(text)), 0, -1):
             end = text[-length:]

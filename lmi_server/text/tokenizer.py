@@ -20,13 +20,13 @@ _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Text to token ids and back. Holds no request's state, so all requests share one."""
+    """Text to token ids and back. Stateless: all requests share one."""
 
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     """Generation ends with any of these."""
     special_tokens: Mapping[str, int]
-    """Text to id of the tokens that never show in a decoded text."""
+    """Ids, by text, of the tokens that never show in a decoded text."""
     special_ids: frozenset[int]
     chat_template: ChatTemplate | None
     longest_token: int
@@ -34,15 +34,15 @@ class TextModel:
     vocabulary_size: int
     """Token ids go from 0 to one below this."""
     is_encoder_decoder: bool = False
-    """The output is a text of its own, whose length does not count the prompt."""
+    """The output is a separate text, and its length does not count the prompt."""
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
-        """Read a model folder; tokenizer.json from another one where that is given.
+        """Read a model folder, and tokenizer.json from `tokenizer_folder` where it is given.
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.json.
-            ValueError: a file is not what it should be; the text names the file.
+            ValueError: a file is not valid; the text names it.
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config = read_json(folder / "tokenizer_config.json")
@@ -62,16 +62,16 @@ class TextModel:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text. `add_special_tokens`: those that the model puts before or after a plain text."""
+        """Return the token ids of a text. `add_special_tokens`: with those that the model adds to a plain text."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids, by default without special tokens; an incomplete character shows as U+FFFD."""
+        """Return the text of token ids, by default without special tokens; an incomplete character shows as U+FFFD."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token in the midst of others, a special one by its name."""
-        # The second of two: some tokenizers leave a space out at the start of a text.
+        """Return the text of one token within a text; a special token shows as its name."""
+        # The second of two, because some tokenizers drop a space at the start of a text.
         first = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
 
@@ -83,7 +83,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more exact
         raise ValueError(f"{path}: not a tokenizer: {error}") from error
-    # Some files carry the settings of the training run; prompts are neither cut nor filled up here.
+    # Some files keep the settings of the training run; prompts are neither truncated nor padded here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its kin; a token is written as a string or as an object with `content`."""
+    """Return `bos_token` and the like; a token is written as a string or as an object with `content`."""
     named: dict[str, str] = {}
     for source in sources:
         for name in _TOKEN_NAMES:
@@ -116,7 +116,7 @@ def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
-    """From the first that names any: generation_config.json, config.json, the tokenizer's `eos_token`."""
+    """Read the first of generation_config.json, config.json and the tokenizer's `eos_token` that names any."""
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
@@ -127,7 +127,7 @@ def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str])
 
 
 def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
-    """What both know: the tokenizer, which may lack entries of the model's table, and the model, by config.json."""
+    """Return the size that both know: the tokenizer, which may lack entries of the model, and config.json."""
     size = max(vocabulary.values(), default=-1) + 1
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")

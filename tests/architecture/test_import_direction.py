@@ -13,6 +13,7 @@ _ORDER = ("container", "lmi_server", "engines", "lmi_kernels")
 
 _ENGINE_LEVELS: dict[str, int] = {
     "engines": 0,
+    "engines.capabilities": 0,
     "engines.config": 0,
     "engines.core": 0,
     "engines.errors": 0,

@@ -159,7 +159,7 @@ def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenA
 
 
 def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="at most 5") as caught:
+    with pytest.raises(openai.BadRequestError, match="from 0 to 5") as caught:
         api.completions.create(model="lmi", prompt=STORY, logprobs=6)
     assert caught.value.param == "logprobs"
     with pytest.raises(openai.BadRequestError, match="not empty") as caught:

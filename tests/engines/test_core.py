@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.core import FinishReason, RequestOutput, SamplingParams, token_output
+from engines.core import FinishReason, RequestOutput, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,3 @@ def test_only_temperature_zero_is_greedy(temperature: float, greedy: bool) -> No
 
 def test_finish_reasons_are_the_words_of_the_reply() -> None:
     assert [str(reason) for reason in FinishReason] == ["length", "eos_token", "stop_sequence"]
-
-
-def test_the_short_way_to_an_output_is_the_same_output() -> None:
-    assert token_output("a", 5) == RequestOutput("a", (5,))
-    assert type(token_output("a", 5)) is RequestOutput

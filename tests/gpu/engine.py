@@ -23,7 +23,7 @@ from engines.mpi.runner.executor import StepExecutor
 from engines.mpi.runner.model_runner import DTYPES, ModelRunner
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
-from engines.parallel import Communicator, SingleProcess
+from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from tests.gpu.timing import Deadline, synchronize
@@ -90,7 +90,7 @@ class Engine:
         if limits.cache_tokens is not None:
             blocks = -(-limits.cache_tokens // limits.block_size)
             cache_bytes = blocks * limits.block_size * per_token
-        self.comm = comm or SingleProcess()
+        self.comm = comm or Communicator()
         settings = SchedulerSettings(
             limits.max_num_seqs, limits.max_step_tokens, limits.max_step_tokens, max_waiting=100_000
         )

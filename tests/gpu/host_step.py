@@ -56,7 +56,7 @@ from engines.mpi.runner.step_runner import Choices, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.mpi.trace import StepTrace
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from engines.wire import Drain, Outputs, Submit, ToEngine, decode_to_client, encode
@@ -176,7 +176,7 @@ class HostSteps(GpuSteps):
         shape = TableShape(num_seqs, _MAX_MODEL_LEN)
         model: Any = None
         super().__init__(
-            model, cache, torch.zeros(1, device=device), (1, 16), _VOCAB_SIZE, SingleProcess(), shape
+            model, cache, torch.zeros(1, device=device), (1, 16), _VOCAB_SIZE, Communicator(), shape
         )
         self._phases = phases
         self._fixed = DecodeOutputs(
@@ -272,7 +272,7 @@ def measure(load: Load, folder: Path) -> list[Step]:
     scheduler = Scheduler(SchedulerConfig(settings, "max_utilization"), blocks, _MAX_MODEL_LEN, _VOCAB_SIZE)
     stopwatch = Stopwatch(time.perf_counter)
     board = StatusBoard.create(folder / "board", 1)
-    executor = StepExecutor(steps, SingleProcess(), board, stopwatch)
+    executor = StepExecutor(steps, Communicator(), board, stopwatch)
     sampler = Sampler(_VOCAB_SIZE, torch.device("cpu"))
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
     front = _Client(f"ipc://{folder}/front", load, steps, phases)

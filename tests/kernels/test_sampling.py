@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from engines.core import SamplingParams
+from engines.sampling.adjustments import penalties
 from engines.sampling.batch import SamplingRow
-from engines.sampling.frequency_penalty import frequency_penalty
-from engines.sampling.presence_penalty import presence_penalty
-from engines.sampling.repetition_penalty import repetition_penalty
 from lmi_kernels import Penalties
 from lmi_kernels.sampling.choose_tokens_cpu import FirstLook, choose_tokens_cpu
 from lmi_kernels.sampling.penalties import penalize
@@ -201,7 +199,7 @@ def test_penalties_are_those_of_the_steps() -> None:
             (counts,) = count_tokens_reference(
                 counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
             )
-    expected = apply((repetition_penalty, presence_penalty, frequency_penalty), logits, rows)
+    expected = apply([penalties], logits, rows)
     parameters = [
         [row.params.repetition_penalty, row.params.presence_penalty, row.params.frequency_penalty]
         for row in rows

@@ -18,8 +18,8 @@ from engines.core import Request, RequestOutput
 from engines.errors import Overloaded
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
-from lmi_server.connection import ConnectionLimits
-from lmi_server.gevent_worker import Worker
+from lmi_server.http.connection import ConnectionLimits
+from lmi_server.http.gevent_worker import Worker
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens, web_config
 

@@ -16,12 +16,13 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.test import EnvironBuilder
 
 from engines.errors import InvalidRequest, Overloaded
-from lmi_server.apis import body as body_module
-from lmi_server.apis.body import Bodies
-from lmi_server.apis.checks import shown, unknown_field
-from lmi_server.apis.json_object import MAX_VALUES, parse_object
+from lmi_server.apis.parameters.checks import refuse_unknown
 from lmi_server.config import ServerConfig
 from lmi_server.errors import BodyTooSlow
+from lmi_server.http import body as body_module
+from lmi_server.http.body import Bodies
+from lmi_server.http.json_object import MAX_VALUES, parse_object
+from lmi_server.values.show import as_json
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.malformed_bodies import repeated_name
 
@@ -85,7 +86,7 @@ LONG = "x" * 1_000_000
 
 
 def test_names_are_quoted_in_short() -> None:
-    assert len(str(unknown_field(f"parameters.{LONG}", LONG, LONG, ["top_k"]))) < 500
+    assert len(str(refuse_unknown(f"parameters.{LONG}", LONG, LONG, ["top_k"]))) < 500
     with pytest.raises(InvalidRequest) as caught:
         parse_object(json.dumps({LONG: 0})[:-1].encode() + f', "{LONG}": 1}}'.encode())
     assert len(str(caught.value)) < 500
@@ -102,13 +103,13 @@ def test_names_are_quoted_in_short() -> None:
 )
 def test_no_more_of_a_value_is_looked_at_than_is_shown(value: Any) -> None:
     """What cannot be written as JSON stands where nobody may look."""
-    assert len(shown(value)) < 100
-    assert shown(value).endswith("...")
+    assert len(as_json(value)) < 100
+    assert as_json(value).endswith("...")
 
 
 @pytest.mark.parametrize("value", [0, None, "a" * 78, [1, [2, {"a": {}}]], {"a": [], "b": {"c": None}}, []])
 def test_a_short_value_is_shown_as_it_is(value: Any) -> None:
-    assert shown(value) == json.dumps(value)
+    assert as_json(value) == json.dumps(value)
 
 
 def test_unknown_names_make_one_short_log_line(

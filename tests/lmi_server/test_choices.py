@@ -11,7 +11,7 @@ from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import RequestFailed
-from lmi_server.candidates import choice_seed
+from lmi_server.generation.candidates import choice_seed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import FakeEngine, tokens

@@ -10,7 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from engines.core import AbortReason
-from lmi_server.client_gone import ClientWatch
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens
 

@@ -10,24 +10,24 @@ import gevent
 import pytest
 from gevent import socket as gevent_socket
 
-from lmi_server.connection import Connection, ConnectionLimits, Pace
+from lmi_server.http.connection import ClientConnection, ConnectionLimits, Pace
 
 QUICK = ConnectionLimits(
     idle_seconds=0.02, head_seconds=0.02, body_seconds=0.02, stall_seconds=0.02, bytes_per_second=1_000_000
 )
 PATIENT = ConnectionLimits()
 
-Pair = Callable[[ConnectionLimits], tuple[Connection, gevent_socket.socket]]
+Pair = Callable[[ConnectionLimits], tuple[ClientConnection, gevent_socket.socket]]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     opened: list[gevent_socket.socket] = []
 
-    def make(limits: ConnectionLimits) -> tuple[Connection, gevent_socket.socket]:
+    def make(limits: ConnectionLimits) -> tuple[ClientConnection, gevent_socket.socket]:
         accepted, client = gevent_socket.socketpair()
         client.settimeout(10)
-        opened.extend([Connection(accepted, limits), client])
+        opened.extend([ClientConnection(accepted, limits), client])
         return opened[-2], client
 
     yield make
@@ -35,7 +35,7 @@ def pair() -> Iterator[Pair]:
         one.close()
 
 
-def read_all(connection: Connection) -> int:
+def read_all(connection: ClientConnection) -> int:
     """The number of bytes until the client's end."""
     size = 0
     while piece := connection.recv(100_000):
@@ -138,7 +138,7 @@ def test_others_have_their_turn_while_a_body_comes_fast(pair: Pair) -> None:
         assert len(turns) == number + 1
 
 
-def fill(connection: Connection) -> None:
+def fill(connection: ClientConnection) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     connection.sendall(b"x" * 10_000_000)
 

@@ -266,7 +266,7 @@ def test_ids_of_a_prompt_go_up_to_the_vocabulary(
     for bad in (last + 1, -1):
         error = post(client, [0, bad]).get_json()["error"]
         assert error["param"] == "prompt[1]"
-        assert f"given {bad}; accepted: a token id, a whole number from 0 to {last}" in error["message"]
+        assert f"given {bad}; accepted: a token id from 0 to {last}" in error["message"]
 
 
 def test_stop_string_answer_is_not_what_the_model_said_next(

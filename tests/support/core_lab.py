@@ -20,7 +20,7 @@ from engines.mpi.runner.executor import StepExecutor
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 
@@ -104,7 +104,7 @@ class CoreLab:
         )
         vocab_size = runner.config.vocab_size
         scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len, vocab_size)
-        executor = StepExecutor(runner, SingleProcess(), self._board, self._stopwatch)
+        executor = StepExecutor(runner, Communicator(), self._board, self._stopwatch)
         sampler = Sampler(vocab_size, torch.device("cpu"))
         core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace or StepTrace(""))
         return Running(core, scheduler, blocks, self._stopwatch)
@@ -118,7 +118,7 @@ class CoreLab:
                 cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
                 scheduler=SchedulerConfig(limits),
             )
-            self._runners[paged] = ModelRunner(config, SingleProcess(), torch.device("cpu"), self._stopwatch)
+            self._runners[paged] = ModelRunner(config, Communicator(), torch.device("cpu"), self._stopwatch)
         return self._runners[paged]
 
     def _cache_bytes(self) -> int:

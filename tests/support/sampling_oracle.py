@@ -26,11 +26,12 @@ from transformers import (
 )
 
 from engines.core import SamplingParams
-from engines.sampling.batch import SamplingBatch, SamplingRow
+from engines.sampling.adjustments import logit_bias, penalties
+from engines.sampling.bans import bans
+from engines.sampling.batch import SamplingBatch, SamplingRow, SequenceState
 from engines.sampling.draw import find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.sampler import STEPS, LogitsStep
-from engines.sampling.state import SequenceState
 from engines.sampling.typical_p import typical_p
 
 CLOSE = 1e-5
@@ -42,12 +43,17 @@ _ALONE = SamplingParams(1, temperature=1.0)
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """top_k, top_p and min_p as a step."""
     plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
-    find_edges(logits, plan).rule_out(logits, batch.drawn)
+    find_edges(logits, plan).ban_others(logits, plan.sampled)
 
 
 ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)
 """With those that only rows have that are drawn."""
-_NAMES = {step.__name__: step for step in ALL_STEPS}  # type: ignore[attr-defined]
+_STEPS: dict[str, LogitsStep] = {
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), penalties),
+    "logit_bias": logit_bias,
+    **dict.fromkeys(("bad_words", "min_new_tokens"), bans),
+    "typical_p": typical_p,
+}
 
 
 class Stage(NamedTuple):
@@ -96,7 +102,7 @@ def stages(row: SamplingRow) -> Iterator[Stage]:
     if p.min_new_tokens and stops:
         limit = MinNewTokensLengthLogitsProcessor(row.num_prompt_tokens, p.min_new_tokens, stops)
         yield _stage(row, "min_new_tokens", limit)
-    if not row.drawn:
+    if not row.params.sampled:
         return
     if p.temperature != 1.0:
         yield _stage(row, "temperature", TemperatureLogitsWarper(p.temperature))
@@ -150,7 +156,7 @@ def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[Samp
             state = SequenceState(row.params, row.num_prompt_tokens, logits.shape[-1])
             state.follow(row.token_ids)
         states.append(state)
-    batch = SamplingBatch(rows, states, [i for i, row in enumerate(rows) if row.drawn])
+    batch = SamplingBatch(rows, states)
     logits = logits.clone()
     for step in steps:
         step(logits, batch)
@@ -159,7 +165,7 @@ def apply(steps: Sequence[LogitsStep], logits: torch.Tensor, rows: Sequence[Samp
 
 def heated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """What a draw goes by: logits / temperature."""
-    heat = [row.params.temperature if row.drawn else 1.0 for row in rows]
+    heat = [row.params.temperature if row.params.sampled else 1.0 for row in rows]
     return logits / torch.tensor(heat)[:, None]
 
 
@@ -180,10 +186,10 @@ def _stage(
     row: SamplingRow, name: str, processor: Any, edge: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Stage:
     nowhere = lambda scores: torch.zeros_like(scores, dtype=torch.bool)  # noqa: E731
-    step = _NAMES.get(name)
+    step = _STEPS.get(name)
     if name in _TRUNCATES:
         row = row._replace(params=replace(_ALONE, **{name: getattr(row.params, name)}))
-        step = _NAMES.get(name, truncate)
+        step = _STEPS.get(name, truncate)
     return Stage(name, step, row, processor, edge or nowhere)
 
 

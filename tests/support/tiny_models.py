@@ -13,7 +13,7 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi.runner.model_runner import DTYPES, ModelRunner
-from engines.parallel import Communicator, SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.plans import BLOCK_SIZE
 
@@ -41,6 +41,7 @@ _FALCON = _COMMON | {"hidden_size": 40, "num_attention_heads": 10, "ffn_hidden_s
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "qwen2": _LLAMA,
     "qwen3": _LLAMA | {"head_dim": 6},
     "mixtral": _LLAMA | {"num_local_experts": 4, "intermediate_size": 30},
     # As 7B: one KV head, one norm; and as 40B.
@@ -113,9 +114,9 @@ def make_runner(
     enforce_eager: bool = False,
 ) -> ModelRunner:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
-    comm = comm or SingleProcess()
-    itemsize = torch.float32.itemsize if device == "cpu" else DTYPES[dtype].itemsize
-    token_bytes = ModelConfig.from_folder(folder).kv_elements_on(comm.world_size) * itemsize
+    comm = comm or Communicator()
+    cache_dtype = "fp32" if device == "cpu" else dtype
+    token_bytes = ModelConfig.from_folder(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),

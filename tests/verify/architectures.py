@@ -6,11 +6,9 @@ from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 23
-TITLE = (
-    "Llama, Mistral, Qwen3, Falcon and Mixtral: logits and greedy tokens are transformers', degree 1 and 2"
-)
+TITLE = "Llama, Mistral, Qwen2, Qwen3, Falcon, Mixtral: logits and greedy tokens are transformers', degrees 1 and 2"
 
-_KINDS = ("llama", "mistral", "qwen3", "mixtral", "falcon-7b", "falcon-40b")
+_KINDS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "falcon-7b", "falcon-40b")
 _TESTS = {
     "degree 1, in chunks, paged and contiguous": "tests/engines/models/test_equality.py",
     "several ranks": "tests/engines/models/test_tensor_parallel.py",

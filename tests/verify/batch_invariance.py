@@ -16,7 +16,7 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
 from engines.mpi.runner.model_runner import ModelRunner
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels import linear, pack
 from lmi_kernels.cpu.team import set_num_threads
@@ -126,7 +126,7 @@ def _runner(folder: Path, paged: bool) -> ModelRunner:
         ),
         scheduler=SchedulerConfig(limits),
     )
-    return ModelRunner(config, SingleProcess(), CPU, Stopwatch(lambda: 0.0))
+    return ModelRunner(config, Communicator(), CPU, Stopwatch(lambda: 0.0))
 
 
 if __name__ == "__main__":

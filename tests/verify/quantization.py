@@ -16,7 +16,7 @@ from engines.core import SchedulerSettings
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler.step_plan import WANT_PROMPT_LOGPROBS
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu.team import set_num_threads
 from tests.support.plans import PlanMaker, run_plan
@@ -60,7 +60,7 @@ def _perplexity(model: Path, windows: list[list[int]], quantize: str, kv_cache: 
         cache=CacheConfig(BLOCK_SIZE, True, 1 << 28, dtype=kv_cache),
         scheduler=SchedulerConfig(SchedulerSettings(1, WINDOW, WINDOW, 1)),
     )
-    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), Stopwatch(lambda: 0.0))
+    runner = ModelRunner(config, Communicator(), torch.device("cpu"), Stopwatch(lambda: 0.0))
     logprobs: list[float] = []
     for window in windows:
         maker = PlanMaker(BLOCK_SIZE)

@@ -9,8 +9,7 @@ from typing import Any
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.files.folder import weights_problem
-from engines.models.config import ModelConfig
-from engines.models.cpu_storage import native_element
+from engines.models.config import ModelConfig, element_bytes
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -50,10 +49,8 @@ def hold_on_cpu(model: ModelConfig, degree: int, dtype: str, quantize: str, mach
 
 
 def _element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
-    """Bytes of a number on a CPU, where torch may serve instead of native kernels."""
-    if machine.cpu_kernels:
-        return native_element(model.dtype, dtype, quantize)
-    return 2 if dtype == "fp16" or model.dtype == "float16" else 4
+    """Bytes of a number on a CPU."""
+    return element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
 
 
 def make_random(

@@ -1,7 +1,17 @@
-"""A model's shape, read from its config.json: one reader an architecture. Plain Python: `lmi check` reads it without
-torch."""
+"""A model's shape, read from its config.json. Plain Python: `lmi check` needs no torch."""
 
-from engines.models.config.description import ExpertsConfig, ModelConfig, ParallelBlock
-from engines.models.config.fields import RopeScaling, UnsupportedModel
+from engines.models.config.attention import AttentionSpec, RopeScaling, Rotary, Yarn
+from engines.models.config.description import ExpertsConfig, ModelConfig, ParallelBlock, element_bytes
+from engines.models.config.fields import UnsupportedModel
 
-__all__ = ["ExpertsConfig", "ModelConfig", "ParallelBlock", "RopeScaling", "UnsupportedModel"]
+__all__ = [
+    "AttentionSpec",
+    "ExpertsConfig",
+    "ModelConfig",
+    "ParallelBlock",
+    "RopeScaling",
+    "Rotary",
+    "UnsupportedModel",
+    "Yarn",
+    "element_bytes",
+]

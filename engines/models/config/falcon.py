@@ -1,13 +1,14 @@
-"""config.json of Falcon, whose flags tell four generations of it apart; two are known here, 7B's and 40B's."""
+"""config.json of Falcon. Its flags distinguish four generations; those of 7B and 40B are supported."""
 
 from __future__ import annotations
 
+from engines.models.config.attention import AttentionSpec
 from engines.models.config.description import ModelConfig, ParallelBlock
-from engines.models.config.fields import Fields, UnsupportedModel, require_even
+from engines.models.config.fields import Fields, UnsupportedModel
 
 
 def read(fields: Fields) -> ModelConfig:
-    """What a file leaves out is as in transformers' `FalconConfig`."""
+    """Defaults are those of transformers' `FalconConfig`."""
     if fields.flag("alibi", False):
         raise UnsupportedModel("alibi is true; Falcon with rotary embedding is what we know")
     if not fields.flag("parallel_attn", True):
@@ -22,21 +23,22 @@ def read(fields: Fields) -> ModelConfig:
             f"hidden_size {hidden_size} cannot be shared evenly by {heads} attention heads"
         )
     biased = fields.flag("bias", False)
+    num_layers, head_dim = fields.count("num_hidden_layers"), hidden_size // heads
     return ModelConfig(
         architecture=fields.architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.count("ffn_hidden_size", 4 * hidden_size),
-        num_layers=fields.count("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=require_even(hidden_size // heads),
+        head_dim=head_dim,
         max_position_embeddings=fields.count("max_position_embeddings", 2048),
         norm_eps=fields.positive("layer_norm_epsilon", 1e-5),
-        rope_theta=fields.rope_theta,
-        rope_scaling=fields.rope_scaling,
+        attention=(AttentionSpec(head_dim**-0.5, fields.rotary(head_dim)),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
-        attention_bias=biased,
+        qkv_bias=biased,
+        output_bias=biased,
         mlp_bias=biased,
         dtype=fields.dtype,
         eos_token_ids=fields.token_ids("eos_token_id"),
@@ -46,7 +48,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _heads(fields: Fields) -> tuple[int, int]:
-    """Of queries, and of keys and values: one for all (7B), or as many as `num_kv_heads` says (40B)."""
+    """Return the number of query heads, and of KV heads: one (7B), or `num_kv_heads` (40B)."""
     heads = fields.count("num_attention_heads")
     if fields.flag("new_decoder_architecture", False):
         return fields.heads("num_kv_heads")

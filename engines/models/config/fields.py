@@ -1,49 +1,36 @@
-"""The fields of a config.json, checked as they are read."""
+"""The fields of a config.json, validated as they are read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from engines.models.config.attention import RopeScaling, Rotary, Yarn
 
 
 class UnsupportedModel(ValueError):
-    """The folder holds no model that we can describe; the text says what is missing or unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
-
-    `linear` divides all of them by `factor`; `llama3` only the slow ones (Llama 3.1 model card, section rope).
-    """
-
-    kind: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    """The folder holds no supported model; the text says what is missing or unknown."""
 
 
 class Fields:
-    """What readers of config.json ask. Every method raises `UnsupportedModel`, naming the field, where its value cannot
-    be; a field that is missing and has no default is a `KeyError`."""
+    """The fields of one config.json.
+
+    Every method raises `UnsupportedModel` with the field's name where its value is invalid, and `KeyError` where it is
+    missing and has no default.
+    """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number above 0; null means the default where there is one."""
+        """Return a whole number above 0; null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
         if value is None and default is not None:
             return default
         if type(value) is not int or value < 1:
             raise UnsupportedModel(f"{name} is {value!r}; a whole number above 0 is needed")
         return value
-
-    def optional_count(self, name: str) -> int | None:
-        return None if self._data.get(name) is None else self.count(name)
 
     def positive(self, name: str, default: float) -> float:
         return _positive(name, self._data.get(name, default))
@@ -68,7 +55,7 @@ class Fields:
 
     @property
     def dtype(self) -> str:
-        """As the checkpoint names it."""
+        """The checkpoint's dtype in torch's words."""
         return str(self._data.get("dtype") or self._data.get("torch_dtype") or "float32")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -79,46 +66,61 @@ class Fields:
             raise UnsupportedModel(f"{name} is {value!r}; a token id or a list of them is needed")
         return tuple(ids)
 
-    @property
-    def rope_theta(self) -> float:
-        theta = self._rope().get("rope_theta") or self._data.get("rope_theta") or 10000.0
-        return _positive("rope_theta", theta)
-
-    @property
-    def rope_scaling(self) -> RopeScaling | None:
-        rope = self._rope()
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind == "default":
-            return None
-        if kind not in ("linear", "llama3"):
-            raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear and llama3")
-        names = ("low_freq_factor", "high_freq_factor")
-        given: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
-        trained = "original_max_position_embeddings"
-        if trained in rope:
-            given[trained] = Fields(rope).count(trained)
-        return RopeScaling(kind, _positive("factor", rope["factor"]), **given)
+    def rotary(self, dim: int) -> Rotary:
+        """Rotary embedding of the first `dim` features of each head."""
+        if dim % 2:
+            raise UnsupportedModel(f"head_dim is {dim}; rotary embedding needs an even number")
+        rope = self._data.get("rope_parameters") or self._data.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
+        theta = rope.get("rope_theta") or self._data.get("rope_theta") or 10000.0
+        longest = self._data.get("max_position_embeddings")
+        return Rotary(dim, _positive("rope_theta", theta), _rope_scaling(rope, longest))
 
     def heads(self, kv_heads_name: str) -> tuple[int, int]:
-        """Of queries, and of keys and values."""
+        """Return the number of query heads, and of KV heads."""
         heads = self.count("num_attention_heads")
         kv_heads = self.count(kv_heads_name, heads)
         if heads % kv_heads:
             raise UnsupportedModel(f"{heads} attention heads cannot be shared evenly by {kv_heads} KV heads")
         return heads, kv_heads
 
-    def _rope(self) -> dict[str, Any]:
-        rope = self._data.get("rope_parameters") or self._data.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
-        return rope
+
+def _rope_scaling(rope: dict[str, Any], longest: int | None) -> RopeScaling | Yarn | None:
+    """longest: `max_position_embeddings`."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "yarn":
+        return _yarn(rope, longest)
+    if kind not in ("linear", "llama3"):
+        raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear, llama3 and yarn")
+    names = ("low_freq_factor", "high_freq_factor")
+    values: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
+    trained = "original_max_position_embeddings"
+    if trained in rope:
+        values[trained] = Fields(rope).count(trained)
+    return RopeScaling(kind, _positive("factor", rope["factor"]), **values)
 
 
-def require_even(head_dim: int) -> int:
-    """Raises `UnsupportedModel` where a head cannot be turned."""
-    if head_dim % 2:
-        raise UnsupportedModel(f"head_dim is {head_dim}; rotary embedding needs an even number")
-    return head_dim
+def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
+    """Defaults are those of transformers."""
+    trained = Fields(rope).count("original_max_position_embeddings", longest)
+    stretched = None if longest is None else longest / trained
+    factor = _positive("factor", stretched if rope.get("factor") is None else rope["factor"])
+    if rope.get("attention_factor") is not None:
+        attention_factor = _positive("attention_factor", rope["attention_factor"])
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        attention_factor = _mscale(factor, rope["mscale"]) / _mscale(factor, rope["mscale_all_dim"])
+    else:
+        attention_factor = _mscale(factor, 1)
+    betas = {name: _positive(name, rope[name]) for name in ("beta_fast", "beta_slow") if rope.get(name)}
+    return Yarn(factor, trained, attention_factor, **betas, truncate=Fields(rope).flag("truncate", True))
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    """How attention sharpens with the factor (section 3.4 of the paper)."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _positive(name: str, value: Any) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import RotaryTables, cosines_and_sines
 from engines.layers.step_attention import TorchStepAttention
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
@@ -33,7 +33,7 @@ class Batch:
     """[sequences with WANT_PROMPT_LOGPROBS]: how many of these rows are whose."""
 
 
-def make_batch(plan: StepPlan, tables: BlockTables, rotary: RotaryTable, block_size: int) -> Batch:
+def make_batch(plan: StepPlan, tables: BlockTables, rotary_tables: RotaryTables, block_size: int) -> Batch:
     """Lay a plan's sequences out as rows, one after the other. `tables` have the plan's updates already.
 
     Raises:
@@ -49,11 +49,10 @@ def make_batch(plan: StepPlan, tables: BlockTables, rotary: RotaryTable, block_s
     owners = np.repeat(np.arange(len(rows)), query_lens)
     positions = (starts - first_rows)[owners] + np.arange(len(owners))
     blocks = tables.entries[rows[owners], positions // block_size].astype(np.int64)
-    cos, signed_sin = rotary.lookup(torch.from_numpy(positions))
+    at = torch.from_numpy(positions)
     attention = TorchStepAttention(
         torch.from_numpy(blocks * block_size + positions % block_size),
-        cos,
-        signed_sin,
+        {kind: cosines_and_sines(table, at) for kind, table in rotary_tables.items()},
         tuple(
             SequenceRows.of(first_row, query_len, kv_len, _blocks(tables, row, -(-kv_len // block_size)))
             for row, first_row, query_len, kv_len in zip(

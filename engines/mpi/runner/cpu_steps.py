@@ -8,11 +8,12 @@ import torch
 
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
 
@@ -22,9 +23,9 @@ class CpuSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: KvCache,
-        rotary: RotaryTable,
+        tables: RotaryTables,
         leads: bool,
         num_layers: int | None = None,
     ) -> None:
@@ -34,7 +35,7 @@ class CpuSteps:
         """
         self._model = model
         self._cache = cache
-        self._rotary = rotary
+        self._rotary_tables = tables
         self._leads = leads
         self._num_layers = num_layers
         self._tables = BlockTables()
@@ -47,7 +48,7 @@ class CpuSteps:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Batch:
-        return make_batch(plan, self._tables, self._rotary, self._cache.block_size)
+        return make_batch(plan, self._tables, self._rotary_tables, self._cache.block_size)
 
     @torch.inference_mode()
     def compute(

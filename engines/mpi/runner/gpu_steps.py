@@ -9,7 +9,7 @@ ones did there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,14 @@ import lmi_kernels
 from engines.core import PromptLogprob
 from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
+from engines.layers.rotary import RotaryTables
+from engines.models.config import ModelConfig
+from engines.models.decoder import Decoder
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
 from engines.mpi.runner.device_choices import DeviceChoices
 from engines.mpi.runner.device_layout import DeviceLayout, aligned, lay_out, table_triples
 from engines.mpi.runner.prompt_logprobs import PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
@@ -62,33 +65,32 @@ class GpuSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: KvCache,
-        cos_sin: torch.Tensor,
-        heads: tuple[int, int],
-        vocab_size: int,
+        tables: RotaryTables,
+        config: ModelConfig,
+        num_kv_heads: int,
         comm: Communicator,
         shape: TableShape,
         num_layers: int | None = None,
     ) -> None:
         """
-        cos_sin: as in `PagedStepAttention`.
-        heads: KV heads of this rank, and their dimension.
+        num_kv_heads: of this rank.
         num_layers: as in `CpuSteps`.
         """
-        device = cos_sin.device
+        device = cache.layers[0].device
         if device.type == "cuda":
             # Sums are fp32 everywhere; the default lets parts of a product be added up in 16 bits.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._model = model
         self._cache = cache
-        self._cos_sin = cos_sin
-        self._num_kv_heads, head_dim = heads
-        self._head_dim = head_dim
+        self._rotary_tables = tables
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = config.head_dim
+        self._windows = {spec.window for spec in config.attention}
         self._comm = comm
         self._device = device
-        self._rules = ScoreRules(head_dim**-0.5)
         # The row behind the last is for padding: written, and read by nobody.
         self._padding_row = shape.num_rows
         columns = lmi_kernels.cdiv(shape.max_model_len, cache.block_size)
@@ -96,7 +98,7 @@ class GpuSteps:
         self._last_tokens = torch.zeros(shape.num_rows + 1, dtype=torch.int64, device=device)
         self._sampler: DeviceSampler | None = None
         if comm.rank == 0:
-            self._sampler = DeviceSampler(vocab_size, shape.num_rows, device)
+            self._sampler = DeviceSampler(config.vocab_size, shape.num_rows, device)
         self._num_layers = num_layers
         self._graphs = DecodeGraphs(self._decode, device, graph_recorder(device))
 
@@ -205,7 +207,9 @@ class GpuSteps:
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
         if singles < seqs:
             chunks = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
-            attention = attention.with_chunks(chunks, chunk_starts, layout.max_query_len)
+            attention = replace(
+                attention, chunks=chunks, cu_seqlens_q=chunk_starts, max_query_len=layout.max_query_len
+            )
         hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
         scores: list[list[PromptLogprob]] = []
         if batch.prompt_rows is not None:
@@ -245,10 +249,13 @@ class GpuSteps:
         num_singles: int,
     ) -> PagedStepAttention:
         singles = PagedSequences(self._block_tables, rows[:num_singles], seq_lens[:num_singles])
-        plan = None
-        if num_singles:
-            plan = lmi_kernels.plan_decode(singles, self._num_kv_heads, self._head_dim, self._rules)
-        return PagedStepAttention(positions, slot_mapping, self._cos_sin, self._rules, singles, plan)
+        plans = {
+            window: lmi_kernels.plan_decode(
+                singles, self._num_kv_heads, self._head_dim, ScoreRules(1.0, window)
+            )
+            for window in (self._windows if num_singles else ())
+        }
+        return PagedStepAttention(positions, slot_mapping, self._rotary_tables, singles, plans)
 
     def _choose(
         self, hidden: torch.Tensor, table_rows: torch.Tensor, positions: torch.Tensor

@@ -12,10 +12,11 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
-from engines.layers.rotary import RotaryTable
+from engines.layers.rotary import rotary_tables
 from engines.models import MODELS
-from engines.models.config import ModelConfig
-from engines.models.cpu_storage import cpu_element, native_element
+from engines.models.blocks import Parts
+from engines.models.config import ModelConfig, element_bytes
+from engines.models.decoder import Decoder
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.mpi.runner import memory
@@ -74,7 +75,7 @@ class ModelRunner:
         self._device = device
         self.config = ModelConfig.from_folder(Path(config.model.path))
         storage = DTYPES[config.model.dtype]
-        # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels/linear/linear.py`.
+        # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
         self._dtype = torch.float32 if device.type == "cpu" else storage
         self._stopwatch = stopwatch
         self._team = None if runs_triton(device) else shared_team()
@@ -86,22 +87,18 @@ class ModelRunner:
         ):
             raise ValueError("quantised weights and small KV caches are for native CPU kernels")
         weights = weight_source(config.model, self.config.dtype, storage, compute, device)
-        self._model = MODELS[self.config.architecture](self.config, weights, comm, stopwatch)
+        parts = Parts(self.config, weights, comm, stopwatch)
+        self._model: Decoder = MODELS[self.config.architecture](parts)
         weights.close()
         loaded = time.perf_counter()
         weight_bytes = memory.in_use(device) - before
-        self._rotary = RotaryTable(
-            self.config,
-            config.model.max_model_len,
-            device,
-            as_table=self._team is not None or runs_triton(device),
-        )
+        self._tables = rotary_tables(self.config.rotaries, config.model.max_model_len, device)
         self._kv_dtype = config.cache.dtype
         if self._kv_dtype == "auto":
             self._kv_dtype = "fp32" if self._dtype is torch.float32 else config.model.dtype
         self.kv_bytes_per_token = self.config.kv_bytes_per_token(self._kv_dtype, comm.world_size)
         """Of the KV cache, over all ranks."""
-        self._kv_heads: int = self._model.num_kv_heads(self.config, comm.world_size, comm.rank)
+        self._kv_heads = parts.head_share.keys_values.size
         self._team = self._team and self._recordable(self._team)
         step = LargestStep.of(config.scheduler.settings, config.model.max_model_len)
         self.largest_step = step
@@ -159,8 +156,9 @@ class ModelRunner:
             return NativeSteps(
                 self._model,
                 cache,
-                self._rotary.table,
+                self._tables,
                 self._team,
+                config.model.max_model_len,
                 step.num_tokens,
                 step.num_decodes,
                 leads,
@@ -173,24 +171,23 @@ class ModelRunner:
             return GpuSteps(
                 self._model,
                 cache,
-                self._rotary.table,
-                (self._kv_heads, self.config.head_dim),
-                self.config.vocab_size,
+                self._tables,
+                self.config,
+                self._kv_heads,
                 self._comm,
                 TableShape(step.num_seqs, config.model.max_model_len),
                 num_layers,
             )
-        return CpuSteps(self._model, cache, self._rotary, leads, num_layers)
+        return CpuSteps(self._model, cache, self._tables, leads, num_layers)
 
     def _predict(self, config: MpiEngineConfig, step: LargestStep) -> MemoryUse:
         """From the configuration alone, before anything is measured."""
         ranks, on_gpu = self._comm.world_size, self._device.type == "cuda"
         model = config.model
-        element: int | None = self._dtype.itemsize
-        if self._team is not None:
-            element = native_element(self.config.dtype, model.dtype, model.quantize)
-        elif not on_gpu:
-            element = cpu_element(Path(model.path), self.config.dtype, model.dtype, model.load_format)
+        element = self._dtype.itemsize
+        if self._device.type == "cpu":
+            native = self._team is not None
+            element = element_bytes(self.config.dtype, model.dtype, model.quantize, native)
         weights = self.config.weight_bytes(element, ranks)
         first_use = 0 if on_gpu else _FIRST_USE_BYTES
         activations = step.predict(self.config, ranks, self._dtype.itemsize, first_use)
@@ -280,7 +277,7 @@ class ModelRunner:
         """The team if the model can be recorded as a native program."""
         cache = self._new_cache(1, 1, self.config.num_layers)
         try:
-            record_forward(self._model, cache, self._rotary.table, team, 1, None)
+            record_forward(self._model, cache, self._tables, team, 1, None)
         except NotRecorded as reason:
             logger.info("native kernels are called operation by operation: %s", reason)
             return None

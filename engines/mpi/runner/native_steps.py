@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from engines.core import PromptLogprob
+from engines.layers.rotary import RotaryTables
+from engines.models.decoder import Decoder
 from engines.models.native import record_forward, record_logits
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.prompt_logprobs import SLICE_ROWS, PromptTargets, score_prompts
-from engines.mpi.runner.step_runner import Model, StepResult
+from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
@@ -47,10 +49,11 @@ class NativeSteps:
 
     def __init__(
         self,
-        model: Model,
+        model: Decoder,
         cache: NativeKvCache,
-        cos_sin: torch.Tensor,
+        tables: RotaryTables,
         team: Team,
+        num_positions: int,
         max_tokens: int,
         max_sampled: int,
         leads: bool,
@@ -58,7 +61,7 @@ class NativeSteps:
         num_layers: int | None = None,
     ) -> None:
         """
-        cos_sin: [num_positions, head_dim], fp32.
+        num_positions: of the tables.
         max_tokens: of a step; max_sampled: sequences of a step that sample.
         leads: this is rank 0.
         num_layers: compute only so many, to see what does not depend on how many there are.
@@ -67,14 +70,14 @@ class NativeSteps:
             NotRecorded: the model does what no native operation does.
         """
         self._cache = cache
-        self._num_positions = len(cos_sin)
+        self._num_positions = num_positions
         self._max_tokens = max_tokens
         self._max_sampled = max_sampled
         self._team = team
         self._leads = leads
         self._stopwatch = stopwatch
         self._tables = BlockTables()
-        self._forward = record_forward(model, cache, cos_sin, team, max_tokens, num_layers)
+        self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
         hidden = self._forward.result
         self._logits = record_logits(model, hidden, team, max(max_sampled, min(SLICE_ROWS, max_tokens)))
 

@@ -18,7 +18,7 @@ from engines.core import SamplingParams
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
@@ -51,7 +51,7 @@ def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Itera
     """Load the model on one rank and time steps of these shapes."""
     set_num_threads(config.parallel.threads_per_rank)
     stopwatch = Stopwatch(time.perf_counter)
-    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
+    runner = ModelRunner(config, Communicator(), torch.device("cpu"), stopwatch)
     sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
     for shape in shapes:
         plan = _plan(shape, config.cache.block_size)

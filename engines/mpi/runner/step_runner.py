@@ -9,8 +9,6 @@ from typing import Any, Protocol
 import torch
 
 from engines.core import PromptLogprob, SampledToken
-from engines.kv_cache import KvCache
-from engines.layers.step_attention import StepAttention
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.sampling.batch import SamplingRow
@@ -66,15 +64,3 @@ class StepRunner(Protocol):
         targets: on rank 0, one for each sequence whose prompt's log-probabilities are wanted.
         rows: on rank 0, one for each sequence that samples.
         """
-
-
-class Model(Protocol):
-    """One rank's part of a model; one file an architecture in `engines/models`."""
-
-    def forward(
-        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
-    ) -> torch.Tensor:
-        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden] before the last norm."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on the others."""

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.layers.linear import Linear, RowParallelLinear
-from engines.parallel import SingleProcess
+from engines.layers.over_ranks import sum_over_ranks
 from engines.partition import split_evenly
-from lmi_kernels import pack
+from lmi_kernels import linear, pack
 from tests.support.seeds import fresh_generator
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 
@@ -60,18 +59,12 @@ def test_columns_then_rows_are_the_whole_product(degree: int, with_bias: bool) -
     def rank(comm: ThreadCommunicator) -> torch.Tensor:
         part = split_evenly(11, comm.world_size, comm.rank)
         part_bias = None if up_bias is None else up_bias[part.start : part.stop]
-        first = Linear(pack(up[part.start : part.stop], part_bias))
+        first = pack(up[part.start : part.stop], part_bias)
         # The bias of the sum counts once: one rank has it.
         bias = down_bias if comm.rank == 0 else None
-        second = RowParallelLinear(pack(down[:, part.start : part.stop], bias), comm)
-        return second(first(x))
+        second = pack(down[:, part.start : part.stop], bias)
+        return sum_over_ranks(linear(linear(x, first), second), comm)
 
     expected = F.linear(F.linear(x, up, up_bias), down, down_bias)
     for y in run_ranks(degree, rank):
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-4)
-
-
-def test_a_single_process_needs_no_other() -> None:
-    weight = torch.eye(4)
-    x = torch.randn(3, 4, generator=fresh_generator())
-    assert torch.equal(RowParallelLinear(pack(weight), SingleProcess())(x), x)

@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engines.layers.rotary import RotaryTable
-from engines.models.config import ModelConfig, RopeScaling
+from engines.layers.rotary import cosines_and_sines, rotary_tables
+from engines.models.config import Rotary
+from engines.models.config.fields import Fields
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -20,32 +21,16 @@ LLAMA3 = {
 }
 
 
-def _config(head_dim: int, rope: dict[str, Any]) -> ModelConfig:
-    scaling = None
-    if rope["rope_type"] != "default":
-        scaling = RopeScaling(
-            rope["rope_type"],
-            **{name: value for name, value in rope.items() if name not in ("rope_type", "rope_theta")},
-        )
-    return ModelConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=8,
-        hidden_size=head_dim,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=8192,
-        norm_eps=1e-5,
-        rope_theta=rope["rope_theta"],
-        rope_scaling=scaling,
-        tie_word_embeddings=True,
-        attention_bias=False,
-        mlp_bias=False,
-        dtype="float32",
-        eos_token_ids=(),
-    )
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+}
+
+
+def _rotary(head_dim: int, rope: dict[str, Any]) -> Rotary:
+    return Fields({"rope_parameters": rope, "max_position_embeddings": 8192}).rotary(head_dim)
 
 
 @pytest.mark.parametrize("head_dim", [2, 64, 128])
@@ -57,11 +42,18 @@ def _config(head_dim: int, rope: dict[str, Any]) -> ModelConfig:
         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         LLAMA3,
         LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 64},
+        YARN,
+        YARN | {"attention_factor": 1.25, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+        YARN
+        | {"factor": 32.0, "original_max_position_embeddings": 256, "mscale": 0.7, "mscale_all_dim": 1.1},
     ],
 )
 def test_tables_have_the_bits_of_transformers(head_dim: int, rope: dict[str, Any]) -> None:
     positions = torch.tensor([0, 1, 5, 63, 64, 1000, 4095, 8191, 5])
-    cos, signed_sin = RotaryTable(_config(head_dim, rope), 8192, torch.device("cpu")).lookup(positions)
+    rotary = _rotary(head_dim, rope)
+    table = rotary_tables([rotary], 8192, torch.device("cpu"))[rotary]
+    assert table.shape == (8192, head_dim)
+    cos, signed_sin = cosines_and_sines(table, positions)
     embedding = LlamaRotaryEmbedding(
         LlamaConfig(
             hidden_size=head_dim,
@@ -78,22 +70,3 @@ def test_tables_have_the_bits_of_transformers(head_dim: int, rope: dict[str, Any
     assert cos.dtype == signed_sin.dtype == torch.float32
     assert torch.equal(cos[:, 0], expected_cos[0])
     assert torch.equal(sin[:, 0], expected_sin[0])
-
-
-@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 10000.0}, LLAMA3])
-def test_the_table_holds_what_is_looked_up(rope: dict[str, Any]) -> None:
-    device, positions = torch.device("cpu"), torch.tensor([0, 1, 63, 99, 1])
-    whole = RotaryTable(_config(64, rope), 100, device)
-    rotary = RotaryTable(_config(64, rope), 100, device, as_table=True)
-    cos, signed_sin = (values[:, 0] for values in whole.lookup(positions))
-    assert rotary.table.shape == (100, 64)
-    assert rotary.table.dtype == torch.float32
-    assert torch.equal(rotary.table[positions], torch.cat((cos[:, 32:], signed_sin[:, 32:]), dim=-1))
-    for found, expected in zip(rotary.lookup(positions), whole.lookup(positions), strict=True):
-        assert torch.equal(found, expected)
-
-
-def test_a_table_that_was_not_asked_for_is_not_there() -> None:
-    rotary = RotaryTable(_config(4, {"rope_type": "default", "rope_theta": 1e4}), 8, torch.device("cpu"))
-    with pytest.raises(ValueError, match="not kept as a table"):
-        _ = rotary.table

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from engines.models.config import ModelConfig, RopeScaling, UnsupportedModel
+from engines.models.config import AttentionSpec, ModelConfig, RopeScaling, Rotary, UnsupportedModel
 
 GOOD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,10 +57,10 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
         head_dim=64,
         max_position_embeddings=8192,
         norm_eps=1e-5,
-        rope_theta=100000.0,
-        rope_scaling=None,
+        attention=(AttentionSpec(scale=0.125, rotary=Rotary(64, 100000.0)),) * 30,
         tie_word_embeddings=True,
-        attention_bias=True,
+        qkv_bias=True,
+        output_bias=True,
         mlp_bias=True,
         dtype="bfloat16",
         eos_token_ids=(2, 7),
@@ -73,12 +73,12 @@ def test_fills_in_what_old_files_leave_out(tmp_path: Path) -> None:
     config = _read(tmp_path, data)
     assert config.num_kv_heads == config.num_heads == 9
     assert config.head_dim == 4
-    assert config.rope_theta == 10000.0
-    assert config.rope_scaling is None
+    assert config.rotaries == {Rotary(4, 10000.0)}
     assert config.dtype == "float32"
     assert config.eos_token_ids == ()
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
+    assert not config.output_bias
     assert not config.mlp_bias
 
 
@@ -99,8 +99,7 @@ def test_eos_token_ids(given: Any, expected: tuple[int, ...], tmp_path: Path) ->
 )
 def test_old_and_new_forms_of_rope_scaling(rope: dict[str, Any], tmp_path: Path) -> None:
     config = _read(tmp_path, GOOD | rope)
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == RopeScaling("linear", 4.0)
+    assert config.rotaries == {Rotary(4, 5e5, RopeScaling("linear", 4.0))}
 
 
 def test_llama3_rope_scaling(tmp_path: Path) -> None:
@@ -112,8 +111,7 @@ def test_llama3_rope_scaling(tmp_path: Path) -> None:
         "original_max_position_embeddings": 8192,
     }
     config = _read(tmp_path, GOOD | {"rope_scaling": rope, "rope_theta": 500000.0})
-    assert config.rope_theta == 500000.0
-    assert config.rope_scaling == RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+    assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))}
 
 
 @pytest.mark.parametrize("field", sorted(set(GOOD) - {"architectures", "num_key_value_heads"}))
@@ -126,7 +124,10 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; silu is what we know"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'.*linear and llama3"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "rope type 'longrope'.*llama3 and yarn",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),

@@ -10,9 +10,16 @@ import pytest
 from transformers import AutoConfig
 
 from engines.models import MODELS
-from engines.models.config import ExpertsConfig, ModelConfig, ParallelBlock, UnsupportedModel
+from engines.models.config import (
+    AttentionSpec,
+    ExpertsConfig,
+    ModelConfig,
+    ParallelBlock,
+    Rotary,
+    UnsupportedModel,
+)
 from engines.models.config.description import _READERS
-from engines.models.decoder import Decoder
+from engines.partition import split_heads
 
 FALCON_7B: dict[str, Any] = {
     "architectures": ["FalconForCausalLM"],
@@ -102,8 +109,9 @@ def test_the_kv_cache_of_published_models(data: dict[str, Any], elements: int, t
 def test_the_kv_cache_of_all_ranks_is_what_their_heads_take(ranks: int, tmp_path: Path) -> None:
     for data in (LLAMA_3_8B, FALCON_7B):
         config = _read(tmp_path, data)
-        held = sum(Decoder.num_kv_heads(config, ranks, rank) for rank in range(ranks))
-        assert config.kv_elements_on(ranks) == 2 * config.num_layers * config.head_dim * held
+        heads = config.num_heads, config.num_kv_heads
+        held = sum(split_heads(*heads, ranks, rank).keys_values.size for rank in range(ranks))
+        assert config.kv_bytes_per_token("bf16", ranks) == 4 * config.num_layers * config.head_dim * held
 
 
 def test_a_rank_of_two_has_about_half(tmp_path: Path) -> None:
@@ -123,9 +131,10 @@ def test_falcon_7b(tmp_path: Path) -> None:
     assert config.intermediate_size == 4 * 4544
     assert config.parallel_block == ParallelBlock(1)
     assert not config.gated_mlp
-    assert (config.max_position_embeddings, config.norm_eps, config.rope_theta) == (2048, 1e-5, 10000.0)
+    assert (config.max_position_embeddings, config.norm_eps) == (2048, 1e-5)
+    assert config.attention == (AttentionSpec(scale=0.125, rotary=Rotary(64, 10000.0)),) * config.num_layers
     assert config.tie_word_embeddings, "as transformers takes it where the file does not say"
-    assert not config.attention_bias
+    assert not config.qkv_bias
     assert not config.mlp_bias
     # The number of kv heads that its file may name counts for nothing; without multi_query each head has its own.
     assert _read(tmp_path, FALCON_7B | {"num_kv_heads": 71}).num_kv_heads == 1
@@ -137,7 +146,7 @@ def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
     config = _read(tmp_path, FALCON_40B | {"num_ln_in_parallel_attn": given, "bias": True})
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (128, 8, 64)
     assert config.parallel_block == ParallelBlock(norms)
-    assert config.attention_bias
+    assert config.qkv_bias
     assert config.mlp_bias
 
 
@@ -187,7 +196,7 @@ def test_qwen3(tmp_path: Path) -> None:
     assert _read(tmp_path, QWEN3_06B | {"head_dim": 64}).head_dim == 64
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen3", "falcon"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "falcon"])
 def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -> None:
     theirs = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
     theirs.save_pretrained(tmp_path)
@@ -196,6 +205,7 @@ def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -
     assert (ours.num_layers, ours.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // theirs.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert {rotary.theta for rotary in ours.rotaries} == {theirs.rope_parameters["rope_theta"]}
+    assert {spec.query_key_norms for spec in ours.attention} == {kind == "qwen3"}
     window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
     assert ours.max_position_embeddings == min(theirs.max_position_embeddings, window)

@@ -37,6 +37,13 @@ LLAMA3_ROPE = {
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm2": ("llama", {}),
     "smollm2-exact": ("llama", {"exact_in_fp16": True}),
@@ -53,9 +60,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp-bias": ("llama", {"mlp_bias": True, "attention_bias": True}),
     "rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE, "head_dim": 8}),
     "rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
+    "rope-yarn": ("llama", {"rope_parameters": YARN_ROPE, "head_dim": 16}),
     "large-eps": ("llama", {"rms_norm_eps": 0.5}),
     # Prompts are at most as long as the windows.
     "mistral": ("mistral", {"sliding_window": 40}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-untied-one-kv-head": (
+        "qwen2",
+        {"tie_word_embeddings": False, "num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 32},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3-untied-bias": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
     "qwen3-rope-llama3": ("qwen3", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16, "rms_norm_eps": 0.5}),
@@ -80,7 +93,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-40b-one-norm": ("falcon-40b", {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": None}),
     "falcon-40b-rope-llama3": ("falcon-40b", {"rope_parameters": LLAMA3_ROPE, "hidden_size": 160}),
 }
-GREEDY = ["smollm2", "smollm2-exact", "qwen3", "mixtral", "falcon-7b", "falcon-40b"]
+GREEDY = ["smollm2", "smollm2-exact", "qwen2", "qwen3", "mixtral", "falcon-7b", "falcon-40b"]
 
 PRECISIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), ("bf16", "fp32")]
 """Of the file, and `option.dtype`."""

@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 
 from engines.models import MODELS
+from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
 from engines.models.weights import WeightReader
 from engines.mpi.runner.model_runner import ModelRunner
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
@@ -45,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 10},
     ),
     "sharded-bf16": ("llama", {"dtype": "bf16", "max_shard_size": "8KB"}),
+    "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "mixtral": ("mixtral", {"max_shard_size": "8KB"}),
     "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "tie_word_embeddings": False}),
@@ -73,7 +75,7 @@ def _save(folder: Path, variant: str) -> None:
     save_model(folder, kind, **changes)
 
 
-class _LoneRank(SingleProcess):
+class _LoneRank(Communicator):
     """One of several ranks, as far as loading goes: there, ranks only agree on the size of the cache."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -122,7 +124,7 @@ def _replicated(name: str) -> bool:
 def _kv_head_bytes(folder: Path, element: int) -> int:
     """Of the parameters that give one head's keys and values, over all layers."""
     config = ModelConfig.from_folder(folder)
-    columns = config.hidden_size + (1 if config.attention_bias else 0)
+    columns = config.hidden_size + (1 if config.qkv_bias else 0)
     return 2 * config.num_layers * config.head_dim * columns * element
 
 
@@ -176,7 +178,7 @@ def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Pa
     norms = sum(size for name, size in sizes.items() if _replicated(name) and "gate" not in name)
     config = ModelConfig.from_folder(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
-    MODELS[config.architecture](config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0))
+    MODELS[config.architecture](Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
     assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
 

@@ -119,12 +119,8 @@ class ScriptedFront:
     owners: dict[str, bytes] = field(default_factory=dict)
     timeouts: list[float] = field(default_factory=list)
     closed: bool = False
-    gone_when_flushed: list[bytes] = field(default_factory=list)
     messages: list[list[str]] = field(default_factory=list)
     """Of each message with outputs, whose they are."""
-
-    def wait_seconds(self, idle: float) -> float:
-        return idle
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         self.timeouts.append(timeout)
@@ -141,10 +137,6 @@ class ScriptedFront:
             self.outputs.setdefault(output.id, []).append(output)
             self.owners[output.id] = client
         return client not in self.gone
-
-    def flush(self) -> list[bytes]:
-        gone, self.gone_when_flushed = self.gone_when_flushed, []
-        return gone
 
     def close(self) -> None:
         self.closed = True

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.layers.rotary import RotaryTable
-from engines.models.config import ModelConfig
+from engines.layers.rotary import cosines_and_sines, rotary_tables
+from engines.models.config import Rotary
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.batch import Batch, make_batch
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
@@ -20,10 +20,8 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 POSITIONS = 40
-CONFIG = ModelConfig(
-    "LlamaForCausalLM", 97, 36, 50, 2, 9, 3, 4, 64, 1e-5, 1e4, None, True, False, False, "float32", ()
-)
-ROTARY = RotaryTable(CONFIG, POSITIONS, CPU)
+ROTARY = Rotary(4)
+TABLES = rotary_tables([ROTARY], POSITIONS, CPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def _make(parts: list[Part]) -> tuple[StepPlan, Batch]:
     chunks = {part.row: [1000 * i + j for j in range(part.count)] for i, part in enumerate(parts)}
     plan = maker.plan(chunks, {part.row: part.want for part in parts})
     tables.apply(plan.table_updates)
-    return plan, make_batch(plan, tables, ROTARY, BLOCK_SIZE)
+    return plan, make_batch(plan, tables, TABLES, BLOCK_SIZE)
 
 
 @given(_parts())
@@ -72,9 +70,9 @@ def test_every_token_has_its_place(parts: list[Part]) -> None:
         position = part.start + token % 1000
         block = part.table[position // BLOCK_SIZE]
         assert slots[row] == block * BLOCK_SIZE + position % BLOCK_SIZE
-        cos, signed_sin = ROTARY.lookup(torch.tensor([position]))
-        assert torch.equal(batch.attention.cos[row], cos[0])
-        assert torch.equal(batch.attention.signed_sin[row], signed_sin[0])
+        expected = cosines_and_sines(TABLES[ROTARY], torch.tensor([position]))
+        for found, one in zip(batch.attention.rotary[ROTARY], expected, strict=True):
+            assert torch.equal(found[row], one[0])
 
 
 @given(_parts())
@@ -107,4 +105,4 @@ def test_a_plan_that_miscounts_its_tokens_is_an_error() -> None:
     tables.apply(plan.table_updates)
     broken = StepPlan(plan.kind, plan.rows, plan.starts, plan.query_lens, plan.wants, plan.token_ids[:2])
     with pytest.raises(ValueError, match="holds 2 tokens and says 3"):
-        make_batch(broken, tables, ROTARY, BLOCK_SIZE)
+        make_batch(broken, tables, TABLES, BLOCK_SIZE)

@@ -224,8 +224,7 @@ def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
     check_alone(front, request)
 
 
-@pytest.mark.parametrize("noticed", ["sending", "flushing"])
-def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab, noticed: str) -> None:
+def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> None:
     staying = make_request("staying", range(4), 12)
     script = [
         [
@@ -236,10 +235,7 @@ def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab, noti
         [],
         [(TWO, GetStats(1))],
     ]
-    if noticed == "sending":
-        front = lab.serve(*script, gone={CLIENT})
-    else:
-        front = lab.serve(*script, gone_when_flushed=[CLIENT])
+    front = lab.serve(*script, gone={CLIENT})
     check_alone(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2

@@ -16,7 +16,7 @@ from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.scheduler.step_plan import WANT_LOGITS
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from tests.support.engine_process import make_config
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -165,7 +165,7 @@ def test_the_report_has_what_the_configuration_says(stored: str, tmp_path: Path)
     if stored == "bfloat16":
         _store_in_bf16(tmp_path)
     config = make_config(tmp_path, num_blocks=900)
-    report = ModelRunner(config, SingleProcess(), CPU, Stopwatch(lambda: 0.0)).load_report
+    report = ModelRunner(config, Communicator(), CPU, Stopwatch(lambda: 0.0)).load_report
     assert report.predicted.weights == pytest.approx(report.actual.weights, rel=0.2)
     assert report.actual.weights > 60 * MIB
     assert report.actual.kv_cache <= report.predicted.kv_cache
@@ -174,19 +174,14 @@ def test_the_report_has_what_the_configuration_says(stored: str, tmp_path: Path)
     assert f"kv cache {report.predicted.kv_cache} and {report.actual.kv_cache}" in line
 
 
-@pytest.mark.parametrize("element", [None, 2])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_weights_of_a_known_model(element: int | None, tied: bool) -> None:
+def test_the_weights_of_a_known_model(tied: bool) -> None:
     """SmolLM2-135M: 134.5 million parameters, 28.3 of them the vocabulary's."""
     config = ModelConfig(
-        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, 1e5, None, tied, False, False),
+        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, (), tied, False, False),
         *("bfloat16", ()),
     )
-    millions = config.weight_bytes(element) / 1e6
-    if element:
-        assert millions == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
-    else:  # measured: 556
-        assert millions == pytest.approx(550, rel=0.02)
+    assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
 
 
 @pytest.mark.parametrize(("chunked", "tokens"), [(True, 100), (False, 128)], ids=["chunks", "whole prompts"])

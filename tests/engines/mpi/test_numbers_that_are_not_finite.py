@@ -19,7 +19,7 @@ from engines.mpi.runner.executor import StepExecutor
 from engines.mpi.runner.model_runner import ModelRunner
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
-from engines.parallel import SingleProcess
+from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, Submit, ToEngine
@@ -50,11 +50,11 @@ def _serve(model: Path, board: Path, paged: bool, *script: Turn) -> ScriptedFron
     """Everything that rank 0 has, but for the socket. 40 blocks of 8 tokens, 16 prompt tokens a step."""
     config = make_config(model, paged=paged)
     stopwatch = Stopwatch(time.perf_counter)
-    runner = ModelRunner(config, SingleProcess(), torch.device("cpu"), stopwatch)
+    runner = ModelRunner(config, Communicator(), torch.device("cpu"), stopwatch)
     blocks = make_block_manager(runner.cache.num_blocks, runner.cache.block_size, paged)
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, runner.config.vocab_size)
     status = StatusBoard.create(board, 1)
-    executor = StepExecutor(runner, SingleProcess(), status, stopwatch)
+    executor = StepExecutor(runner, Communicator(), status, stopwatch)
     sampler = Sampler(runner.config.vocab_size, torch.device("cpu"))
     front = ScriptedFront(list(script))
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engines.core import Request, RequestOutput, SamplingParams
-from engines.python.batch import Waste
-from engines.python.generation import Generation
+from engines.python.batch import BatchWaste
+from engines.python.batch_runner import BatchRunner
 from engines.python.model import describe
 from engines.python.pulse import Pulse, keep_positions_inside
 from tests.support.tiny_architectures import CONTEXT, make_model
@@ -27,7 +27,7 @@ class Heard:
     leave: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     num_steps: int = 0
-    waste: Waste | None = None
+    waste: BatchWaste | None = None
 
     def step(self, outputs: list[RequestOutput]) -> Collection[str]:
         self.num_steps += 1
@@ -53,14 +53,14 @@ class Runner:
         pulse = Pulse(self._beat, clock)
         pulse.attach(model)
         keep_positions_inside(model, CONTEXT)
-        self.generation = Generation(replace(describe(model), takes_mask=takes_mask), pulse, 30.0)
+        self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), pulse, 30.0)
 
     def _beat(self) -> None:
         self.num_beats += 1
 
     def run(self, requests: Sequence[Request], heard: Heard | None = None, seconds: float = FAR) -> Heard:
         heard = heard or Heard()
-        heard.waste = self.generation.run(requests, self.clock() + seconds, heard)
+        heard.waste = self.generation.run(requests, self.clock() + seconds, heard.step)
         return heard
 
 

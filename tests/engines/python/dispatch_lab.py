@@ -36,7 +36,15 @@ class Lab:
         self.generator = FakeGenerator(self.clock, **generator)
         self.board = StatusBoard.create(tmp_path / "status", 2)
         batcher = DynamicBatcher(config.batching)
-        self.dispatch = Dispatch(config, INFO, batcher, self.generator, self.board, 1.0, self.clock)
+        self.dispatch = Dispatch(
+            config,
+            INFO,
+            batcher,
+            self.generator,  # type: ignore[arg-type]
+            self.board,
+            1.0,
+            self.clock,
+        )
 
     def serve(self, *script: Turn, **front: Any) -> ClockedFront:
         door = ClockedFront(list(script), clock=self.clock, generator=self.generator, **front)

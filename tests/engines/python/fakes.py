@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.python.generator import GeneratorEnded
+from engines.python.generating_process import GeneratingProcessEnded
 from engines.python.messages import BatchDone, FromGenerator, Ready, StepDone
 from engines.wire import Drain, ToEngine
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, continue_alone
@@ -45,7 +45,6 @@ class FakeGenerator:
     forgotten: list[str] = field(default_factory=list)
     num_kills: int = 0
     num_restarts: int = 0
-    has_unsent: bool = False
     descriptor: int = 100
     _batch: dict[str, Request] = field(default_factory=dict)
     _step: int = 0
@@ -86,7 +85,7 @@ class FakeGenerator:
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
-            raise GeneratorEnded("it was ended by SIGKILL")
+            raise GeneratingProcessEnded("it was ended by SIGKILL")
         if self._loading:
             self._loading -= 1
             if not self._loading:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -156,8 +155,7 @@ def test_nobody_aborts_the_request_of_another(lab: Lab) -> None:
     check_front(front, request)
 
 
-@pytest.mark.parametrize("noticed", ["sending", "flushing"])
-def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab, noticed: str) -> None:
+def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab) -> None:
     staying = make_request("staying", range(4), 12)
     turns = [
         [
@@ -167,8 +165,7 @@ def test_what_a_web_process_that_is_gone_has_asked_for_is_dropped(lab: Lab, noti
         *pauses(4),
         [(TWO, GetStats(1))],
     ]
-    gone: dict[str, Any] = {"gone": {CLIENT}} if noticed == "sending" else {"gone_when_flushed": [CLIENT]}
-    front = lab.serve(*turns, *pauses(20), **gone)
+    front = lab.serve(*turns, *pauses(20), gone={CLIENT})
     check_front(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2

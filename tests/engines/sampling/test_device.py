@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from engines.core import SamplingParams
+from engines.sampling.adjustments import penalties
 from engines.sampling.batch import SamplingRow
 from engines.sampling.device import DeviceSampler, device_samples
-from engines.sampling.frequency_penalty import frequency_penalty
-from engines.sampling.presence_penalty import presence_penalty
-from engines.sampling.repetition_penalty import repetition_penalty
 from tests.support.sampling_oracle import apply
 from tests.support.seeds import fresh_generator, integers
 
@@ -132,7 +130,6 @@ PENALIZED = (
     replace(GREEDY, repetition_penalty=0.7, presence_penalty=-0.5, frequency_penalty=0.9, logprobs=True),
     replace(DRAWN, top_k=1, repetition_penalty=1.2, frequency_penalty=1.5),
 )
-STEPS = (repetition_penalty, presence_penalty, frequency_penalty)
 
 
 class Sequences:
@@ -166,7 +163,7 @@ class Sequences:
         at = torch.tensor([*places, 6])
         tokens, finite, logprobs = self.sampler.sample(logits, at, torch.arange(len(at)))
         assert bool(finite.all())
-        expected = apply(STEPS, logits[:-1], self.rows).argmax(-1).tolist()
+        expected = apply([penalties], logits[:-1], self.rows).argmax(-1).tolist()
         assert tokens.tolist() == [*expected, int(logits[-1].argmax())]
         own = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         asked = torch.tensor([*(row.params.logprobs for row in self.rows), False])

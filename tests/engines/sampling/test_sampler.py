@@ -93,7 +93,7 @@ def test_tokens_are_those_that_transformers_allows(
     for i, (row, sampled) in enumerate(zip(batch, Sampler(VOCAB, CPU).sample(logits, batch), strict=True)):
         scores = processed(logits[i], row)
         assert sampled.finite
-        if row.drawn:
+        if row.params.sampled:
             assert float(scores[sampled.token_id]) > -math.inf
         else:
             assert sampled.token_id == int(scores.argmax())

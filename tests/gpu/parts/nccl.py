@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engines.parallel import Communicator, NcclCommunicator, SingleProcess
+from engines.parallel import Communicator, NcclCommunicator
 from tests.gpu.context import Context
 from tests.gpu.engine import Engine, Limits, free, greedy, random_prompts, run_requests
 from tests.gpu.shapes import reduced, write
@@ -37,7 +37,7 @@ def run(context: Context) -> None:
     if context.device.type == "cuda":
         comm: Any = _OneRank(_WORLD, context.folder, context.device)
     else:
-        comm = SingleProcess()
+        comm = Communicator()
     with results.guard("sums in a graph"):
         _check_graph(context, comm)
     with results.guard("the engine with NCCL"):
@@ -77,7 +77,7 @@ def _check_engine(context: Context, comm: Communicator) -> None:
     folder = write(reduced(MODEL, context.smoke), context.folder / MODEL)
     limits = Limits(context.size(16, 2), context.size(200, 30), context.size(256, 16), context.size(4096, 64))
     tokens = []
-    for each in (SingleProcess(), comm):
+    for each in (Communicator(), comm):
         engine = Engine(folder, context.device, limits, comm=each)
         prompts = random_prompts(engine.config.vocab_size, context.size((5, 30, 100, 64), (3, 5)), 0)
         count = context.size(24, 2)

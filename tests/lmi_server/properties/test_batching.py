@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.capabilities import CAPABILITIES
 from lmi_server.properties.loader import Loaded, load
 from lmi_server.properties.problems import PropertiesError
 
@@ -154,3 +155,9 @@ def test_serving_load_models_gives_the_engine_key(
 def test_a_rolling_value_of_the_environment_conflicts_with_the_files_batch_size(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which asks for rolling batching"):
         load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})
+
+
+@pytest.mark.parametrize("engine", ["MPI", "Python", "Rolling"])
+def test_every_engine_that_a_file_chooses_says_what_it_can_do(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "serving.properties").write_text(f"engine={engine}\n")
+    assert load(tmp_path, {}).config.engine in CAPABILITIES

@@ -45,7 +45,7 @@ def test_every_example_is_valid_and_reaches_its_field(option: Option, given_as: 
         if option.target:
             part, _, field = option.target.rpartition(".")
             owner = getattr(loaded.config, part) if part else loaded.config
-            assert getattr(owner, field) == option.kind.parse(option.example)
+            assert getattr(owner, field) == option.type.from_text(option.example)
         value = next(value for value in loaded.values if value.key == option.name)
         assert value.source.startswith(str(file))
 
@@ -64,7 +64,7 @@ def test_what_is_not_done_says_why_and_its_neutral_values_are_of_its_kind(option
     assert not option.target
     for value in option.neutral:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        assert option.changes_nothing(option.kind.parse(text))
+        assert option.changes_nothing(option.type.from_text(text))
 
 
 def test_defaults_come_from_the_configuration_classes() -> None:

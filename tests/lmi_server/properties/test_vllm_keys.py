@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_server.apis.parameters import MAX_TOP_LOGPROBS
+from lmi_server.apis.parameters.table import MAX_TOP_LOGPROBS
 from lmi_server.properties.loader import Loaded, load
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import PropertiesError

@@ -1,0 +1,36 @@
+"""What each engine can do beside generating text. The web process refuses the rest by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One engine's. A new engine says only what it has."""
+
+    beam_search: bool = False
+    prompt_logprobs: bool = False
+    """Report the log-probabilities of a prompt's tokens."""
+    generate_params: bool = False
+    """Apply `SamplingParams.generate`, the parameters of transformers' `generate`."""
+    prompt_lists: bool = False
+    """`inputs` of `/invocations` may be a list, and the answer is one."""
+    own_timeout: bool = False
+    """Stop a request after `option.predict_timeout` by itself, because it counts from the start of a batch."""
+
+
+CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
+    {
+        "MPI": Capabilities(beam_search=True, prompt_logprobs=True),
+        "Python": Capabilities(generate_params=True, prompt_lists=True, own_timeout=True),
+    }
+)
+"""By the name of the engine, as `engine` in serving.properties has it."""
+
+
+def engines_with(capability: str) -> str:
+    """Name the engines that have a capability, for an error text."""
+    return " or ".join(f"engine={name}" for name, one in CAPABILITIES.items() if getattr(one, capability))

@@ -1,0 +1,125 @@
+"""Runs a batch of requests through one `generate` of transformers, each row with its own parameters.
+
+`generate` itself is greedy. A logits processor chooses the token of each row that samples or penalises, and leaves the
+row no other; a stopping criterion reads each row's new token and says which rows have ended (`steps.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from engines.core import Request, RequestOutput
+from engines.errors import InvalidRequest, RequestFailed
+from engines.python.batch import BatchRow, BatchWaste, Deliver, DynamicBatch
+from engines.python.model import LoadedModel
+from engines.python.padding import generate, padding_is_harmless
+from engines.python.pulse import Pulse, TimeIsOver
+from engines.python.running import batch_timed_out
+from engines.python.steps import Steps
+from engines.vocabulary import check_token_ids
+
+logger = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """Runs batches, one after another."""
+
+    def __init__(self, model: LoadedModel, pulse: Pulse, batch_timeout: float) -> None:
+        """Compute a little, so that a model that is reported ready has computed.
+
+        batch_timeout: seconds, quoted in an error.
+
+        Raises: whatever the model raises.
+        """
+        self._model = model
+        self._pulse = pulse
+        self._batch_timeout = batch_timeout
+        self._pads = model.takes_mask and padding_is_harmless(model)
+        if not self._pads:
+            logger.warning(
+                "padding changes what this model computes: only prompts of equal length share a call"
+            )
+
+    def run(self, requests: Sequence[Request], deadline: float, deliver: Deliver) -> BatchWaste:
+        """Generate until each request has had its last output, or nobody wants more of it.
+
+        deadline: by the pulse's clock; requests that are unfinished then end with an error.
+        """
+        batch = DynamicBatch([BatchRow(request) for request in requests], deliver)
+        refusals = [output for row in batch.rows if (output := self._check(row)) is not None]
+        if refusals:
+            batch.deliver(refusals)
+        self._pulse.deadline = deadline
+        try:
+            for group in self._groups(batch.rows):
+                self._run(batch, group)
+        finally:
+            self._pulse.deadline = None
+        return batch.waste
+
+    def _check(self, row: BatchRow) -> RequestOutput | None:
+        """Refuse a prompt with a token that the model lacks."""
+        try:
+            check_token_ids(row.request.prompt_token_ids, self._model.num_embeddings)
+        except InvalidRequest as error:
+            return row.fail(error)
+        return None
+
+    def _groups(self, rows: Sequence[BatchRow]) -> list[list[BatchRow]]:
+        """Return the rows that can share a call: all of them, unless padding changes what the model computes."""
+        if self._pads:
+            return [list(rows)]
+        by_length: defaultdict[int, list[BatchRow]] = defaultdict(list)
+        for row in rows:
+            by_length[len(row.request.prompt_token_ids)].append(row)
+        return list(by_length.values())
+
+    def _run(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> None:
+        """Generate for rows; if the call fails, halve them until the culprit is alone, and fail only that one."""
+        rows = [row for row in rows if not row.ended]
+        if not rows or self._try(batch, rows):
+            return
+        self._free_memory()
+        remaining = [row for row in rows if not row.ended]
+        if len(rows) == 1:
+            error = RequestFailed("this request failed in the engine")
+            batch.deliver([row.fail(error) for row in remaining])
+            return
+        middle = (len(remaining) + 1) // 2
+        self._run(batch, remaining[:middle])
+        self._run(batch, remaining[middle:])
+
+    def _try(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> bool:
+        """Call `generate` once; return False when it failed, perhaps because of one of its rows."""
+        steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
+        try:
+            self._pulse.beat()
+            self._generate(rows, steps)
+        except TimeIsOver:
+            late = [row for row in rows if not row.ended]
+            batch.deliver([row.fail(batch_timed_out(self._batch_timeout, row.num_delivered)) for row in late])
+        except Exception:  # the batch's edge: whatever a request can break, it breaks for itself
+            logger.exception("a batch of %d failed", len(rows))
+            return False
+        return True
+
+    def _generate(self, rows: Sequence[BatchRow], steps: Steps) -> None:
+        """Raises: whatever the model or sampling raises; `TimeIsOver`."""
+        prompts = [row.request.prompt_token_ids for row in rows]
+        for row, prompt in zip(rows, prompts, strict=True):
+            row.begin(prompt)
+        longest = max(row.request.sampling.max_new_tokens for row in rows)
+        steps.waste.prompt_padding += max(map(len, prompts)) * len(prompts) - sum(map(len, prompts))
+        generate(self._model, prompts, longest, steps.choose, steps.advance)
+
+    def _free_memory(self) -> None:
+        """Free memory after a failure, which may have been out of memory. Raises when the GPU itself has failed."""
+        gc.collect()
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+            torch.cuda.empty_cache()

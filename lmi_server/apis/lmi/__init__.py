@@ -1,0 +1,1 @@
+"""LMI's own bodies and answers: `/invocations` and its other names."""

@@ -1,0 +1,193 @@
+"""`POST /invocations`: LMI's schema (`inputs`, `parameters`, `stream`), or one of OpenAI's bodies.
+
+A body with `messages` is a chat, one with `prompt` is for completions; both are answered in OpenAI's shapes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from engines.capabilities import engines_with
+from lmi_server.apis.base import ApiContext, Call
+from lmi_server.apis.lmi.reply import LmiReply, shows_details
+from lmi_server.apis.openai.chat import CHAT
+from lmi_server.apis.openai.completions import COMPLETIONS
+from lmi_server.apis.parameters.checks import check_flag, refuse, refuse_unknown
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported
+from lmi_server.apis.parameters.row import Names, Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport
+from lmi_server.apis.parameters.table import DEFAULT_MAX_NEW_TOKENS, rows
+from lmi_server.apis.pipeline import LMI, Body, BodyFields, BodyFormat, Conventions, parse
+from lmi_server.apis.prompts import MAX_PROMPTS, Prompt, encode_prompts, texts_by_field
+from lmi_server.apis.serve import answer
+from lmi_server.errors import InvalidField
+from lmi_server.generation.answer_text import GenerationRequest
+from lmi_server.http.framing import JSON_LINES, SSE, Framing
+from lmi_server.values.show import as_json, names_in_log
+
+_logger = logging.getLogger(__name__)
+
+_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt")
+_FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
+_ACCEPTED_FORMATS = {
+    "text/event-stream": "sse",
+    "application/jsonlines": "jsonlines",
+    "application/x-ndjson": "jsonlines",
+    # Clients send it by habit, so it has no effect.
+    "application/json": None,
+    "*/*": None,
+}
+_ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+_ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
+_ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+_FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
+_STREAMING_API = "InvokeEndpointWithResponseStream"
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("invocations", __name__)
+
+    @blueprint.post("/invocations")
+    def invocations() -> Response:
+        return invoke(context)
+
+    return blueprint
+
+
+def invoke(context: ApiContext) -> Response:
+    """Answer the current request as `/invocations` does. Raises `EngineError`."""
+    attributes = _custom_attributes()
+    response = answer(context, _parse)
+    if attributes is not None:
+        response.headers[_ATTRIBUTES_HEADER] = attributes
+    return response
+
+
+def _custom_attributes() -> str | None:
+    """Return what the caller attaches to the request; it comes back with the answer. Raises `InvalidField`."""
+    value = request.headers.get(_ATTRIBUTES_HEADER)
+    if value is not None and not _ATTRIBUTES.fullmatch(value):
+        raise InvalidField(
+            _ATTRIBUTES_HEADER,
+            f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
+        )
+    return value
+
+
+def _parse(context: ApiContext, body: Body) -> Call:
+    if adapter := request.headers.get(_ADAPTER_HEADER):
+        raise InvalidField(
+            _ADAPTER_HEADER, f"given {as_json(adapter)}, but LoRA adapters are not supported; accepted: none"
+        )
+    if body.get("stream") is None and request.headers.get(_FORWARDED_API_HEADER) == _STREAMING_API:
+        # The platform names its call that the request came by, which decides where the body does not.
+        body = {**body, "stream": True}
+    return parse(context, body, _DIALECTS[_prompt_field(body)], LMI)
+
+
+def _prompt_field(body: Body) -> str:
+    """Return the field that says which kind of body it is. Raises `InvalidField`: there are several."""
+    present = [name for name in _DIALECTS if body.get(name) is not None]
+    if len(present) > 1:
+        raise InvalidField(
+            present[1], f"given beside {present[0]!r}; accepted: one of {', '.join(_DIALECTS)}"
+        )
+    return next(iter(present or [name for name in _DIALECTS if name in body]), "inputs")
+
+
+def _read_fields(context: ApiContext, body: Body, _: Conventions) -> BodyFields:
+    refuses_unknown = context.config.server.unknown_parameters != "warn"
+    _check_names(body, refuses_unknown)
+    given = body.get("parameters")
+    if given is not None and not isinstance(given, dict):
+        raise refuse("parameters", given, "an object")
+    parameters = parse_parameters(
+        given or {}, Names.LMI, prefix="parameters.", refuse_unknown_names=refuses_unknown
+    )
+    if parameters.unknown:
+        _logger.warning("unknown parameters are ignored: %s", names_in_log(parameters.unknown))
+    return BodyFields(parameters, _framing(context, parameters, body.get("stream")))
+
+
+def _check_names(body: Body, refuses_unknown: bool) -> None:
+    unknown = [name for name in body if name not in _FIELDS]
+    for name in unknown:
+        refuse_unsupported(name, body[name], Names.LMI)
+    if unknown and not refuses_unknown:
+        _logger.warning("unknown fields are ignored: %s", names_in_log(unknown))
+    elif unknown:
+        name = unknown[0]
+        if name in rows(Names.LMI):
+            raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
+        raise refuse_unknown(name, name, body[name], _FIELDS)
+    if body.get("adapters") not in (None, "", [], [""]):
+        raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
+
+
+def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framing | None:
+    """Decide the framing: by the request's own formatter, else by its Accept header, else by the server's option.
+
+    `stream: true` turns json into lines, and with `stream: false` the header does not count. Raises `InvalidField`.
+    """
+    streams = check_flag("stream", stream)
+    accepted = _accepted_format() if streams or stream is None else None
+    formatter = parameters["output_formatter"] or accepted or context.config.server.output_formatter
+    framing = _FRAMINGS.get(formatter or "json")
+    return JSON_LINES if framing is None and streams else framing
+
+
+def _accepted_format() -> str | None:
+    known = (mimetype for mimetype, _ in request.accept_mimetypes if mimetype in _ACCEPTED_FORMATS)
+    return _ACCEPTED_FORMATS.get(next(known, ""))
+
+
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
+    inputs = body.get("inputs")
+    accepted = "a string that is not empty (or 'messages' for a chat, 'prompt' for completions)"
+    if context.capabilities.prompt_lists:
+        accepted += f", or a list of 1 to {MAX_PROMPTS} such strings"
+    elif isinstance(inputs, list):
+        raise refuse("inputs", inputs, f"{accepted}; {engines_with('prompt_lists')} takes lists of strings")
+    texts = texts_by_field("inputs", inputs, accepted)
+    if fields.streamed and len(texts) > 1:
+        raise InvalidField(
+            "inputs",
+            f"given {len(texts)} prompts with a streamed answer (stream, Accept or output_formatter); accepted: one "
+            "prompt in a stream, or several without one",
+        )
+    return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
+
+
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
+    parameters = fields.parameters
+    prompt: int | None = parameters["prompt_logprobs"]
+    if prompt is None and parameters["decoder_input_details"]:
+        prompt = 0
+    # Beam search reports none; a request that names them is refused.
+    each = (shows_details(parameters, counts.best_of) or fields.streamed) and parameters["num_beams"] == 1
+    return LogprobReport(each or counts.ranked, parameters["top_n_tokens"], prompt)
+
+
+def _make_reply(
+    context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], _: Conventions
+) -> LmiReply:
+    return LmiReply(requests, fields.parameters, fields.framing, as_list=context.capabilities.prompt_lists)
+
+
+_INPUTS = BodyFormat(
+    read_fields=_read_fields,
+    read_prompts=_read_prompts,
+    report=_report,
+    make_reply=_make_reply,
+    default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
+    best_of_is_n=True,
+    streams_choices=False,
+)
+_DIALECTS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
+"""Each dialect by the field of its prompt."""

@@ -1,0 +1,134 @@
+"""LMI's form of an answer: a JSON object (engine=Python: an array of them), or records of one token each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmi_server.apis.openai.reply import prompt_logprobs
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.generation import GenerationResult
+from lmi_server.http.framing import JSON_LINES, Framing
+
+
+def shows_details(parameters: Parameters, best_of: int) -> bool:
+    """Whether an answer has `details`: for their own sake, for one of their parts, or to compare several answers."""
+    return bool(
+        parameters["details"]
+        or parameters["decoder_input_details"]
+        or parameters["prompt_logprobs"] is not None
+        or parameters["top_n_tokens"]
+        or best_of > 1
+        or parameters["num_beams"] > 1
+    )
+
+
+class LmiReply:
+    """Writes the answer of `/invocations`."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        parameters: Parameters,
+        framing: Framing | None,
+        *,
+        as_list: bool,
+    ) -> None:
+        """`requests`: one for each prompt. `framing`: None for a whole answer. `as_list`: answer with an array."""
+        self.streamed = framing is not None
+        self._framing = framing or JSON_LINES
+        self.content_type = self._framing.content_type
+        self._requests = requests
+        self._as_list = as_list
+        self._shows_details = shows_details(parameters, requests[0].best_of)
+        self._shows_prompt: bool = parameters["decoder_input_details"]
+        self._shows_prompt_logprobs = parameters["prompt_logprobs"] is not None
+        self._shows_top_tokens = parameters["top_n_tokens"] > 0
+        self._shows_full_text: bool = parameters["return_full_text"]
+
+    def whole(self, result: GenerationResult) -> Any:
+        bodies = []
+        start = 0
+        for request in self._requests:
+            bodies.append(self._body(request, result.completions[start : start + request.n]))
+            start += request.n
+        return bodies if self._as_list else bodies[0]
+
+    def start(self) -> str:
+        return ""
+
+    def records(self, output: TextOutput) -> str:
+        """Return a record for each token; the last of all also carries the whole text and the details."""
+        records = [self._record(token) for token in output.tokens]
+        if output.completion is not None:
+            if not records:  # the last output has no token
+                records.append({"token": {"id": -1, "text": "", "log_prob": 0.0, "special_token": True}})
+            request = self._requests[0]
+            last: dict[str, Any] = records[-1]
+            last["token"]["text"] += output.rest
+            last["generated_text"] = self._text(request, output.completion)
+            if self._shows_details:
+                last["details"] = _details(request, output.completion)
+        return "".join(self._framing.frame(record) for record in records)
+
+    def end(self, result: GenerationResult) -> str:
+        return ""
+
+    def failure(self, error: ErrorReply) -> str:
+        return self._framing.frame(error.body(ErrorForm.LMI))
+
+    def _record(self, token: TokenText) -> dict[str, Any]:
+        """Return a record of a stream. It shows no more of the generated text than can be shown yet."""
+        record: dict[str, Any] = {"token": _token(token, token.shown)}
+        if self._shows_top_tokens:
+            record["top_tokens"] = _top_tokens(token, token.shown)
+        return record
+
+    def _body(self, request: GenerationRequest, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Return one prompt's answers: the first one in LMI's place, the others among its details."""
+        first = completions[0]
+        body: dict[str, Any] = {"generated_text": self._text(request, first)}
+        if self._shows_details:
+            details = self._whole_details(request, first)
+            if self._shows_prompt:
+                details["prefill"] = [_token(token, token.text) for token in first.prompt_tokens]
+            if self._shows_prompt_logprobs:
+                details |= prompt_logprobs(first.prompt_tokens)
+            if len(completions) > 1:
+                details["best_of_sequences"] = [
+                    {"generated_text": self._text(request, other), **self._whole_details(request, other)}
+                    for other in completions[1:]
+                ]
+            body["details"] = details
+        return body
+
+    def _whole_details(self, request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+        details = _details(request, completion)
+        details["tokens"] = [_token(token, token.text) for token in completion.tokens]
+        if self._shows_top_tokens:
+            details["top_tokens"] = [_top_tokens(token, token.text) for token in completion.tokens]
+        return details
+
+    def _text(self, request: GenerationRequest, completion: Completion) -> str:
+        return request.prompt + completion.text if self._shows_full_text else completion.text
+
+
+def _details(request: GenerationRequest, completion: Completion) -> dict[str, Any]:
+    return {
+        "finish_reason": completion.finish_reason,
+        "generated_tokens": len(completion.tokens),
+        "inputs": request.prompt,
+    }
+
+
+def _token(token: TokenText, text: str) -> dict[str, Any]:
+    record: dict[str, Any] = {"id": token.id, "text": text, "log_prob": token.logprob}
+    if token.special:
+        record["special_token"] = True
+    return record
+
+
+def _top_tokens(token: TokenText, text: str) -> list[dict[str, Any]]:
+    return [{"id": one.id, "text": one.text, "log_prob": one.logprob} for one in token.top_as(text)]

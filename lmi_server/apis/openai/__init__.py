@@ -1,0 +1,1 @@
+"""OpenAI's bodies and answers: chats, completions and the list of models."""

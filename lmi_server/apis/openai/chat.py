@@ -1,0 +1,62 @@
+"""`POST /v1/chat/completions`, OpenAI's chat; `/invocations` understands the same body."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.openai.chat_reply import ChatReply
+from lmi_server.apis.openai.fields import read_fields
+from lmi_server.apis.openai.messages import parse_messages
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.sampling import LogprobReport
+from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, parse
+from lmi_server.apis.prompts import Prompt, encode_prompts, max_prompt_chars, too_many_chars
+from lmi_server.apis.serve import answer
+from lmi_server.errors import InvalidField
+from lmi_server.text.chat_template import RenderedTooLong
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("openai_chat", __name__)
+
+    @blueprint.post("/v1/chat/completions")
+    def chat_completions() -> Response:
+        return answer(context, partial(parse, dialect=CHAT, conventions=OPENAI))
+
+    return blueprint
+
+
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
+    messages = parse_messages(body.get("messages"))
+    if context.text.chat_template is None:
+        raise InvalidField("messages", "the model has no chat template; accepted: 'inputs' on /invocations")
+    max_chars = max_prompt_chars(context)
+    try:
+        text = context.text.chat_template.render(messages, max_chars)
+    except RenderedTooLong as error:
+        raise too_many_chars(context, "messages", f"more than {max_chars}") from error
+    # The template itself writes the special tokens.
+    return encode_prompts(context, {"messages": text}, fields.parameters, add_special_tokens=False)
+
+
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
+    parameters = fields.parameters
+    top = parameters["top_logprobs"]
+    if top and not parameters["logprobs"]:
+        raise refuse(parameters.fields["top_logprobs"], top, "0, or with 'logprobs' that is true")
+    return LogprobReport(parameters["logprobs"] or counts.ranked, top, parameters["prompt_logprobs"])
+
+
+CHAT = BodyFormat(
+    read_fields=partial(read_fields, Names.CHAT, "messages"),
+    read_prompts=_read_prompts,
+    report=_report,
+    make_reply=lambda _, fields, requests, conventions: ChatReply(fields, requests, conventions),
+    default_max_new_tokens=None,
+    continues_prompt=False,
+)

@@ -1,0 +1,98 @@
+"""`POST /v1/completions`, OpenAI's completions; `/invocations` understands the same body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.openai.completions_reply import CompletionsReply
+from lmi_server.apis.openai.fields import read_fields
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.sampling import LogprobReport, check_token_id
+from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
+from lmi_server.apis.pipeline import OPENAI, Body, BodyFields, BodyFormat, Conventions, parse
+from lmi_server.apis.prompts import (
+    Prompt,
+    check_length,
+    encode_prompts,
+    prompts_by_field,
+    texts_by_field,
+    truncated,
+)
+from lmi_server.apis.serve import answer
+from lmi_server.generation.answer_text import GenerationRequest
+from lmi_server.values.base import is_integer
+
+_ACCEPTED = "a string that is not empty, a list of such strings, a list of token ids, or a list of such lists"
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("openai_completions", __name__)
+
+    @blueprint.post("/v1/completions")
+    def completions() -> Response:
+        return answer(context, partial(parse, dialect=COMPLETIONS, conventions=OPENAI))
+
+    return blueprint
+
+
+def _read_prompts(context: ApiContext, body: Body, fields: BodyFields) -> tuple[Prompt, ...]:
+    """Read one text, one list of token ids, or a list of either."""
+    value, truncate = body.get("prompt"), fields.parameters["truncate"]
+    if isinstance(value, list) and value and is_integer(value[0]):
+        return (_of_token_ids(context, "prompt", value, truncate),)
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        items = prompts_by_field("prompt", value)
+        return tuple(_of_token_ids(context, field, item, truncate) for field, item in items.items())
+    texts = texts_by_field("prompt", value, _ACCEPTED)
+    return encode_prompts(context, texts, fields.parameters, add_special_tokens=True)
+
+
+def _of_token_ids(context: ApiContext, field: str, value: Any, truncate: int | None) -> Prompt:
+    """Read a prompt of token ids, which stands as it is: no special tokens are added."""
+    if not isinstance(value, list):
+        raise refuse(field, value, "a list of token ids, as 'prompt' is a list of lists")
+    check_length(context, field, len(value) if truncate is None else min(len(value), truncate))
+    for index, item in enumerate(value):
+        check_token_id(context, f"{field}[{index}]", item)
+    return Prompt(field, "", truncated(tuple(value), truncate))
+
+
+def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
+    parameters = fields.parameters
+    logprobs: int | None = parameters["logprobs"]
+    prompt: int | None = parameters["prompt_logprobs"]
+    if parameters["echo"] and logprobs is not None:
+        prompt = max(logprobs, prompt or 0)
+    return LogprobReport(logprobs is not None or counts.ranked, logprobs or 0, prompt)
+
+
+def _make_reply(
+    context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
+) -> CompletionsReply:
+    echoed = [_echoed(context, request, fields) for request in requests for _ in range(request.n)]
+    return CompletionsReply(fields, requests, conventions, echoed)
+
+
+def _echoed(context: ApiContext, request: GenerationRequest, fields: BodyFields) -> str:
+    """Return what an answer begins with: nothing, the prompt as it came, or the text of its tokens if they were cut."""
+    if not fields.parameters["echo"]:
+        return ""
+    if request.prompt and fields.parameters["truncate"] is None:
+        return request.prompt
+    return context.text.decode(request.prompt_token_ids, request.rules.skip_special_tokens)
+
+
+COMPLETIONS = BodyFormat(
+    read_fields=partial(read_fields, Names.COMPLETIONS, "prompt"),
+    read_prompts=_read_prompts,
+    report=_report,
+    make_reply=_make_reply,
+    default_max_new_tokens=DEFAULT_MAX_TOKENS,
+)

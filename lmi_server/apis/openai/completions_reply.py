@@ -1,0 +1,98 @@
+"""OpenAI's form of completions: `text_completion` objects, with `n` choices for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
+from lmi_server.apis.pipeline import BodyFields, Conventions
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.generation import GenerationResult
+
+
+class CompletionsReply(OpenAiReply):
+    """Writes completions. Mutable: it counts the characters of each choice."""
+
+    id_prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(
+        self,
+        fields: BodyFields,
+        requests: Sequence[GenerationRequest],
+        conventions: Conventions,
+        echoed: Sequence[str],
+    ) -> None:
+        """`echoed`: what each choice begins with, the prompt or nothing."""
+        super().__init__(fields, requests, conventions)
+        self._echoed = echoed
+        self._num_top: int | None = fields.parameters["logprobs"]
+        """None without log-probabilities, else how many of the likeliest tokens are listed beside each token."""
+        self._shows_prompt_logprobs = fields.parameters["prompt_logprobs"] is not None
+        self._offsets = [0] * len(echoed)
+
+    def whole(self, result: GenerationResult) -> Any:
+        choices = [self._whole_choice(index, done) for index, done in enumerate(result.completions)]
+        return self._whole(choices, result)
+
+    def start(self) -> str:
+        if self._num_top is not None:
+            return ""  # the prompt follows when its log-probabilities are known
+        chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
+        return "".join(map(self._chunk, chunks))
+
+    def records(self, output: TextOutput) -> str:
+        text = output.shown
+        tokens: tuple[TokenText, ...] = ()
+        if self._num_top is not None:
+            tokens = output.released
+            if output.prompt_tokens and self._echoed[output.index]:
+                text = self._echoed[output.index] + text
+                tokens = output.prompt_tokens + tokens
+        if not text and not tokens and output.completion is None:
+            return ""
+        return self._chunk(self._choice(output.index, text, tokens, output.completion))
+
+    def _whole_choice(self, index: int, done: Completion) -> dict[str, Any]:
+        echoed = self._echoed[index]
+        tokens = done.prompt_tokens + done.released if echoed else done.released
+        choice = self._choice(index, echoed + done.text, tokens, done)
+        if self._shows_prompt_logprobs:
+            choice |= prompt_logprobs(done.prompt_tokens)
+        return choice
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[TokenText], completion: Completion | None
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None if self._num_top is None else self._token_lists(index, tokens),
+            "finish_reason": None if completion is None else FINISH_REASONS[completion.finish_reason],
+        }
+
+    def _token_lists(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        """Return the tokens, their log-probabilities and their offsets in the choice's text."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token.text)
+        return {
+            "text_offset": offsets,
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens] if self._num_top else None,
+        }
+
+    def _top(self, token: TokenText) -> dict[str, float] | None:
+        """Return the likeliest tokens and the token itself; None for a prompt's first token."""
+        if token.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        # Several tokens may have the same text: parts of a character have none. The likeliest one counts.
+        for one in token.top_as(token.text)[: self._num_top]:
+            found.setdefault(one.text, one.logprob)
+        found.setdefault(token.text, token.logprob)
+        return found

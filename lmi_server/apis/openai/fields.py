@@ -1,0 +1,64 @@
+"""The fields that OpenAI's bodies share: `model`, `stream`, `stream_options` and the parameters."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.parameters.checks import check_flag, refuse
+from lmi_server.apis.parameters.parse import parse_parameters
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.pipeline import Body, BodyFields, Conventions
+from lmi_server.http.framing import SSE
+from lmi_server.values.show import names_in_log
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "lmi"
+_MAX_MODEL_NAME_BYTES = 256
+_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
+"""Each field with the one whose value `none` switches it off."""
+
+
+def read_fields(
+    names: Names, prompt_field: str, context: ApiContext, body: Body, conventions: Conventions
+) -> BodyFields:
+    """Check all fields but `prompt_field`. Unknown names are logged and ignored, as OpenAI's clients expect.
+
+    Raises `InvalidField`.
+    """
+    streamed = check_flag("stream", body.get("stream"))
+    own = (prompt_field, "model", "stream", "stream_options")
+    unused = [name for name, switch in _SWITCHES.items() if body.get(switch) == "none"]
+    rest = {name: value for name, value in body.items() if name not in own and name not in unused}
+    samples = names is Names.CHAT or conventions.completions_sample
+    parameters = parse_parameters(
+        rest, names, own_defaults=context.openai_defaults if samples else {}, refuse_unknown_names=False
+    )
+    if parameters.unknown:
+        _logger.info("unknown fields are ignored: %s", names_in_log(parameters.unknown))
+    return BodyFields(
+        parameters,
+        SSE if streamed else None,
+        _model(body.get("model")),
+        _include_usage(body.get("stream_options"), streamed),
+    )
+
+
+def _model(value: Any) -> str:
+    if value is None:
+        return DEFAULT_MODEL
+    if not isinstance(value, str) or len(value.encode()) > _MAX_MODEL_NAME_BYTES:
+        raise refuse("model", value, f"any string of at most {_MAX_MODEL_NAME_BYTES} bytes")
+    return value
+
+
+def _include_usage(options: Any, streamed: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise refuse("stream_options", options, "an object")
+    if not streamed:
+        raise refuse("stream_options", options, "null, or leave it out, as 'stream' is not true")
+    return check_flag("stream_options.include_usage", options.get("include_usage"))

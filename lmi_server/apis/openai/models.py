@@ -1,0 +1,33 @@
+"""`GET /v1/models` and `/v1/models/{name}`: the one model that is served, under any name a client likes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response
+
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.openai.fields import DEFAULT_MODEL
+from lmi_server.http.json_reply import json_response
+
+
+def api(context: ApiContext) -> Blueprint:
+    blueprint = Blueprint("openai_models", __name__)
+    started = int(time.time())
+    limit = context.config.max_model_len
+
+    def entry(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "lmi", "max_model_len": limit}
+
+    @blueprint.get("/v1/models")
+    def models() -> Response:
+        body = {"object": "list", "data": [entry(DEFAULT_MODEL)]}
+        return json_response(body)
+
+    @blueprint.get("/v1/models/<path:name>")
+    def model(name: str) -> Response:
+        # Requests may use any name, so any name is this model.
+        return json_response(entry(name))
+
+    return blueprint

@@ -1,0 +1,97 @@
+"""What OpenAI's answers have in common: the object round the choices, chunks, token counts, the end of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from engines.core import FinishReason
+from lmi_server.apis.pipeline import BodyFields, Conventions
+from lmi_server.errors import ErrorReply
+from lmi_server.generation.answer_text import GenerationRequest, TokenText
+from lmi_server.generation.generation import GenerationResult
+from lmi_server.http.framing import SSE, SSE_DONE
+from lmi_server.request_log import current_record
+
+FINISH_REASONS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS_TOKEN: "stop",
+    FinishReason.STOP_SEQUENCE: "stop",
+}
+"""OpenAI's words for LMI's."""
+
+
+class OpenAiReply:
+    """The part of a `Reply` that chats and completions share."""
+
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    """`object` of a whole answer."""
+    chunk_kind: ClassVar[str]
+    """`object` of a chunk of a stream."""
+    content_type = SSE.content_type
+
+    def __init__(
+        self, fields: BodyFields, requests: Sequence[GenerationRequest], conventions: Conventions
+    ) -> None:
+        """Answer the current HTTP request."""
+        self.streamed = fields.streamed
+        self._id = f"{self.id_prefix}-{current_record().id}"
+        self._created = int(time.time())
+        self._model = fields.model
+        self._num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._include_usage = fields.include_usage
+        self._error_form = conventions.error_form
+
+    def end(self, result: GenerationResult) -> str:
+        """Return the token counts, where the client wants them, and the end of the stream."""
+        if not self._include_usage:
+            return SSE_DONE
+        return (
+            SSE.frame({**self._head(self.chunk_kind), "choices": [], "usage": self._usage(result)}) + SSE_DONE
+        )
+
+    def failure(self, error: ErrorReply) -> str:
+        return SSE.frame(error.body(self._error_form))
+
+    def _whole(self, choices: list[dict[str, Any]], result: GenerationResult) -> dict[str, Any]:
+        return {**self._head(self.kind), "choices": choices, "usage": self._usage(result)}
+
+    def _chunk(self, choice: dict[str, Any]) -> str:
+        """Return one chunk of a stream, with one choice."""
+        record = {**self._head(self.chunk_kind), "choices": [choice]}
+        if self._include_usage:
+            record["usage"] = None
+        return SSE.frame(record)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _usage(self, result: GenerationResult) -> dict[str, Any]:
+        """Count each prompt once, and all generated tokens, those of answers that are dropped too."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": result.num_generated,
+            "total_tokens": self._num_prompt_tokens + result.num_generated,
+            "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
+        }
+
+
+def prompt_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    """Return vLLM's field of that name, for each prompt token an object by token id; nothing without tokens."""
+    if not tokens:
+        return {}
+    return {"prompt_logprobs": [_by_id(token) for token in tokens]}
+
+
+def _by_id(token: TokenText) -> dict[str, Any] | None:
+    if token.logprob is None:
+        return None
+    found = {
+        str(one.id): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text}
+        for rank, one in enumerate(token.top_as(token.text), 1)
+    }
+    # Its rank is known only where it is among the likeliest.
+    own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
+    return {str(token.id): found.get(str(token.id), own), **found}

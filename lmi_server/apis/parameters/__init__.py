@@ -1,0 +1,1 @@
+"""Request parameters: the table, parsing, combinations, and the sampling that they ask for."""

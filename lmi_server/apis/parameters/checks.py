@@ -1,0 +1,41 @@
+"""Checks of fields. Every refusal names the field, the value that it found and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lmi_server.errors import InvalidField
+from lmi_server.values.base import BadValueError, JsonType
+from lmi_server.values.nearest import nearest
+from lmi_server.values.scalars import Bool
+from lmi_server.values.show import as_json
+
+
+def refuse(field: str, value: Any, accepted: str) -> InvalidField:
+    """Make the error for a value that is not accepted."""
+    return InvalidField(field, f"given {as_json(value)}; accepted: {accepted}")
+
+
+def refuse_unknown(field: str, name: str, value: Any, known: Iterable[str]) -> InvalidField:
+    """Make the error for an unknown name, with the nearest known one."""
+    names = sorted(known)
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(names)}"
+    return InvalidField(field[:200], f"unknown name, given with value {as_json(value)}; {hint}")
+
+
+def check(field: str, value: Any, type: JsonType, or_else: str = "") -> Any:  # noqa: A002
+    """Check the value of a field. `or_else`: what the field accepts besides. Raises `InvalidField`."""
+    try:
+        return type.from_json(value)
+    except BadValueError as error:
+        accepted = error.accepted or type.accepted + or_else
+        hint = f"; did you mean {error.nearest!r}?" if error.nearest else ""
+        text = f"given {error.given or as_json(value)}; accepted: {accepted}{hint}"
+        raise InvalidField(field + error.place, text) from error
+
+
+def check_flag(field: str, value: Any) -> bool:
+    """Check a flag, which is false when it is not given. Raises `InvalidField`."""
+    return value is not None and bool(check(field, value, Bool()))

@@ -1,0 +1,131 @@
+"""Checks of parameters that are valid each by itself, but not together or under this engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.capabilities import engines_with
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.sampling import LogprobReport, temperature
+from lmi_server.apis.parameters.table import GENERATE
+from lmi_server.errors import InvalidField
+from lmi_server.values.show import as_json
+
+MAX_ANSWERS = 256
+"""Answers that one HTTP request may generate, over all its prompts."""
+_PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
+"""Parameters that ask for the log-probabilities of the prompt's tokens; `logprobs` with `echo` does too."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCounts:
+    """How many answers to each prompt are returned (`n`) and generated (`best_of`)."""
+
+    n: int
+    best_of: int
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the answers that are returned are chosen by their log-probabilities."""
+        return self.best_of > self.n
+
+
+def answer_counts(
+    parameters: Parameters, *, num_prompts: int, streamed: bool, best_of_is_n: bool, streams_choices: bool
+) -> AnswerCounts:
+    """Check `n` and `best_of`; `BodyFormat` explains the last two arguments. Raises `InvalidField`."""
+    best_of = parameters["best_of"]
+    n: int = parameters["n"] or (best_of if best_of and best_of_is_n else 1)
+    best_of = best_of or n
+    name = parameters.fields.get("best_of", parameters.fields.get("n", ""))
+    if best_of < n:
+        raise _refused(parameters, "best_of", f"as {parameters.fields['n']} is {n}", f"at least {n}")
+    if streamed and best_of > n:
+        why = "and which are best is only known at the end"
+        raise _refused(parameters, "best_of", why, f"{n} in a stream")
+    if streamed and n > 1 and not streams_choices:
+        raise InvalidField(
+            name, f"given {n} with a streamed answer, which carries one; accepted: 1 in a stream"
+        )
+    if num_prompts * best_of > MAX_ANSWERS:
+        raise InvalidField(
+            name,
+            f"given {best_of} for {num_prompts} prompts; accepted: at most {MAX_ANSWERS} answers in one request",
+        )
+    return AnswerCounts(n, best_of)
+
+
+def check_beams(
+    context: ApiContext,
+    parameters: Parameters,
+    counts: AnswerCounts,
+    report: LogprobReport,
+    *,
+    streamed: bool,
+) -> None:
+    """Refuse what beam search cannot do: it finds the one likeliest answer, known at the end.
+
+    Raises `InvalidField`.
+    """
+    if parameters["num_beams"] == 1:
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if parameters[name] != neutral:
+                accepted = f"{as_json(neutral)}, or num_beams above 1"
+                raise _refused(parameters, name, "but num_beams is 1", accepted)
+        return
+    _check_engine(context, parameters, "num_beams", "beam_search")
+    hindrances = {
+        "sampling (do_sample or temperature)": temperature(parameters) > 0,
+        "n above 1": counts.n > 1,
+        "best_of above 1": counts.best_of > 1,
+        "a streamed answer": streamed,
+        "log-probabilities": report.logprobs or report.top > 0 or report.prompt is not None,
+    }
+    for what, hinders in hindrances.items():
+        if hinders:
+            why = f"but beam search does not go with {what}"
+            raise _refused(parameters, "num_beams", why, "1, or without that")
+
+
+def check_generate_parameters(context: ApiContext, parameters: Parameters) -> None:
+    """Refuse parameters of transformers' `generate` under an engine without it. Raises `InvalidField`."""
+    for row in GENERATE:
+        if parameters[row.name] != row.default:
+            _check_engine(context, parameters, row.name, "generate_params")
+
+
+def check_prompt_report(
+    context: ApiContext, parameters: Parameters, report: LogprobReport, *, streamed: bool
+) -> None:
+    """Refuse log-probabilities of the prompt where the engine or a stream has none. Raises `InvalidField`."""
+    if report.prompt is None:
+        return
+    names = (*_PROMPT_REPORTS, "logprobs")
+    name = next(name for name in names if name in parameters.fields and parameters[name] is not False)
+    _check_engine(context, parameters, name, "prompt_logprobs")
+    if streamed and name in _PROMPT_REPORTS:
+        raise _refused(parameters, name, "but a stream does not carry it", "leave it out, or no stream")
+
+
+def check_timeout(context: ApiContext, parameters: Parameters) -> None:
+    """Raises `InvalidField`: the timeout is longer than the server's."""
+    timeout: float | None = parameters["timeout"]
+    limit = context.config.server.predict_timeout
+    if timeout is not None and timeout > limit:
+        raise InvalidField(
+            parameters.fields["timeout"],
+            f"given {as_json(timeout)} seconds; accepted: at most {limit:g} (option.predict_timeout)",
+        )
+
+
+def _check_engine(context: ApiContext, parameters: Parameters, name: str, capability: str) -> None:
+    """Raises `InvalidField`: the engine lacks the capability that a parameter needs."""
+    if not getattr(context.capabilities, capability):
+        why = f"but engine={context.config.engine} does not do it"
+        raise _refused(parameters, name, why, f"leave it out; {engines_with(capability)} does it")
+
+
+def _refused(parameters: Parameters, name: str, reason: str, accepted: str) -> InvalidField:
+    text = f"given {as_json(parameters[name])}, {reason}; accepted: {accepted}"
+    return InvalidField(parameters.fields[name], text)

@@ -1,0 +1,49 @@
+"""Sampling parameters of an OpenAI body that gives none: the model's own where it has them, else OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import rows
+from lmi_server.config import WebConfig
+from lmi_server.errors import InvalidField
+from lmi_server.text.tokenizer import read_json
+
+_logger = logging.getLogger(__name__)
+
+_OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Those that vLLM takes, except for lengths."""
+
+
+def openai_defaults(config: WebConfig) -> Mapping[str, Any]:
+    """Return the defaults by key of the parameter table, and log those of the model.
+
+    A value that a request could not have is ignored with a warning.
+
+    Raises:
+        ValueError: generation_config.json is not a JSON object.
+    """
+    own: dict[str, Any] = {}
+    if config.server.generation_config == "auto":
+        table = rows(Names.COMPLETIONS)
+        file = read_json(Path(config.model_path) / "generation_config.json")
+        for name in _OF_THE_MODEL:
+            if file.get(name) is None:
+                continue
+            try:
+                own[name] = table[name].check(name, file[name])
+            except InvalidField as error:
+                _logger.warning("generation_config.json of the model: ignored: %s", error)
+    if own:
+        _logger.info(
+            "sampling defaults of OpenAI's requests from the model's generation_config.json: %s "
+            "(option.generation_config=vllm leaves them out)",
+            json.dumps(own),
+        )
+    return MappingProxyType({"temperature": 1.0, **own})

@@ -1,0 +1,60 @@
+"""The parameters of a body, checked against the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from lmi_server.apis.parameters.checks import refuse_unknown
+from lmi_server.apis.parameters.row import Names, Parameters
+from lmi_server.apis.parameters.table import defaults, rows
+from lmi_server.errors import InvalidField
+from lmi_server.values.base import is_one_of
+from lmi_server.values.show import as_json
+
+
+def parse_parameters(
+    body: Mapping[str, Any],
+    names: Names,
+    *,
+    own_defaults: Mapping[str, Any] = MappingProxyType({}),
+    prefix: str = "",
+    refuse_unknown_names: bool = True,
+) -> Parameters:
+    """Check the parameters in `body`.
+
+    `own_defaults`: values, by key, that replace the table's. `prefix`: where the parameters stand, for error texts
+    (`parameters.`). Unknown names are refused, or listed in the result.
+
+    Raises `InvalidField`.
+    """
+    table = rows(names)
+    values = {**defaults(names), **own_defaults}
+    fields: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, value in body.items():
+        row = table.get(name)
+        if row is None:
+            if refuse_unknown_names:
+                supported = (known for known, one in table.items() if one.neutral is None)
+                raise refuse_unknown(prefix + name, name, value, supported)
+            unknown.append(name)
+        elif value is not None and not is_one_of(value, row.absent):
+            checked = row.check(prefix + name, value)
+            if row.name in fields and values[row.name] != checked:
+                raise InvalidField(
+                    prefix + name,
+                    f"given {as_json(value)}, but {fields[row.name]} says the same thing with another value; "
+                    "accepted: one of the two names",
+                )
+            values[row.name] = checked
+            fields[row.name] = prefix + name
+    return Parameters(values, fields, tuple(unknown))
+
+
+def refuse_unsupported(field: str, value: Any, names: Names) -> None:
+    """Check a field that is not read. Raises `InvalidField` where it asks for something that is not supported."""
+    row = rows(names).get(field)
+    if row is not None and row.neutral is not None and value is not None:
+        row.check(field, value)

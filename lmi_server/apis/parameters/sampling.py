@@ -1,0 +1,155 @@
+"""From checked parameters to `SamplingParams`, as far as all prompts of a body have them in common."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from engines.core import GenerateParams, SamplingParams
+from lmi_server.apis.base import ApiContext
+from lmi_server.apis.parameters.checks import refuse
+from lmi_server.apis.parameters.row import Parameters
+from lmi_server.apis.parameters.table import GENERATE
+from lmi_server.errors import InvalidField
+from lmi_server.generation.answer_text import TextRules
+from lmi_server.values.base import is_integer
+from lmi_server.values.show import as_json
+
+_MIN_TEMPERATURE = 0.01
+"""Below it all weight is on the likeliest token anyway, and the division would leave the range of 32-bit floats."""
+_UNCHANGED = (
+    *("min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("min_new_tokens", "num_beams", "length_penalty", "early_stopping"),
+)
+"""Parameters that are fields of `SamplingParams`, unchanged."""
+_TOKEN_ID_LISTS = (
+    *("stop_token_ids", "eos_token_id", "suppress_tokens"),
+    *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobReport:
+    """Which log-probabilities the engine reports."""
+
+    logprobs: bool = False
+    """Of each token."""
+    top: int = 0
+    """With each token, of so many of the likeliest in its place."""
+    prompt: int | None = None
+    """Of the prompt's tokens, with so many of the likeliest in the place of each; None: of none."""
+
+
+def sampling_params(context: ApiContext, parameters: Parameters, report: LogprobReport) -> SamplingParams:
+    """Make all but what depends on a prompt: `max_new_tokens` and `seed` are still to be set.
+
+    Raises `InvalidField`: a banned word has no token.
+    """
+    stop_token_ids = _eos_token_ids(context, parameters) + parameters["stop_token_ids"]
+    generate = GenerateParams(**{row.name: parameters[row.name] for row in GENERATE})
+    return SamplingParams(
+        max_new_tokens=1,
+        temperature=temperature(parameters),
+        top_k=max(parameters["top_k"], 0),
+        top_p=parameters["top_p"] or 1.0,  # 0 is greedy
+        bad_words=_bad_words(context, parameters),
+        # A stop token that is banned by itself would be exempt from the ban.
+        stop_token_ids=tuple(
+            one for one in dict.fromkeys(stop_token_ids) if one not in parameters["suppress_tokens"]
+        ),
+        logprobs=report.logprobs or report.top > 0,
+        top_logprobs=report.top,
+        prompt_logprobs=report.prompt,
+        generate=None if generate == GenerateParams() else generate,
+        **{name: parameters[name] for name in _UNCHANGED},
+    )
+
+
+def text_rules(context: ApiContext, parameters: Parameters, *, continues_prompt: bool) -> TextRules:
+    """Decide how tokens become text."""
+    named = frozenset(parameters["stop_token_ids"])
+    return TextRules(
+        continues_prompt,
+        stop_strings=parameters["stop"],
+        stop_token_ids=named - frozenset(_eos_token_ids(context, parameters)),
+        include_stop=parameters["include_stop_str_in_output"],
+        skip_special_tokens=parameters["skip_special_tokens"],
+    )
+
+
+def temperature(parameters: Parameters) -> float:
+    """Return the temperature, 0 for greedy.
+
+    Greedy are `do_sample: false`, `top_p: 0`, a temperature of 0, and everything but `do_sample: true` where neither
+    the body nor the defaults have a temperature. Beam search samples only when the body itself asks for it, so that it
+    can be refused.
+    """
+    do_sample: bool | None = parameters["do_sample"]
+    value: float | None = parameters["temperature"]
+    if parameters["num_beams"] > 1 and "temperature" not in parameters.fields:
+        value = None
+    if do_sample is False or parameters["top_p"] == 0 or (value is None and not do_sample):
+        return 0.0
+    if value is None:
+        return 1.0
+    return max(value, _MIN_TEMPERATURE) if value > 0 else 0.0
+
+
+def make_seed(parameters: Parameters) -> int:
+    """Return the seed that the body gives, the same for every prompt, or a new random one."""
+    seed: int | None = parameters["seed"]
+    if seed is not None:
+        return seed
+    return secrets.randbits(64) if temperature(parameters) > 0 else 0
+
+
+def check_vocabulary(context: ApiContext, parameters: Parameters) -> None:
+    """Check every token id that the body gives. Raises `InvalidField`: the vocabulary lacks it."""
+    for name in _TOKEN_ID_LISTS:
+        for index, one in enumerate(parameters[name] or ()):
+            check_token_id(context, f"{parameters.fields[name]}[{index}]", one)
+    nested = {
+        "logit_bias": [one for one, _ in parameters["logit_bias"]],
+        "bad_words_ids": [one for ids in parameters["bad_words_ids"] for one in ids],
+        "sequence_bias": [one for ids, _ in parameters["sequence_bias"] for one in ids],
+    }
+    for name, ids in nested.items():
+        for one in ids:
+            check_token_id(context, parameters.fields[name], one)
+
+
+def check_token_id(context: ApiContext, field: str, value: Any) -> None:
+    """Raises `InvalidField`: the value is no token id, or the vocabulary lacks it."""
+    last = context.text.vocabulary_size - 1
+    if not is_integer(value) or not 0 <= value <= last:
+        raise refuse(field, value, f"a token id from 0 to {last}")
+
+
+def _eos_token_ids(context: ApiContext, parameters: Parameters) -> tuple[int, ...]:
+    if parameters["ignore_eos"]:
+        return ()
+    ids: tuple[int, ...] | None = parameters["eos_token_id"]
+    return context.text.eos_token_ids if ids is None else ids
+
+
+def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, ...], ...]:
+    """Return the banned token sequences, each once.
+
+    A word is banned as it stands at the start of a text and as it stands after a space: these are other tokens.
+    """
+    banned = dict.fromkeys([*((one,) for one in parameters["suppress_tokens"]), *parameters["bad_words_ids"]])
+    for word in parameters["bad_words"]:
+        plain = context.text.encode(word.lstrip() or word, add_special_tokens=False)
+        spaced = context.text.encode(" " + word.lstrip(), add_special_tokens=False)
+        field = parameters.fields["bad_words"]
+        if not plain or not spaced:
+            raise refuse(field, word, "words of at least one token")
+        for token_id in plain + spaced:
+            if token_id >= context.text.vocabulary_size:
+                raise InvalidField(field, f"given {as_json(word)}, whose token {token_id} the model lacks")
+        banned[plain] = None
+        # Where the space is a token of its own before the same tokens, the word is banned already.
+        if spaced[-len(plain) :] != plain:
+            banned[spaced] = None
+    return tuple(banned)

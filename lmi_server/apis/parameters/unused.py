@@ -1,0 +1,46 @@
+"""Request parameters that this server does not act on: `UNSUPPORTED`, from `unsupported.toml`, and `LABELS`."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+
+from lmi_server.apis.parameters.row import Parameter, everywhere
+from lmi_server.values.lists import AnyJson, Object
+from lmi_server.values.scalars import Bool, Int, Text
+
+
+def _unsupported() -> tuple[Parameter, ...]:
+    text = (files(__package__) / "unsupported.toml").read_text(encoding="utf-8")
+    return tuple(
+        everywhere(name, type=AnyJson(), neutral=tuple(values), reason=reason)
+        for reason, names in tomllib.loads(text).items()
+        for name, values in names.items()
+    )
+
+
+_LABEL = Text("a string")
+_TOKEN_ID = Int(-1, 2**31 - 1)
+_NO_NUMBER = "in completions the number stands in logprobs"
+
+UNSUPPORTED: tuple[Parameter, ...] = (
+    *_unsupported(),
+    Parameter("echo", Bool(), chat=("echo",), neutral=(False,), reason="echo belongs to completions"),
+    Parameter("top_logprobs", Int(0), completions=("top_logprobs",), neutral=(0,), reason=_NO_NUMBER),
+)
+"""Only values that change nothing are accepted."""
+
+LABELS: tuple[Parameter, ...] = (
+    *(
+        Parameter(name, _LABEL, openai=(name,))
+        for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id")
+    ),
+    *(Parameter(name, Object(), openai=(name,)) for name in ("prompt_cache_options", "metadata")),
+    # Of transformers: how to pad and compute is the server's decision.
+    *(everywhere(name, type=_TOKEN_ID) for name in ("pad_token_id", "bos_token_id")),
+    *(
+        everywhere(name, type=Bool())
+        for name in ("use_cache", "renormalize_logits", "return_dict_in_generate")
+    ),
+)
+"""Accepted, because no answer depends on them."""

@@ -1,0 +1,1 @@
+"""From requests to the engine and back to text."""

@@ -1,0 +1,262 @@
+"""One prompt's output as text: tokens in, readable text out, until it ends.
+
+The engine knows only tokens, so stop strings are found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from engines.core import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprobs
+from lmi_server.text.detokenizer import IncrementalDetokenizer
+from lmi_server.text.stop_strings import StopMatcher
+from lmi_server.text.tokenizer import TextModel
+
+_LOWEST_LOGPROB = -9999.0
+"""OpenAI's value for an impossible token; JSON has no minus infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How tokens become the text of an answer."""
+
+    continues_prompt: bool
+    """The output continues the prompt's text; else it is a separate text, as in a chat."""
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Named by the client; they end the text as a stop string does. The model's EOS ids are not among them."""
+    include_stop: bool = False
+    """Keep the stop string or token that ends the text."""
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A validated prompt with its parameters. Past this point nothing is optional or unchecked."""
+
+    prompt: str
+    """The prompt as the client wrote it; for `return_full_text`, `echo` and `details.inputs`."""
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    rules: TextRules
+    field: str
+    """The prompt's place in the body: `inputs`, `prompt[3]`."""
+    n: int = 1
+    """Answers that are returned."""
+    best_of: int = 1
+    """Answers that are generated, at least n; the n likeliest are returned."""
+
+
+class TopToken(NamedTuple):
+    """A likely token in the place of another one."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """One token, generated or of the prompt."""
+
+    id: int
+    text: str
+    """All text that this token completes, stop strings included."""
+    shown: str
+    """The text that can be shown once this token is here: no part of a stop string, perhaps of earlier tokens."""
+    logprob: float | None
+    special: bool
+    top: tuple[TopToken, ...] = ()
+    """The likeliest tokens in this place, as many as the request wants."""
+
+    def top_as(self, own: str) -> tuple[TopToken, ...]:
+        """Return `top`, with this token, where it is among them, under its own text."""
+        return tuple(TopToken(one.id, own, one.logprob) if one.id == self.id else one for one in self.top)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished output."""
+
+    text: str
+    tokens: tuple[TokenText, ...]
+    num_released: int
+    """How many tokens, from the first, are wholly part of the text; a stop string may cut off the last ones."""
+    finish_reason: FinishReason
+    prompt_tokens: tuple[TokenText, ...] = ()
+    """The prompt's tokens with their log-probabilities, where the request wants them; the first has none."""
+
+    @property
+    def released(self) -> tuple[TokenText, ...]:
+        return self.tokens[: self.num_released]
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean per token; the best of several answers have the highest."""
+        known = [token.logprob for token in self.tokens if token.logprob is not None]
+        return sum(known) / len(known) if known else _LOWEST_LOGPROB
+
+
+class TextOutput(msgspec.Struct, frozen=True):
+    """One output of the engine as text."""
+
+    index: int
+    """Which answer of the call."""
+    tokens: tuple[TokenText, ...]
+    released: tuple[TokenText, ...]
+    """Tokens now known to be part of the text: no stop string begins in them."""
+    rest: str
+    """Text held back until the end."""
+    completion: Completion | None
+    """Set on the answer's last output."""
+    prompt_tokens: tuple[TokenText, ...] = ()
+    """On the first output, where the request wants the prompt's log-probabilities."""
+
+    @property
+    def shown(self) -> str:
+        """All text that can be shown now."""
+        return "".join([token.shown for token in self.tokens]) + self.rest
+
+
+class AnswerText:
+    """The text that follows one prompt. Mutable; belongs to the `TextGeneration` that feeds it."""
+
+    def __init__(self, index: int, request: GenerationRequest, text: TextModel) -> None:
+        """`index`: the answer's number in the call."""
+        self.request = request
+        self.num_generated = 0
+        self.num_cached_tokens = 0
+        """Of the prompt; the engine reports it with the first token."""
+        self._index = index
+        self._text = text
+        self._rules = request.rules
+        self._detokenizer = IncrementalDetokenizer(
+            text,
+            request.prompt_token_ids if request.rules.continues_prompt else (),
+            request.rules.skip_special_tokens,
+        )
+        self._stops = StopMatcher(request.rules.stop_strings, request.rules.include_stop)
+        self._stop_names = _special_stops(request.rules, text)
+        self._tokens: list[TokenText] = []
+        self._prompt_tokens: tuple[TokenText, ...] = ()
+        self._shown: list[str] = []
+        self._num_shown_chars = 0
+        self._num_released = 0
+        self._num_released_chars = 0
+
+    def take(self, output: RequestOutput) -> TextOutput:
+        """Turn an output without an error into text. What follows a stop string is dropped."""
+        first = len(self._tokens)
+        prompt_tokens = self._take_prompt(output) if first == 0 else ()
+        stop_name: str | None = None
+        last = len(output.token_ids) - 1
+        for index, token_id in enumerate(output.token_ids):
+            ends = index == last and output.finish_reason is FinishReason.EOS_TOKEN
+            logprob = output.logprobs[index] if index < len(output.logprobs) else None
+            top = output.top_logprobs[index] if index < len(output.top_logprobs) else ()
+            self._take_token(token_id, logprob, top, ends)
+            stop_name = self._stop_names.get(token_id)
+            if stop_name is not None or self._stops.matched is not None:
+                break
+        self.num_generated = len(self._tokens)
+        finish_reason = self._finish_reason(output, stop_name)
+        rest = self._end(stop_name) if finish_reason is not None else ""
+        if self._stops.matched is not None:  # perhaps in the text that was held back
+            finish_reason = FinishReason.STOP_SEQUENCE
+        released = self._release()
+        completion = None
+        if finish_reason is not None:
+            completion = Completion(
+                "".join(self._shown),
+                tuple(self._tokens),
+                self._num_released,
+                finish_reason,
+                self._prompt_tokens,
+            )
+        return TextOutput(self._index, tuple(self._tokens[first:]), released, rest, completion, prompt_tokens)
+
+    def _take_prompt(self, output: RequestOutput) -> tuple[TokenText, ...]:
+        """Take what the engine reports with the first token."""
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.token_ids and self.request.sampling.prompt_logprobs is not None:
+            self._prompt_tokens = _prompt_tokens(self.request, output.prompt_logprobs, self._text)
+        return self._prompt_tokens
+
+    def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
+        """`ends`: the engine ended with this token, which is part of the text only with `include_stop`."""
+        special = token_id in self._text.special_ids
+        if ends and not self._rules.include_stop:
+            shown = ""
+            hidden = special and self._rules.skip_special_tokens
+            piece = "" if hidden else self._text.token_text(token_id)
+        else:
+            piece = self._detokenizer.push(token_id)
+            shown = self._show(piece)
+        lowest = None if logprob is None else max(logprob, _LOWEST_LOGPROB)
+        likeliest = _top_tokens(top, self._text) if top else ()
+        self._tokens.append(TokenText(token_id, piece, shown, lowest, special, likeliest))
+
+    def _show(self, piece: str) -> str:
+        shown = self._stops.push(piece)
+        self._shown.append(shown)
+        self._num_shown_chars += len(shown)
+        return shown
+
+    def _finish_reason(self, output: RequestOutput, stop_name: str | None) -> FinishReason | None:
+        if stop_name is not None or self._stops.matched is not None:
+            return FinishReason.STOP_SEQUENCE
+        ended_by_token = output.finish_reason is FinishReason.EOS_TOKEN and self._tokens
+        if ended_by_token and self._tokens[-1].id in self._rules.stop_token_ids:
+            return FinishReason.STOP_SEQUENCE
+        return output.finish_reason
+
+    def _end(self, stop_name: str | None) -> str:
+        """Return the text held back by the detokenizer, then by the stop strings."""
+        rest = self._show(self._detokenizer.flush())
+        held = self._stops.flush()
+        if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
+            held += stop_name
+        self._shown.append(held)
+        self._num_shown_chars += len(held)
+        return rest + held
+
+    def _release(self) -> tuple[TokenText, ...]:
+        """Return the tokens whose whole text is now shown."""
+        start = self._num_released
+        while self._num_released < len(self._tokens):
+            num_chars = self._num_released_chars + len(self._tokens[self._num_released].text)
+            if num_chars > self._num_shown_chars:
+                break
+            self._num_released_chars = num_chars
+            self._num_released += 1
+        return tuple(self._tokens[start : self._num_released])
+
+
+def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
+    """Find stop strings that name special tokens, which no decoded text contains."""
+    if not rules.skip_special_tokens:
+        return {}
+    return {text.special_tokens[stop]: stop for stop in rules.stop_strings if stop in text.special_tokens}
+
+
+def _prompt_tokens(
+    request: GenerationRequest, logprobs: Sequence[PromptLogprob], text: TextModel
+) -> tuple[TokenText, ...]:
+    """Join the prompt's tokens with what the engine reports of each but the first."""
+    detokenizer = IncrementalDetokenizer(text, (), request.rules.skip_special_tokens)
+    pieces = [detokenizer.push(token_id) for token_id in request.prompt_token_ids]
+    pieces[-1] += detokenizer.flush()
+    tokens = []
+    for place, (token_id, piece) in enumerate(zip(request.prompt_token_ids, pieces, strict=True)):
+        known = logprobs[place - 1] if 0 < place <= len(logprobs) else None
+        logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
+        top = () if known is None else _top_tokens(known.top, text)
+        tokens.append(TokenText(token_id, piece, piece, logprob, token_id in text.special_ids, top))
+    return tuple(tokens)
+
+
+def _top_tokens(top: TokenLogprobs, text: TextModel) -> tuple[TopToken, ...]:
+    return tuple(TopToken(number, text.token_text(number), max(one, _LOWEST_LOGPROB)) for number, one in top)

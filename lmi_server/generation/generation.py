@@ -1,0 +1,183 @@
+"""Drives the prompts of one HTTP request through the engine until all have ended or one has failed.
+
+`answer_text.py` makes text of each output. Where it finds a stop string, the engine's request is aborted here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from engines.base import Engine, RequestStream
+from engines.core import AbortReason, RequestOutput
+from engines.errors import DeadlineExceeded, EngineError, error_from_kind
+from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, TextOutput
+from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
+from lmi_server.http.client_gone import ClientWatch
+from lmi_server.text.tokenizer import TextModel
+
+POLL_SECONDS = 0.25
+"""How often a wait for the engine looks at the clock and at the client."""
+
+
+class ClientGone(Exception):
+    """The client left before its answer was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The answers to all prompts of one HTTP request."""
+
+    completions: tuple[Completion, ...]
+    """`n` for each prompt, one prompt after the other."""
+    num_generated: int
+    """Tokens, including those of answers that `best_of` dropped."""
+    num_cached_tokens: int
+    """Prompt tokens that the engine had computed before; each prompt counts once."""
+
+
+class TextGeneration:
+    """All prompts of one HTTP request. Iterate once, and always `close` it."""
+
+    def __init__(
+        self,
+        http: HttpRequest,
+        requests: Sequence[GenerationRequest],
+        *,
+        engine: Engine,
+        text: TextModel,
+        client: ClientWatch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: the clock of `http.arrival_time`."""
+        self._http = http
+        self._prompts = tuple(requests)
+        self._candidates = candidates(http, requests)
+        self._texts = [
+            AnswerText(index, requests[candidate.prompt], text)
+            for index, candidate in enumerate(self._candidates)
+        ]
+        self._open = {
+            candidate.request.id: answer
+            for candidate, answer in zip(self._candidates, self._texts, strict=True)
+        }
+        """Texts whose requests the engine still serves, by request id."""
+        self._completions: list[Completion | None] = [None] * len(self._candidates)
+        self._engine = engine
+        self._client = client
+        self._clock = clock
+        self._stream: RequestStream | None = None
+        self._abort_reason = AbortReason.CLIENT_LEFT
+        """Why open requests are aborted. Without an error, they are open because the client left."""
+        self.first_token_time: float | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt_token_ids) for request in self._prompts)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens, over all answers."""
+        return sum(answer.num_generated for answer in self._texts)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next output is already here."""
+        return self._stream is not None and self._stream.ready
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answers; complete after the last output."""
+        done = tuple(completion for completion in self._completions if completion is not None)
+        cached: dict[int, int] = {}
+        for candidate, answer in zip(self._candidates, self._texts, strict=True):
+            # Later answers to a prompt share the pages of the first one; the client did not ask for those twice.
+            cached.setdefault(candidate.prompt, answer.num_cached_tokens)
+        return GenerationResult(
+            best_completions(self._prompts, done), self.num_generated, sum(cached.values())
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last output has been yielded."""
+        return None not in self._completions
+
+    def __iter__(self) -> Iterator[TextOutput]:
+        """Yield the text of each output of the engine; outputs of several answers are interleaved.
+
+        Raises:
+            EngineError: the engine refused or failed one of the requests, or the time ran out.
+            ClientGone: the client left.
+        """
+        # All at once, so that they can share a batch.
+        stream = self._stream = self._engine.submit(*(candidate.request for candidate in self._candidates))
+        self._client.start(self._abort)
+        try:
+            while not self.finished:
+                output = self._next(stream)
+                answer = self._open.get(output.id)
+                if answer is None:  # sent before a stop string ended the request
+                    continue
+                if output.finished:
+                    del self._open[output.id]
+                if output.error_kind:
+                    raise self._failure(answer, output)
+                yield self._take(answer, output)
+        except ClientGone:
+            raise
+        except DeadlineExceeded:
+            self._abort_reason = AbortReason.TIMEOUT
+            raise
+        except Exception:  # unexpected errors too: the answer cannot be completed
+            self._abort_reason = AbortReason.FAILED
+            raise
+
+    def close(self) -> None:
+        """Free whatever the engine still holds for the request. Idempotent."""
+        self._client.stop()
+        self._abort()
+
+    def _abort(self) -> None:
+        while self._open:
+            request_id, _ = self._open.popitem()
+            self._engine.abort(request_id, self._abort_reason)
+
+    def _next(self, stream: RequestStream) -> RequestOutput:
+        deadline = self._http.deadline
+        while True:
+            if self._client.left:
+                raise ClientGone
+            wait = POLL_SECONDS
+            if deadline is not None:
+                wait = min(wait, deadline - self._clock())
+                if wait <= 0:
+                    raise DeadlineExceeded(
+                        f"the request took longer than {self._http.timeout:g} s ({self._http.timeout_name}); "
+                        f"{self.num_generated} tokens were generated"
+                    )
+            output = stream.next(wait)
+            if output is not None:
+                return output
+
+    def _take(self, answer: AnswerText, output: RequestOutput) -> TextOutput:
+        if output.token_ids and self.first_token_time is None:
+            self.first_token_time = self._clock()
+        text = answer.take(output)
+        if text.completion is not None:
+            self._completions[text.index] = text.completion
+            # Before the last text is written: the engine must not go on computing after a stop string.
+            if self._open.pop(output.id, None) is not None:
+                self._engine.abort(output.id, AbortReason.STOP_SEQUENCE)
+            if self.finished:
+                self.close()
+        return text
+
+    def _failure(self, answer: AnswerText, output: RequestOutput) -> EngineError:
+        """Return the error of the whole call: one failed request fails all. With several prompts the text names it."""
+        where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
+        return error_from_kind(output.error_kind, where + output.error_message)

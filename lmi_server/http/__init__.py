@@ -1,0 +1,1 @@
+"""What one client can take of the server: connections, bodies, streams."""

@@ -1,0 +1,102 @@
+"""Reading the bodies of requests, each of bounded size, and all together too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flask import Request
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from engines.errors import InvalidRequest, Overloaded
+from lmi_server.errors import BodyTooSlow, UnsupportedMediaType
+from lmi_server.http.json_object import parse_object
+from lmi_server.values.show import as_json
+
+MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
+"""The smallest limit of all bodies that one web process reads and parses at a time; two of the largest always fit."""
+_PIECE_BYTES = 64 * 1024
+_ACCEPTED_TYPES = "application/json (UTF-8)"
+
+
+class Bodies:
+    """Reads bodies, and counts their bytes in this process."""
+
+    def __init__(self, max_request_size: int) -> None:
+        """`max_request_size`: bytes of one body."""
+        self._max_request_size = max_request_size
+        self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
+        self._in_flight = 0
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._in_flight
+
+    @contextmanager
+    def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
+        """Read the JSON object in a request's body, which counts as in flight until the block is left.
+
+        Raises:
+            UnsupportedMediaType: the headers say that the body is something else.
+            InvalidRequest: the body is no JSON object, or incomplete.
+            BodyTooSlow: the client takes too long to send it.
+            Overloaded: too many bytes of other bodies are in flight.
+            werkzeug.exceptions.RequestEntityTooLarge: it is larger than `max_request_size`.
+        """
+        _check_media_type(request)
+        held = 0
+        try:
+            data = bytearray()
+            for piece in self._pieces(request):
+                # Bytes count once they arrive: a client that announces many and sends none takes no room.
+                if self._in_flight + len(piece) > self._max_in_flight:
+                    raise Overloaded("too many large request bodies are being read at once; try again later")
+                self._in_flight += len(piece)
+                held += len(piece)
+                data += piece
+            yield parse_object(data)
+        finally:
+            self._in_flight -= held
+
+    def _pieces(self, request: Request) -> Iterator[bytes]:
+        length = request.content_length
+        if length is not None and length > self._max_request_size:
+            raise RequestEntityTooLarge
+        left = self._max_request_size + 1 if length is None else length
+        stream = request.environ["wsgi.input"]
+        try:
+            while left and (piece := stream.read(min(left, _PIECE_BYTES))):
+                left -= len(piece)
+                yield piece
+        except TimeoutError as error:
+            raise BodyTooSlow("body: the client took too long to send it") from error
+        except (OSError, ParseException) as error:  # a broken or malformed chunked body
+            raise InvalidRequest(_BROKEN_OFF) from error
+        if length is None and not left:
+            raise RequestEntityTooLarge
+        if length is not None and left:
+            raise InvalidRequest(_BROKEN_OFF)
+
+
+_BROKEN_OFF = "body: its transfer broke off; accepted: a complete JSON object"
+
+
+def _check_media_type(request: Request) -> None:
+    """Refuse types other than JSON. A client that does not set it sends none, or `application/octet-stream`."""
+    if not request.content_type:
+        return
+    mimetype = request.mimetype
+    json_like = mimetype == "application/json" or (
+        mimetype.startswith("application/") and mimetype.endswith("+json")
+    )
+    if not json_like and mimetype != "application/octet-stream":
+        raise UnsupportedMediaType(
+            f"Content-Type: given {as_json(request.content_type)}; accepted: {_ACCEPTED_TYPES}"
+        )
+    charset = request.mimetype_params.get("charset", "utf-8").lower()
+    if charset not in ("utf-8", "utf8", "us-ascii"):
+        raise UnsupportedMediaType(
+            f"Content-Type: given charset {as_json(charset)}; accepted: {_ACCEPTED_TYPES}"
+        )

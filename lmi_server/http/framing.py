@@ -1,0 +1,27 @@
+"""Framing of streams: JSON lines and server-sent events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_server.http.json_reply import dump
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How records are written to a stream."""
+
+    content_type: str
+    prefix: str
+    suffix: str
+
+    def frame(self, record: Any) -> str:
+        """Return one record with its end of line."""
+        return self.prefix + dump(record) + self.suffix
+
+
+JSON_LINES = Framing("application/jsonlines", "", "\n")
+SSE = Framing("text/event-stream; charset=utf-8", "data: ", "\n\n")
+SSE_DONE = "data: [DONE]\n\n"
+"""The end of an OpenAI stream without an error."""

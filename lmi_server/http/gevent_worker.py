@@ -1,0 +1,90 @@
+"""gunicorn's gevent worker with limits for each connection, and always with room for a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import Any
+
+import gevent
+from gunicorn.http.body import Body, ChunkedReader
+from gunicorn.http.errors import ParseException
+from gunicorn.http.message import Request
+from gunicorn.workers.ggevent import GeventWorker
+
+from lmi_server.http.connection import ClientConnection, ConnectionLimits
+
+_PIECE_BYTES = 64 * 1024
+_NOTE_SECONDS = 60.0
+"""Between two log lines about connections closed to make room."""
+
+
+class Worker(GeventWorker):
+    """`worker_class` of `container/run/gunicorn_conf.py`.
+
+    At `worker_connections`, a new connection closes the one that has waited longest for its client. So idle and slow
+    clients, however many, keep no other client out.
+    """
+
+    limits = ConnectionLimits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._connections: set[ClientConnection] = set()
+        self._noted = -_NOTE_SECONDS
+
+    def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
+        """No timeout round the wait for a request: the connection has its own."""
+        return contextlib.nullcontext()
+
+    def handle(self, listener: Any, client: Any, addr: Any) -> None:
+        limits = dataclasses.replace(self.limits, idle_seconds=self.cfg.keepalive)
+        connection = ClientConnection(client, limits)
+        if len(self._connections) >= self.worker_connections - 1:
+            self._make_room()
+        self._connections.add(connection)
+        try:
+            super().handle(listener, connection, addr)
+        finally:
+            self._connections.discard(connection)
+
+    def handle_request(self, listener_name: Any, req: Request, sock: ClientConnection, addr: Any) -> None:
+        sock.begin_request()
+        _bound_trailers(req.body, sock.limits.head_bytes)
+        # Pipelined requests arrive without a pause in which other greenlets run.
+        gevent.sleep(0)
+        try:
+            super().handle_request(listener_name, req, sock, addr)
+            _discard_rest(req.body)
+        finally:
+            sock.await_request()
+
+    def _make_room(self) -> None:
+        idle = [connection for connection in self._connections if connection.awaits_client]
+        if not idle:
+            return
+        min(idle, key=lambda connection: connection.turn_began).evict()
+        if time.monotonic() - self._noted >= _NOTE_SECONDS:
+            self._noted = time.monotonic()
+            self.log.warning(
+                "%d connections are open: idle ones are closed for new ones", len(self._connections)
+            )
+
+
+def _bound_trailers(body: Body, num_bytes: int) -> None:
+    """Bound what follows a chunked body as headers are bounded."""
+    if isinstance(body.reader, ChunkedReader):
+        body.reader.limit_trailer_section = num_bytes
+
+
+def _discard_rest(body: Body) -> None:
+    """Read the rest of a body that the application left, so that the client can read its answer.
+
+    Raises `StopIteration`, which closes the connection: the start of the next request is unknown.
+    """
+    try:
+        while not body.failed and body.read(_PIECE_BYTES):
+            pass
+    except (OSError, ParseException):
+        raise StopIteration from None

@@ -1,0 +1,154 @@
+"""From the bytes of a body to a JSON object that is safe to read.
+
+Time and memory grow linearly with the body, the number of values is bounded, and other requests go on while a large
+body is parsed: `json.loads` alone would block every stream of the process for seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import gevent
+
+from engines.errors import InvalidRequest
+from lmi_server.values.show import as_json
+
+MAX_DEPTH = 32
+"""Of nested lists and objects."""
+MAX_VALUES = 500_000
+"""Values in a body, without names of objects. 64 MiB of empty lists would take 1.5 GB."""
+_VALUES_PER_TURN = 20_000
+"""Values that are read before other greenlets get their turn: a few milliseconds."""
+_COMMA_OR_STRING = re.compile(rb',|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Parse the JSON object in the bytes of a body.
+
+    Raises `InvalidRequest`: there is none, it is too deep or has too many values, a name is repeated, a number is not
+    finite, or a text is not valid Unicode.
+    """
+    if not data or data.isspace():
+        raise InvalidRequest("body: empty; accepted: a JSON object")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"body: byte {error.start} (0x{data[error.start]:02x}) is not valid UTF-8; accepted: a JSON object in UTF-8"
+        ) from error
+    turns = _Turns()
+    _check_number_of_values(data, turns)
+    try:
+        body = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_UniqueNames(turns))
+    except RecursionError as error:
+        raise InvalidRequest(_too_deep()) from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"body: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; accepted: a JSON object"
+        ) from error
+    except ValueError as error:  # a number with thousands of digits
+        raise InvalidRequest(f"body: not valid JSON: {error}; accepted: a JSON object") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"body: given {_type_name(body)}; accepted: a JSON object")
+    _check_tree(body, turns)
+    return body
+
+
+class _Turns:
+    """Lets other greenlets run after every few values."""
+
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def count(self, num_values: int) -> None:
+        self._num_values += num_values
+        if self._num_values >= _VALUES_PER_TURN:
+            self._num_values = 0
+            gevent.sleep(0)
+
+
+def _check_number_of_values(data: bytes | bytearray, turns: _Turns) -> None:
+    """Count the commas outside of strings, which separate values. Few bodies need the exact count."""
+    if data.count(b",") < MAX_VALUES:
+        return
+    num_commas = 0
+    for match in _COMMA_OR_STRING.finditer(data):
+        turns.count(1)
+        num_commas += data[match.start()] == ord(",")
+        if num_commas >= MAX_VALUES:
+            raise InvalidRequest(f"body: more than {MAX_VALUES} values; accepted: at most {MAX_VALUES}")
+
+
+class _UniqueNames:
+    """Makes an object of its pairs. Raises `InvalidRequest` when a name is repeated."""
+
+    def __init__(self, turns: _Turns) -> None:
+        self._turns = turns
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._turns.count(len(pairs) + 1)
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            name = as_json(_first_repeated(pairs))
+            raise InvalidRequest(f"body: the name {name} is given more than once; accepted: once")
+        return made
+
+
+def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
+    """Return the first name that an earlier pair has too; there is one."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            break
+        seen.add(name)
+    return name
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"body: given the number {name}; accepted: finite numbers, as JSON has them")
+
+
+def _check_tree(body: dict[str, Any], turns: _Turns) -> None:
+    """Check the depth, and that every text is valid Unicode: JSON escapes may spell half a surrogate pair."""
+    level: list[Any] = [body]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(_too_deep())
+        inner: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                for name in container:
+                    _check_text(name)
+            for value in container.values() if isinstance(container, dict) else container:
+                turns.count(1)
+                if isinstance(value, str):
+                    _check_text(value)
+                elif isinstance(value, dict | list):
+                    inner.append(value)
+        level = inner
+
+
+def _check_text(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"body: a string holds the unpaired surrogate \\u{ord(text[error.start]):04x}; accepted: valid Unicode"
+        ) from error
+
+
+def _too_deep() -> str:
+    return f"body: lists and objects are nested more than {MAX_DEPTH} deep; accepted: at most {MAX_DEPTH}"
+
+
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "a string", list: "a list"}
+    return names.get(type(value), "something else")

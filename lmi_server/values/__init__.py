@@ -1,0 +1,1 @@
+"""Value types, shared by options, request parameters and live settings."""

@@ -1,0 +1,62 @@
+"""How values are shown to people: bounded in length, on one line, without secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_MAX_JSON_CHARS = 80
+_MAX_NAME_CHARS = 64
+_MAX_NAMES = 5
+_SECRET = re.compile(
+    r"(^|[._-])(token|secret|password|passwd|credentials?|api_?key|access_?key)$", re.IGNORECASE
+)
+
+
+def as_json(value: Any) -> str:
+    """Write a value as JSON, cut to 80 characters. No more of it is looked at than is shown."""
+    text = json.dumps(_abridged(value, iter(range(_MAX_JSON_CHARS))))
+    return text if len(text) <= _MAX_JSON_CHARS else text[:_MAX_JSON_CHARS] + "..."
+
+
+def as_option(value: object) -> str:
+    """Write a value as it would stand in serving.properties."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def one_line(text: str, limit: int = 120) -> str:
+    """Return a text as one printable line of at most `limit` characters."""
+    flat = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    return flat if len(flat) <= limit else f"{flat[:limit]}... ({len(text)} characters)"
+
+
+def masked(key: str, text: str, secret: bool = False) -> str:
+    """Return an option's value, or `***` where it may be a password or an access token."""
+    return "***" if secret or _SECRET.search(key) else text
+
+
+def names_in_log(names: Sequence[str]) -> str:
+    """Show the first few of the names that a client made up, each cut to 64 characters."""
+    few = ", ".join(ascii(name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES])
+    return few if len(names) <= _MAX_NAMES else f"{few} and {len(names) - _MAX_NAMES} more"
+
+
+def _abridged(value: Any, places: Iterator[int]) -> Any:
+    """Keep as many items as there are places, and only the starts of texts."""
+    match value:
+        case str():
+            return value[: _MAX_JSON_CHARS + 1]
+        case list():
+            return [_abridged(item, places) for _, item in zip(places, value, strict=False)]
+        case dict():
+            items = zip(places, value.items(), strict=False)
+            return {name[: _MAX_JSON_CHARS + 1]: _abridged(item, places) for _, (name, item) in items}
+    return value

@@ -1,0 +1,385 @@
+"""Batches through transformers' `generate`: right tokens for each row, and whose a failure is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engines.core import FinishReason, Request, SampledToken
+from engines.python.model import describe
+from engines.python.padding import padding_is_harmless
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
+from tests.engines.python.conftest import Heard, Runner, request
+from tests.support.tiny_architectures import (
+    ARCHITECTURES,
+    CONTEXT,
+    VOCAB_SIZE,
+    generate_alone,
+    make_model,
+)
+
+_SHAPES = [(1, 6), (2, 18), (7, 4), (12, 10), (15, 5), (3, 20)]
+"""Lengths of prompt and output. BatchRow 4's prompt with row 5's output goes past the context: row 4 must not mind."""
+
+_NOT_IN_ONE_CALL = {"rwkv": "padding changes it", "mpt": "its table ends before padding and output do"}
+
+
+def _prompts(seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(4, VOCAB_SIZE) for _ in range(length)] for length, _ in _SHAPES]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_tokens_of_a_batch_equal_those_of_each_prompt_alone(architecture: str) -> None:
+    model = make_model(architecture)
+    prompts = _prompts()
+    expected = [generate_alone(model, p, new) for p, (_, new) in zip(prompts, _SHAPES, strict=True)]
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    requests = [request(str(i), p, new) for i, (p, (_, new)) in enumerate(zip(prompts, _SHAPES, strict=True))]
+    heard = Runner(model).run(requests)
+    assert [heard.tokens(str(i)) for i in range(len(prompts))] == expected
+    assert {heard.end(str(i)).finish_reason for i in range(len(prompts))} == {FinishReason.LENGTH}
+    if architecture not in _NOT_IN_ONE_CALL:
+        assert heard.num_steps == max(new for _, new in _SHAPES), "one call for all"
+
+
+def test_a_model_that_padding_changes_is_found_out() -> None:
+    assert not padding_is_harmless(describe(make_model("rwkv")))
+    assert padding_is_harmless(describe(make_model("mamba")))
+
+
+def test_a_model_without_a_mask_runs_prompts_of_one_length_together(llama: Any) -> None:
+    runner = Runner(make_model("llama"), takes_mask=False)
+    prompts = [[5, 6], [7, 8, 9], [10, 11]]
+    heard = runner.run([request(str(i), prompt) for i, prompt in enumerate(prompts)])
+    for i, prompt in enumerate(prompts):
+        assert heard.tokens(str(i)) == generate_alone(llama, prompt, 8)
+    assert heard.num_steps == 16
+    assert heard.waste is not None
+    assert heard.waste.prompt_padding == 0
+
+
+def test_each_step_gives_each_row_one_token_and_waste_is_counted(runner: Runner) -> None:
+    heard = runner.run([request("a", [5], 3), request("b", [6, 7, 8], 5)])
+    assert [len(output.token_ids) for output in heard.outputs["a"]] == [1] * 3
+    assert heard.num_steps == 5
+    assert heard.waste is not None
+    assert (heard.waste.prompt_padding, heard.waste.ended_row_tokens) == (2, 2)
+
+
+def test_a_stop_token_ends_its_row_and_is_delivered(runner: Runner, llama: Any) -> None:
+    prompt = [5, 6, 7]
+    tokens = generate_alone(llama, prompt, 12)
+    stop = tokens[4]
+    heard = runner.run([request("a", prompt, 12, stop_token_ids=(stop,)), request("b", prompt, 12)])
+    assert heard.tokens("a") == tokens[: tokens.index(stop) + 1]
+    assert heard.end("a").finish_reason is FinishReason.EOS_TOKEN
+    assert heard.tokens("b") == tokens, "another row's stop tokens do not matter"
+
+
+def test_the_models_own_generation_config_brings_nothing_in() -> None:
+    model = make_model("llama")
+    expected = generate_alone(model, [5, 6], 10)
+    defaults = {"do_sample": True, "temperature": 5.0, "top_k": 3, "repetition_penalty": 3.0, "max_length": 4}
+    for name, value in {**defaults, "eos_token_id": expected[2], "no_repeat_ngram_size": 1}.items():
+        setattr(model.generation_config, name, value)
+    heard = Runner(model).run([request("a", [5, 6], 10)])
+    assert heard.tokens("a") == expected
+
+
+# Differing parameters
+
+
+def _sampled_alone(model: Any, asked: Request) -> list[SampledToken]:
+    """The oracle: the model's logits for the whole text so far, and the sampler that engine=MPI uses."""
+    text: list[int] = list(asked.prompt_token_ids)
+    tokens: list[SampledToken] = []
+    sampler = Sampler(VOCAB_SIZE, torch.device("cpu"))
+    for _ in range(asked.sampling.max_new_tokens):
+        with torch.inference_mode():
+            logits = model(torch.tensor([text])).logits[:, -1]
+        row = SamplingRow("a", asked.sampling, text, len(asked.prompt_token_ids))
+        tokens += sampler.sample(logits, [row])
+        text.append(tokens[-1].token_id)
+        if tokens[-1].token_id in asked.sampling.stop_token_ids:
+            break
+    return tokens
+
+
+def _different_requests() -> list[Request]:
+    prompts = itertools.cycle(_prompts(2)[:5])
+    return [
+        request("greedy", next(prompts), 9),
+        request("greedy with logprobs", next(prompts), 5, logprobs=True),
+        request("hot", next(prompts), 12, temperature=1.5, seed=1),
+        request("hot, another seed", next(prompts), 12, temperature=1.5, seed=2**64 - 1, logprobs=True),
+        request("top k", next(prompts), 7, temperature=1.0, top_k=5, seed=3),
+        request(
+            "top p", next(prompts), 3, temperature=0.7, top_p=0.8, seed=4, stop_token_ids=(1, 2, 3, 4, 5)
+        ),
+        request("penalty", next(prompts), 16, repetition_penalty=1.8),
+        request(
+            "all", next(prompts), 10, temperature=2.0, top_k=9, top_p=0.9, repetition_penalty=1.2, seed=5
+        ),
+        request("outputs", next(prompts), 12, presence_penalty=0.5, frequency_penalty=0.7, top_logprobs=3),
+        request("biased", next(prompts), 6, temperature=1.0, logit_bias=((7, 3.0), (8, -4.0)), seed=6),
+        request("no ends", next(prompts), 6, min_new_tokens=4, stop_token_ids=tuple(range(60))),
+        request("no words", next(prompts), 6, bad_words=((5,), (6, 7)), typical_p=0.9, temperature=1.0),
+    ]
+
+
+def test_rows_with_differing_parameters_share_a_batch_and_get_what_each_gets_alone(
+    runner: Runner, llama: Any
+) -> None:
+    requests = _different_requests()
+    heard = runner.run(requests)
+    assert heard.num_steps == 16, "one call for all"
+    for asked in requests:
+        expected, params = _sampled_alone(llama, asked), asked.sampling
+        assert heard.tokens(asked.id) == [token.token_id for token in expected], asked.id
+        told = [value for output in heard.outputs[asked.id] for value in output.logprobs]
+        assert (
+            told == pytest.approx([t.logprob for t in expected], abs=1e-4) if params.logprobs else told == []
+        )
+        tops = [top for output in heard.outputs[asked.id] for top in output.top_logprobs]
+        if params.top_logprobs:
+            assert [[i for i, _ in top] for top in tops] == [[i for i, _ in t.top] for t in expected]
+            values = [value for token in expected for _, value in token.top]
+            assert [value for top in tops for _, value in top] == pytest.approx(values, abs=1e-4)
+        else:
+            assert tops == []
+
+
+def test_penalties_and_bans_are_those_of_transformers(runner: Runner, llama: Any) -> None:
+    prompt = [5, 6, 7]
+    plain = generate_alone(llama, prompt, 16)
+    stop, banned, pair = plain[1], plain[0], plain[2:4]
+    ids = torch.tensor([prompt])
+    output = llama.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=16,
+        min_new_tokens=10,
+        eos_token_id=stop,
+        bad_words_ids=[[banned], pair],
+        repetition_penalty=1.3,
+    )
+    expected = output[0, len(prompt) :].tolist()
+    asked = request(
+        "a",
+        prompt,
+        16,
+        min_new_tokens=10,
+        stop_token_ids=(stop,),
+        bad_words=((banned,), tuple(pair)),
+        repetition_penalty=1.3,
+    )
+    heard = runner.run([asked, request("b", [9] * 5, 4)])
+    assert heard.tokens("a") == expected
+    assert len(expected) >= 10
+    assert expected[:2] != plain[:2]
+
+
+def test_seeds_decide(runner: Runner) -> None:
+    asked = [request(str(seed), [5, 6], 12, temperature=3.0, seed=seed) for seed in (7, 7, 8)]
+    asked[1] = replace(asked[1], id="7 again")
+    heard = runner.run(asked)
+    assert heard.tokens("7") == heard.tokens("7 again") != heard.tokens("8")
+
+
+def test_a_decoders_repetitions_are_those_of_its_own_tokens() -> None:
+    """As in transformers: the prompt stands in the encoder."""
+    model = make_model("t5")
+    prompt = [5, 6, 7, 8]
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, repetition_penalty=2.5, eos_token_id=None
+    )
+    heard = Runner(model).run([request("a", prompt, 12, repetition_penalty=2.5), request("b", [9] * 9, 12)])
+    assert heard.tokens("a") == output[0, 1:].tolist()
+    assert heard.tokens("b") == generate_alone(make_model("t5"), [9] * 9, 12)
+
+
+# Whose failure it is
+
+_POISON = 4
+
+
+def _break_on_poison(model: Any) -> None:
+    def check(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        if (named["input_ids"] == _POISON).any():
+            raise ZeroDivisionError("poison")
+
+    model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_row_that_breaks_its_batch_is_found_and_fails_alone(runner: Runner, llama: Any, place: int) -> None:
+    _break_on_poison(runner.model)
+    good = [request(f"good {i}", range(10, 11 + i), 6 + i) for i in range(3)]
+    heard = runner.run([*good[:place], request("poison", [9, _POISON, 8]), *good[place:]])
+    (end,) = heard.outputs["poison"]
+    assert (end.error_kind, end.token_ids) == ("request_failed", ())
+    assert "division" not in end.error_message, "inner details are for the log"
+    for asked in good:
+        _check_greedy(heard, llama, asked)
+
+
+def _check_greedy(heard: Heard, llama: Any, asked: Request) -> None:
+    expected = generate_alone(llama, list(asked.prompt_token_ids), asked.sampling.max_new_tokens)
+    assert heard.tokens(asked.id) == expected, asked.id
+    assert heard.end(asked.id).finish_reason is FinishReason.LENGTH
+
+
+def test_what_was_delivered_before_a_failure_is_not_delivered_twice(runner: Runner, llama: Any) -> None:
+    """The batch breaks in its fifth step; sampled rows come out the same again too."""
+    _break_in_step(runner, 5)
+    requests = [request("a", [10, 11], 9), request("b", [12], 9), *_different_requests()[2:5]]
+    heard = runner.run(requests)
+    for asked in requests:
+        assert heard.tokens(asked.id) == [token.token_id for token in _sampled_alone(llama, asked)]
+        assert heard.end(asked.id).finish_reason is not None
+
+
+def test_a_row_that_ended_before_the_failure_stays_ended(runner: Runner, llama: Any) -> None:
+    _break_in_step(runner, 5)
+    short, long = request("short", [10, 11], 3), request("long", [12], 9)
+    heard = runner.run([short, long])
+    _check_greedy(heard, llama, short)
+    _check_greedy(heard, llama, long)
+
+
+def _break_in_step(runner: Runner, step: int) -> None:
+    """Once, in the n-th forward pass from now on."""
+    calls = itertools.count(1)
+
+    def check(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        if next(calls) == step:
+            raise MemoryError("once")
+
+    runner.model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def test_a_row_that_comes_out_otherwise_the_second_time_fails(runner: Runner, llama: Any) -> None:
+    _break_in_step(runner, 5)
+    calls = itertools.count(1)
+
+    def disturb(module: Any, arguments: Any, output: Any) -> None:
+        # Passes that come to their end: four with both rows, then those of the first row alone.
+        if next(calls) == 6:
+            output.logits[..., 1] += 1000.0
+
+    runner.model.register_forward_hook(disturb)
+    rows = [request("a", [10, 11], 9), request("b", [12, 13], 9)]
+    heard = runner.run(rows)
+    assert heard.end("a").error_kind == "request_failed"
+    assert "could not be repeated" in heard.end("a").error_message
+    _check_greedy(heard, llama, rows[1])
+
+
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 1.0}, {"logprobs": True}])
+def test_logits_that_are_not_finite_end_their_row_only(
+    runner: Runner, llama: Any, parameters: dict[str, Any]
+) -> None:
+    with torch.no_grad():
+        runner.model.get_input_embeddings().weight[_POISON] = torch.nan
+    good = request("good", range(10, 16), 6)
+    heard = runner.run([request("bad", [9, _POISON], 6, **parameters), good])
+    (end,) = heard.outputs["bad"]
+    assert end.error_kind == "request_failed"
+    assert "not finite" in end.error_message
+    _check_greedy(heard, llama, good)
+
+
+def test_tokens_that_a_model_rules_out_are_no_failure(runner: Runner) -> None:
+    def rule_out(module: Any, arguments: Any, output: Any) -> None:
+        output.logits[..., :50] = -torch.inf
+
+    runner.model.register_forward_hook(rule_out)
+    heard = runner.run([request("greedy", [5]), request("hot", [6], temperature=1.0)])
+    assert all(token >= 50 for token in heard.tokens("greedy") + heard.tokens("hot"))
+    assert len(heard.tokens("hot")) == 8
+
+
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1])
+def test_a_token_that_the_model_lacks_is_refused_before_it_computes(
+    runner: Runner, llama: Any, token_id: int
+) -> None:
+    good = request("good", [10, 11], 6)
+    heard = runner.run([request("bad", [5, token_id]), good])
+    (end,) = heard.outputs["bad"]
+    assert end.error_kind == "invalid_request"
+    assert f"token id {token_id} at position 1 is not in the model's vocabulary" in end.error_message
+    assert f"vocabulary of {VOCAB_SIZE} tokens; allowed: 0 to {VOCAB_SIZE - 1}" in end.error_message
+    _check_greedy(heard, llama, good)
+    assert heard.num_steps == 7
+
+
+# Rows that are not wanted any more, and time
+
+
+def test_an_aborted_row_gets_nothing_more_and_does_not_keep_the_batch(runner: Runner, llama: Any) -> None:
+    staying = request("staying", [10, 11], 6)
+    heard = runner.run([request("leaving", [5], 40), staying], Heard(leave={"leaving": 2}))
+    assert len(heard.tokens("leaving")) == 2
+    assert heard.num_steps == 6
+    _check_greedy(heard, llama, staying)
+
+
+def test_who_leaves_while_another_part_of_a_failed_batch_runs_is_not_forgotten(runner: Runner) -> None:
+    _break_in_step(runner, 1)
+    heard = runner.run([request("a", [5], 6), request("leaving", [6], 40)], Heard(leave={"leaving": 0}))
+    assert heard.tokens("leaving") == []
+    assert heard.num_steps == 6
+
+
+class _Clock:
+    """A second passes with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_when_the_time_is_over_rows_are_told_how_far_they_came(llama: Any) -> None:
+    runner = Runner(make_model("llama"), _Clock())
+    short, long = request("short", [10, 11], 2), request("long", [12], 40)
+    heard = runner.run([short, long], seconds=20.0)
+    _check_greedy(heard, llama, short)
+    end = heard.end("long")
+    count = len(heard.tokens("long"))
+    assert 2 < count < 10
+    assert end.error_kind == "deadline_exceeded"
+    assert end.error_message == (
+        f"the batch took longer than 30 s (option.predict_timeout); {count} tokens were generated"
+    )
+    assert heard.tokens("long") == generate_alone(llama, [12], 40)[:count]
+
+
+def test_the_time_is_looked_at_in_the_middle_of_a_step(runner: Runner) -> None:
+    heard = Runner(make_model("llama"), _Clock()).run([request("a", [5])], seconds=2.0)
+    assert heard.tokens("a") == []
+    assert heard.end("a").error_kind == "deadline_exceeded"
+
+
+def test_every_layer_of_every_step_is_a_sign_of_life(runner: Runner) -> None:
+    before = runner.num_beats
+    runner.run([request("a", [5], 4)])
+    assert runner.num_beats - before >= 2 * 4
+
+
+def test_positions_of_ended_rows_stay_inside_the_table() -> None:
+    """GPT-2 has a table of positions: a row that has ended must not fall off its end, nor be run again."""
+    runner = Runner(make_model("gpt2"))
+    heard = runner.run([request("long prompt", range(10, 28), 2), request("long output", [5], CONTEXT - 1)])
+    assert heard.num_steps == CONTEXT - 1
+    assert len(heard.tokens("long output")) == CONTEXT - 1
