@@ -60,8 +60,6 @@ class ParallelConfig:
     """`cpu` or `cuda`; rank r uses the r-th visible GPU."""
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
-    batch_invariant: bool = False
-    """On a CPU, give a row the same bits whatever else is in its step, also for weights that fp16 does not hold."""
     enforce_eager: bool = False
     """On a GPU, launch the kernels of decodes one by one instead of replaying CUDA graphs."""
 

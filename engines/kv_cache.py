@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lmi_kernels import Workspace
-
 
 class KvCache:
     """One pool for each layer, [2, num_kv_heads, num_blocks, block_size, head_dim], keys first.
@@ -37,15 +35,10 @@ class KvCache:
         self.layers = list(pools.unbind(0))
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.workspace = Workspace()
 
     @property
     def num_bytes(self) -> int:
         return self._pools.numel() * self._pools.element_size()
-
-    def zero(self, slots: torch.Tensor) -> None:
-        """Zero slots whose content may not be finite. slots: int64, [n]."""
-        self._pools.flatten(3, 4)[:, :, :, slots] = 0
 
     def copy_blocks(self, pairs: Sequence[int]) -> None:
         """Copy keys and values of all layers from block to block, one pair after another.

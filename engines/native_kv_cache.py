@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lmi_kernels.cpu.structs import KvLayer, Storage
+from lmi_kernels.cpu import KvLayer, Storage
 
 _BYTES = {Storage.FP32: 4, Storage.BF16: 2, Storage.FP16: 2, Storage.INT8: 1}
 _SCALE_BYTES = 4

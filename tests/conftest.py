@@ -84,7 +84,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
 def torch_kernels() -> Iterator[None]:
     """Weights are packed for torch, as where native kernels are not built."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("lmi_kernels.linear"), "load", lambda: None)
+        patch.setattr(import_module("lmi_kernels.linear.linear"), "load", lambda: None)
         yield
 
 

@@ -129,13 +129,10 @@ def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]
 
 def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
     """The environment of the engine. mpirun passes its own environment to the ranks."""
-    # In its strict mode MKL sums each row of a product in the same order, whatever the number of rows and threads.
-    strict = {"MKL_CBWR": "AUTO,STRICT"} if config.parallel.batch_invariant else {}
     return {
         # Steps of many sizes would otherwise fragment the GPU memory of torch.
         "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **base,
-        **strict,
         "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),
         # How long a waiting thread spins before it sleeps. The default of libgomp wastes a whole time slice while the
         # web process has the core; this count covers the usual wait.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engines.parallel import Communicator
-from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.cpu import Rows
 
 
 def sum_over_ranks(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:

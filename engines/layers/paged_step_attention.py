@@ -10,11 +10,7 @@ import torch
 import lmi_kernels
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.rotary import RotaryTables
-from lmi_kernels.decode_plan import DecodePlan
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
-
-_FEW_ROWS = 16
-"""Of queries and heads that share a KV head: so few fill the least tile, of which a prompt's would be mostly empty."""
+from lmi_kernels import DecodePlan, PagedSequences, ScoreRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +54,7 @@ class PagedStepAttention:
                 q[:num_singles], pool, self.singles, self.decode_plans[spec.window], rules, out[:num_singles]
             )
         if self.chunks is not None and self.cu_seqlens_q is not None:
-            few = self.max_query_len * rule.num_heads <= _FEW_ROWS * rule.num_kv_heads
-            attention = lmi_kernels.varlen_attention if few else lmi_kernels.prefill_attention
-            attention(
+            lmi_kernels.varlen_attention(
                 q[num_singles:],
                 pool,
                 self.chunks,

@@ -9,7 +9,7 @@ import torch
 
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.rotary import RotaryTables
-from lmi_kernels.cpu.recorder import NotRecorded, Rows
+from lmi_kernels.cpu import NotRecorded, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import torch
 import lmi_kernels
 from engines.layers.attention_rule import AttentionRule
 from engines.models.config import Rotary
-from lmi_kernels.attention_plan import AttentionGroup
 
 
 class StepAttention(Protocol):
@@ -19,14 +18,14 @@ class StepAttention(Protocol):
 
     @property
     def slot_mapping(self) -> torch.Tensor:
-        """The slot of each token row, int64; -1: padding. On a CPU, rows beyond its end are padding too."""
+        """The slot of each token row, int64; -1: padding."""
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
         """Head norms, rotary embedding, cache write, attention.
 
         Args:
             qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]: query heads, key heads, value heads; may be
-                overwritten. Rows beyond the step's tokens are padding.
+                overwritten.
             rule: the layer's.
             pool: the layer's part of the cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written.
 
@@ -38,21 +37,19 @@ class StepAttention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedStepAttention:
-    """Attention by torch, group by group (`lmi_kernels.attention`), on CPUs without native kernels."""
+class TorchStepAttention:
+    """Attention by torch, sequence by sequence (`lmi_kernels.attention`), on CPUs without native kernels."""
 
-    num_tokens: int
     slot_mapping: torch.Tensor
     """[num_tokens], int64."""
     rotary: Mapping[Rotary, tuple[torch.Tensor, torch.Tensor]]
-    """Cosines and signed sines of the rows' positions, [num_rows, 1, head_dim] each, fp32."""
-    groups: tuple[AttentionGroup, ...]
-    workspace: lmi_kernels.Workspace
+    """Cosines and signed sines of the rows' positions, [num_tokens, 1, head_dim] each, fp32."""
+    sequences: tuple[lmi_kernels.SequenceRows, ...]
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
         rule.require({"norms"})
-        num_rows, tokens = qkv.shape[0], self.num_tokens
-        qkv = qkv.view(num_rows, -1, rule.head_dim)
+        num_tokens = len(qkv)
+        qkv = qkv.view(num_tokens, -1, rule.head_dim)
         values_from = rule.num_heads + rule.num_kv_heads
         if rule.norms is not None:
             parts = qkv[:, : rule.num_heads], qkv[:, rule.num_heads : values_from]
@@ -61,10 +58,9 @@ class GroupedStepAttention:
         if rule.spec.rotary is not None:
             # Queries and keys turn alike and are adjacent: one call turns both.
             lmi_kernels.rotary_(qkv[:, :values_from], *self.rotary[rule.spec.rotary])
-        keys_values = qkv[:tokens, rule.num_heads :].view(tokens, 2, rule.num_kv_heads, rule.head_dim)
+        keys_values = qkv[:, rule.num_heads :].view(num_tokens, 2, rule.num_kv_heads, rule.head_dim)
         lmi_kernels.store_kv(keys_values, pool, self.slot_mapping)
         q = qkv[:, : rule.num_heads]
         out = q.new_empty(q.shape)
-        out[tokens:] = 0
-        lmi_kernels.attention(q, pool, self.groups, self.workspace, out)
-        return out.view(num_rows, -1)
+        lmi_kernels.attention(q, pool, self.sequences, out)
+        return out.view(num_tokens, -1)

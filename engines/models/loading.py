@@ -11,7 +11,7 @@ import lmi_kernels
 from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.weights import WeightReader, WeightSource
-from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu import Storage
 
 _STORAGES = {"none": None, "int8": Storage.INT8}
 """Storage of matrices, by `option.quantize`."""

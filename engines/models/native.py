@@ -9,9 +9,7 @@ import torch
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.decoder import Decoder
-from lmi_kernels.cpu.binding import Recording, bind
-from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu import NotRecorded, Recorder, Recording, Rows, Team, bind
 
 
 def record_forward(

@@ -32,8 +32,7 @@ from engines.parallel import Communicator, make_communicator
 from engines.process import die_with_parent, process_age
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels import dense_rows_are_bit_equal
-from lmi_kernels.cpu.team import set_num_threads, shared_team
+from lmi_kernels.cpu import set_num_threads
 
 logger = logging.getLogger(__name__)
 
@@ -91,11 +90,6 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
-    if config.parallel.batch_invariant and shared_team() is None and not dense_rows_are_bit_equal():
-        logger.warning(
-            "option.batch_invariant: this processor's matrix products of fp32 weights depend on the batch; answers are "
-            "bit-identical in any batch only if fp16 holds the weights"
-        )
     read_before = _bytes_read()
     model = load_model(config, comm, device, stopwatch)
     report = model.report

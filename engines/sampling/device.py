@@ -15,7 +15,7 @@ from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.plan import seed_bits
 from engines.sampling.token_counts import TokenCounts
-from lmi_kernels import choose_tokens, count_tokens_, logit_thresholds, penalize, token_logprobs
+from lmi_kernels import Penalties, choose_tokens, count_tokens_, logit_thresholds, token_logprobs
 
 _GREEDY = SamplingParams(max_new_tokens=1)
 _SEED, _TOP_K, _PENALIZES, _LOGPROBS, _TEMPERATURE = range(5)
@@ -117,14 +117,12 @@ class DeviceSampler:
         """
         asked = self._table.index_select(1, rows)
         numbers = asked[_TEMPERATURE:].view(torch.float64)
-        temperature, top_p, min_p, repetition, presence, frequency = numbers
+        temperature, top_p, min_p = numbers[:3]
         asks, counts = asked[_PENALIZES], self._counts.table
-        penalized = penalize(logits, rows, counts, asks, repetition, presence, frequency)
-        thresholds, last_ids = logit_thresholds(
-            logits, temperature, asked[_TOP_K], top_p, min_p, penalized, asks
-        )
+        penalties = Penalties(counts, rows, asks, numbers[3:])
+        thresholds, last_ids = logit_thresholds(logits, temperature, asked[_TOP_K], top_p, min_p, penalties)
         tokens, finite = choose_tokens(
-            logits, temperature, thresholds, last_ids, asked[_SEED], positions, penalized, asks
+            logits, temperature, thresholds, last_ids, asked[_SEED], positions, penalties
         )
         count_tokens_(counts, rows, tokens, asks)
         return DeviceTokens(tokens, finite, token_logprobs(logits, tokens, asked[_LOGPROBS]))

@@ -33,30 +33,27 @@ class Edges(NamedTuple):
             row.masked_fill_((row < edge) | ((row == edge) & (ids > self.last_ids[i])), -math.inf)
 
 
-def find_edges(logits: torch.Tensor, changed: torch.Tensor, plan: SamplingPlan) -> Edges:
+def find_edges(logits: torch.Tensor, plan: SamplingPlan) -> Edges:
     """Truncate by top_k (Fan et al. 2018, arXiv:1805.04833), then top_p (Holtzman et al. 2020, arXiv:1904.09751), then
     min_p (Nguyen et al. 2024, arXiv:2407.01082), in the rows that ask for it.
 
-    Args:
-        logits: [num_rows, vocab_size], any float dtype, rows contiguous.
-        changed: [num_rows, vocab_size], fp32, contiguous: replaces the logits where `plan.is_changed`.
+    logits: [num_rows, vocab_size], any float dtype, rows contiguous.
     """
     if not plan.truncates:
         return Edges(*plan.no_edges)
     truncation = plan.temperature, plan.top_k, plan.top_p, plan.min_p
-    return Edges(*logit_thresholds(logits, *truncation, penalized=changed, penalizes=plan.is_changed))
+    return Edges(*logit_thresholds(logits, *truncation))
 
 
 def choose(
     logits: torch.Tensor,
-    changed: torch.Tensor,
     rows: Sequence[SamplingRow],
     plan: SamplingPlan,
     edges: Edges,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose a token of each row, the likeliest or a random one.
 
-    logits, changed: as in `find_edges`.
+    logits: as in `find_edges`.
 
     Returns: the tokens, [num_rows], int64; and whether the row had one, [num_rows], bool.
     """
@@ -64,4 +61,4 @@ def choose(
     if plan.sampled:
         positions = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
     draw = plan.temperature, *edges, plan.seeds, positions
-    return choose_tokens(logits, *draw, penalized=changed, penalizes=plan.is_changed)
+    return choose_tokens(logits, *draw)

@@ -44,8 +44,6 @@ class SamplingPlan:
         nothing = torch.full((len(params),), -math.inf, device=device)
         self.no_edges = nothing, torch.zeros_like(nothing, dtype=torch.int32)
         """Thresholds and last ids that keep every token."""
-        changed = set(self.changed)
-        self.is_changed = column([i in changed for i in rows], torch.int64)
 
 
 def seed_bits(params: SamplingParams) -> int:

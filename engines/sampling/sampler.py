@@ -50,11 +50,11 @@ class Sampler:
         beams: dict[int, TokenLogprobs] = {}
         if plan.changed:
             changed, beams = self._change(logits, rows, plan)
-        edges = find_edges(logits, changed, plan)
+        edges = find_edges(changed, plan)
         if plan.typical:
             edges.ban_others(changed, plan.typical)
             typical_p(changed, SamplingBatch(rows, []))
-        chosen, finite = choose(logits, changed, rows, plan, edges)
+        chosen, finite = choose(changed, rows, plan, edges)
         if plan.restricted:
             finite[plan.restricted] &= logits[plan.restricted].amax(dim=-1).isfinite()
         logprobs, tops = report(logits, chosen, rows) if plan.reported else ({}, {})
@@ -70,11 +70,9 @@ class Sampler:
     def _change(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan
     ) -> tuple[torch.Tensor, dict[int, TokenLogprobs]]:
-        """Run the steps. Returns the logits, [num_rows, vocab_size], fp32, set only in the rows of `plan.changed`; and
+        """Run the steps. Returns the logits, [num_rows, vocab_size], fp32, and
         the continuations of rows with beams."""
-        changed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        for i in plan.changed:
-            changed[i] = logits[i]
+        changed = logits.to(torch.float32, copy=True)
         if plan.with_beams:
             # Beams add up log-probabilities, so steps change these.
             changed[plan.with_beams] = changed[plan.with_beams].log_softmax(dim=-1)

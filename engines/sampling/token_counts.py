@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engines.sampling.batch import SamplingRow
-from lmi_kernels.count_tokens import MOST_COUNTED
+from lmi_kernels import MOST_COUNTED
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -26,7 +26,7 @@ class TokenCounts:
         self._device = device
         # Made once, so that nothing is allocated while serving: 256 sequences of a vocabulary of 151,936 take 78 MB.
         self.table = torch.zeros(num_rows + 1, vocab_size, dtype=torch.int16, device=device)
-        """[num_rows + 1, vocab_size]; see `lmi_kernels.penalize`."""
+        """[num_rows + 1, vocab_size]; see `lmi_kernels.Penalties`."""
         self.known: dict[int, tuple[str, int]] = {}
         """Sequence id and length counted in each row; the device adds the token chosen after that length."""
 

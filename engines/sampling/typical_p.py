@@ -7,7 +7,7 @@ import math
 import torch
 
 from engines.sampling.batch import SamplingBatch
-from lmi_kernels.nucleus import nucleus_edge
+from lmi_kernels import nucleus_edge
 
 _LEAST_HEAT = 1e-30
 """Least temperature: divided by less, fp32 logits would overflow."""

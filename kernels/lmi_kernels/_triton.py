@@ -1,4 +1,4 @@
-"""The only import of Triton. Where it is missing, kernels can be defined but not launched."""
+"""The only import of Triton. Without it kernels can be defined but not launched."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ try:
 
     jit: Any = triton.jit
     INTERPRETED: bool = triton.knobs.runtime.interpret
-    """Kernels run on the CPU, operation by operation (TRITON_INTERPRET=1): for tests."""
+    """Whether Triton interprets kernels on the CPU (TRITON_INTERPRET=1), which tests use."""
 except ImportError:
 
     class _Missing:
-        """Stands for a module or a kernel: any attribute is another one, and none can be launched."""
+        """Stands in for a module or a kernel: every attribute is another one, and none can be launched."""
 
         def __getattr__(self, name: str) -> _Missing:
             return self
@@ -35,12 +35,12 @@ __all__ = ["INTERPRETED", "cdiv", "jit", "next_power_of_2", "runs_triton", "tl",
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether operations on this device are Triton kernels: on a GPU always, on a CPU in the interpreter."""
-    return device.type == "cuda" or INTERPRETED
+    """Return whether operations on this device are Triton kernels: always, except on a CPU without the interpreter."""
+    return device.type != "cpu" or INTERPRETED
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Whether an operation on this tensor goes to its Triton kernel."""
+    """Return whether an operation on this tensor launches its Triton kernel."""
     return runs_triton(tensor.device)
 
 
@@ -49,5 +49,5 @@ def cdiv(total: int, part: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """The least power of two that is at least `number`, itself at least 1."""
+    """Return the smallest power of two that is at least `number`. number: at least 1."""
     return 1 << (number - 1).bit_length()

@@ -1,7 +1,7 @@
 """Tuned launch parameters, by operation and key: `tuned/<device name>.json`.
 
-A file holds {operation: {key: {parameter: number}}}. What a device's own file (`NVIDIA_H200`) does not name is taken
-from that of its compute capability (`sm_90`), then from `default`, which fits every GPU from sm_80 on (99 KiB of shared
+A file holds {operation: {key: {parameter: number}}}. What a device's own file (`NVIDIA_H200`) lacks is taken from
+that of its compute capability (`sm_90`), then from `default`, which fits every GPU from sm_80 on (99 KiB of shared
 memory). Nothing is tuned at run time.
 """
 
@@ -20,10 +20,10 @@ DEFAULT = "default"
 
 
 def parameters(operation: str, key: str, device: torch.device) -> Parameters:
-    """Launch parameters of one kernel, such as {"block_n": 64, "num_warps": 4, "num_stages": 2}.
+    """Return the launch parameters of one kernel, such as {"block_n": 64, "num_warps": 4, "num_stages": 2}.
 
     Raises:
-        KeyError: none of the device's files names the operation and the key.
+        KeyError: none of the device's files has the operation and the key.
     """
     for name in tables(device):
         found = _table(name).get(operation, {}).get(key)
@@ -34,7 +34,7 @@ def parameters(operation: str, key: str, device: torch.device) -> Parameters:
 
 @functools.cache
 def tables(device: torch.device) -> tuple[str, ...]:
-    """Names of the files that count for a device, the nearest first."""
+    """Return the names of a device's files, the most specific first."""
     if device.type != "cuda":
         return (DEFAULT,)
     major, minor = torch.cuda.get_device_capability(device)
@@ -52,7 +52,7 @@ def _table(name: str) -> dict[str, dict[str, Parameters]]:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; elsewhere a small number, so that work is split in tests too."""
+    """Return those of a GPU; elsewhere a small number, so that tests split work too."""
     if device.type != "cuda":
         return 4
     count: int = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,13 +1,12 @@
-"""The device's block tables are kept as the host's: what a step changes is sent as a list. For GPUs."""
+"""Keep the device's block tables equal to the host's, from a list of what a step changes. For GPUs."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.checks import Inputs, OpCheck, Results
+
+_BLOCK, _NUM_WARPS = 128, 4
 
 
 def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> None:
@@ -15,84 +14,29 @@ def update_block_tables(block_tables: torch.Tensor, updates: torch.Tensor) -> No
 
     Args:
         block_tables: [table rows, max_blocks], int32, contiguous; written in place.
-        updates: [num_updates, 3], int32, contiguous; no place twice. Row -1: padding, which changes nothing.
+        updates: [num_updates, 3], int32, contiguous; each place at most once. Row -1: padding, which changes nothing.
 
     Raises:
         RuntimeError: the tensors are on a CPU, and not in Triton's interpreter.
     """
     if not uses_triton(block_tables):
         raise RuntimeError(f"update_block_tables runs on a GPU, not on {block_tables.device}")
-    update_block_tables_triton(block_tables, updates)
+    num_updates = updates.shape[0]
+    _update_block_tables_kernel[(cdiv(num_updates, _BLOCK),)](
+        block_tables, updates, block_tables.shape[1], num_updates, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+    )
 
 
-# Counts change with every step, and updates may be a part of a larger buffer: one kernel for all.
+# One compiled kernel for all steps: counts change, and updates may be a part of a larger buffer.
 @jit(
     do_not_specialize=("max_blocks", "num_updates"),
     do_not_specialize_on_alignment=("updates_ptr",),
 )
 def _update_block_tables_kernel(block_tables_ptr, updates_ptr, max_blocks, num_updates, BLOCK: tl.constexpr):
-    """BLOCK updates a program."""
+    """Write BLOCK updates."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_updates
     row = tl.load(updates_ptr + 3 * i, mask=inside, other=-1).to(tl.int64)
     column = tl.load(updates_ptr + 3 * i + 1, mask=inside, other=0)
     block = tl.load(updates_ptr + 3 * i + 2, mask=inside, other=0)
     tl.store(block_tables_ptr + row * max_blocks + column, block, mask=row >= 0)
-
-
-_BLOCK, _NUM_WARPS = 128, 4
-
-
-def update_block_tables_triton(block_tables: torch.Tensor, updates: torch.Tensor) -> Results:
-    """As `update_block_tables`; returns the tables."""
-    num_updates = updates.shape[0]
-    _update_block_tables_kernel[(cdiv(num_updates, _BLOCK),)](
-        block_tables, updates, block_tables.shape[1], num_updates, BLOCK=_BLOCK, num_warps=_NUM_WARPS
-    )
-    return (block_tables,)
-
-
-def update_block_tables_reference(block_tables: torch.Tensor, updates: torch.Tensor) -> Results:
-    """One update after the other."""
-    block_tables = block_tables.clone()
-    for row, column, block in updates.tolist():
-        if row >= 0:
-            block_tables[row, column] = block
-    return (block_tables,)
-
-
-def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    for table_rows, max_blocks, num_updates, padding in (
-        (1, 1, 1, 0),
-        (3, 5, 4, 3),
-        (9, 37, 200, 1),
-        (2, 3, 0, 2),
-    ):
-        places = torch.randperm(table_rows * max_blocks, generator=generator)[:num_updates]
-        blocks = torch.randint(0, 2**31 - 1, (num_updates,), generator=generator)
-        updates = torch.stack((places // max_blocks, places % max_blocks, blocks), dim=1)
-        padded = torch.cat((updates, torch.tensor([[-1, 2, 77]]).expand(padding, 3)))
-        yield {
-            "block_tables": torch.randint(0, 1000, (table_rows, max_blocks), generator=generator).int(),
-            "updates": padded[torch.randperm(len(padded), generator=generator)].int(),
-        }
-
-
-def _production(dtype: torch.dtype) -> Iterator[Inputs]:
-    yield {
-        "block_tables": torch.empty(256, 512, dtype=torch.int32, device="meta"),
-        "updates": torch.empty(256, 3, dtype=torch.int32, device="meta"),
-    }
-
-
-CHECKS = (
-    OpCheck(
-        "update_block_tables",
-        update_block_tables_triton,
-        update_block_tables_reference,
-        _examples,
-        _production,
-        {},
-        exact=True,
-    ),
-)

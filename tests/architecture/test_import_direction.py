@@ -119,6 +119,17 @@ def test_engines_do_not_know_each_other(one: str, other: str) -> None:
     assert not wrong, wrong
 
 
+def test_engines_import_kernels_from_their_two_packages_only() -> None:
+    wrong = [
+        f"{module.at(node)} imports {name}"
+        for module in _ours()
+        if module.package == "engines"
+        for name, node in module.imports()
+        if within(name, "lmi_kernels") and name.removeprefix("lmi_kernels.cpu").count(".") > 1
+    ]
+    assert not wrong, wrong
+
+
 def test_kernels_import_torch_triton_and_the_standard_library_only() -> None:
     allowed = {"lmi_kernels", "torch", "triton"} | sys.stdlib_module_names
     wrong = [

@@ -31,15 +31,5 @@ def test_copies_are_those_of_a_plain_loop(pairs: list[tuple[int, int]]) -> None:
         assert torch.equal(pool, other)
 
 
-def test_zeroed_slots_are_zero_and_no_others() -> None:
-    cache, before = _cache(), _cache()
-    cache.zero(torch.tensor([4, 7, 0]))
-    kept = [slot for slot in range(20) if slot not in (4, 7, 0)]
-    for pool, other in zip(cache.layers, before.layers, strict=True):
-        slots, others = pool.flatten(2, 3), other.flatten(2, 3)
-        assert not slots[:, :, [4, 7, 0]].any()
-        assert torch.equal(slots[:, :, kept], others[:, :, kept])
-
-
 def test_it_says_how_large_it_is() -> None:
     assert _cache().num_bytes == 2 * 2 * 3 * 10 * 2 * 4 * 4

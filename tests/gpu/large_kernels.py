@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_map
 
 import lmi_kernels
 from lmi_kernels import PagedSequences, ScoreRules
-from lmi_kernels.choose_tokens import choose_tokens, choose_tokens_reference
+from lmi_kernels.sampling.choose_tokens import choose_tokens
 from tests.gpu.context import Context
 from tests.gpu.kv import LLAMA, Heads, PagedKv, dense_attention, keys_values, make_kv, relative_error
+from tests.kernels.references.choose_tokens import choose_tokens_reference
+from tests.kernels.references.penalties import example_penalties
 
 _ALLOWED = 1e-2
 """Of 16-bit operands with sums in fp32: a few roundings of 2^-9."""
@@ -68,10 +71,9 @@ def huge_pool(context: Context) -> tuple[float, float]:
     bounds = torch.tensor([0, length], dtype=torch.int32, device=context.device)
     expected = dense_attention(q, stored)
     rules = ScoreRules(heads.dim**-0.5)
-    for attention in (lmi_kernels.varlen_attention, lmi_kernels.prefill_attention):
-        out = torch.full_like(q, torch.nan)
-        attention(q, pool, kv.sequences, bounds, length, rules, out)
-        errors.append(relative_error(out, expected))
+    out = torch.full_like(q, torch.nan)
+    lmi_kernels.varlen_attention(q, pool, kv.sequences, bounds, length, rules, out)
+    errors.append(relative_error(out, expected))
     errors.append(relative_error(decode_once(q[-1:], kv), expected[-1:]))
     return max(errors), _ALLOWED
 
@@ -102,11 +104,9 @@ def choices(context: Context) -> tuple[float, float]:
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.arange(rows) * 7919,
         torch.arange(rows) + 1000,
-        # Of every third row the other source is taken.
-        logits.float().flip(1),
-        torch.arange(rows) % 3 // 2,
+        example_penalties(generator, rows, vocab),
     )
-    found, finite = choose_tokens(*[each.to(context.device) for each in inputs])
+    found, finite = choose_tokens(*tree_map(lambda each: each.to(context.device), inputs))
     expected = choose_tokens_reference(*inputs)[0]
     differing = int((found.cpu() != expected).sum()) + int((~finite.cpu()).sum())
     return differing / rows, 0.0
@@ -128,7 +128,7 @@ def _chunks(
     bounds = torch.tensor([0, *query_lens]).cumsum(0)
     q = context.random(int(bounds[-1]), heads.queries, heads.dim)
     out = torch.full_like(q, torch.nan)
-    lmi_kernels.prefill_attention(
+    lmi_kernels.varlen_attention(
         q,
         kv.pool,
         kv.sequences,

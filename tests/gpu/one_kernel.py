@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lmi_kernels.checks import all_checks
+from tests.kernels.references.check import all_checks
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 
@@ -21,7 +21,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _LONGEST = (
     "varlen_attention",
-    "prefill_attention",
     "decode_attention",
     "truncate_logits",
     "experts",

@@ -13,7 +13,7 @@ _COMPILE = """
 import torch
 from triton import knobs
 from triton.runtime.driver import driver
-from lmi_kernels.checks import all_checks
+from tests.kernels.references.check import all_checks
 from tests.support.absent_gpu import AbsentGpu
 from tests.support.compile_only import compile_only
 hits = []

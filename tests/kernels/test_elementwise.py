@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from lmi_kernels import gelu, gelu_and_mul, rms_norm, rotary_, silu_and_mul
-from lmi_kernels.gelu_and_mul import Approximate
+from lmi_kernels.elementwise.gelu_and_mul import Approximate
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmi_kernels import LinearWeight, batch_invariant_rows, linear, pack
+from lmi_kernels import LinearWeight, linear, pack
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.usefixtures("torch_kernels")
@@ -91,40 +91,3 @@ def test_no_rows_give_no_rows() -> None:
 def test_refuses_a_weight_that_holds_nothing() -> None:
     with pytest.raises(ValueError, match="packed or a dense"):
         linear(torch.ones(1, 1), LinearWeight(None, None, None))
-
-
-def test_batch_invariant_rows_adds_at_most_two() -> None:
-    for num_rows in range(1, 2000):
-        padded = batch_invariant_rows(num_rows)
-        assert num_rows <= padded <= num_rows + 2
-        assert batch_invariant_rows(padded) == padded
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("out_features", "in_features"), [(16, 16), (48, 64), (100, 33), (192, 576)])
-def test_packed_rows_do_not_depend_on_their_neighbours(
-    out_features: int, in_features: int, num_threads: int
-) -> None:
-    generator = fresh_generator()
-    weight = pack(_exact_weight(generator, out_features, in_features))
-    assert weight.packed is not None
-    x = torch.randn(80, in_features, generator=generator)
-    # What each row gives in the smallest batch that is computed: alone, padded with something else.
-    alone = torch.cat(
-        [
-            linear(
-                torch.cat((row, torch.randn(batch_invariant_rows(1) - 1, in_features, generator=generator))),
-                weight,
-            )[:1]
-            for row in x.split(1)
-        ]
-    )
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        for num_rows in range(1, 78):
-            padding = torch.randn(batch_invariant_rows(num_rows) - num_rows, in_features, generator=generator)
-            y = linear(torch.cat((x[:num_rows], padding)), weight)
-            assert torch.equal(y[:num_rows], alone[:num_rows]), f"{num_rows} rows"
-    finally:
-        torch.set_num_threads(before)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmi_kernels.checks import OpCheck, all_checks
 from tests.gpu.context import Context
 from tests.gpu.large_kernels import COMPARISONS
 from tests.gpu.one_kernel import DTYPES
 from tests.gpu.results import Results
 from tests.gpu.timing import Deadline
+from tests.kernels.references.check import OpCheck, all_checks
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 

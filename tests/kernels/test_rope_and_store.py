@@ -7,7 +7,7 @@ import torch
 
 from lmi_kernels import rms_norm, rope_and_store, rotary_, store_kv
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.rope_and_store import rope_and_store_reference
+from tests.kernels.references.rope_and_store import rope_and_store_reference
 from tests.support.seeds import fresh_generator
 
 
@@ -32,7 +32,7 @@ def test_reference_is_what_cpus_compute(
         slots,
         pool,
         num_heads,
-        *(norms if norms is not None else (None, None)),
+        norms,
         1e-6,
     )
 

@@ -1,5 +1,5 @@
-"""The references of the sampling kernels, which serve on the CPU: against the sampler's own steps, known answers and
-the distribution that is asked for."""
+"""The references of the sampling kernels, and what serves on a CPU: against the sampler's own steps, known answers and
+the expected distribution."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from engines.core import SamplingParams
 from engines.sampling.adjustments import penalties
 from engines.sampling.batch import SamplingRow
-from lmi_kernels.choose_tokens import choose_tokens_reference
-from lmi_kernels.choose_tokens_cpu import FirstLook, choose_tokens_cpu
-from lmi_kernels.count_tokens import count_tokens_reference
-from lmi_kernels.penalties import penalize_reference
-from lmi_kernels.random_numbers_cpu import Keys, noise, philox, row_keys
-from lmi_kernels.truncate_logits_checks import reference as thresholds_reference
-from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from lmi_kernels import Penalties
+from lmi_kernels.sampling.choose_tokens_cpu import FirstLook, choose_tokens_cpu
+from lmi_kernels.sampling.penalties import penalize
+from lmi_kernels.sampling.random_numbers_cpu import Keys, noise, philox, row_keys
+from lmi_kernels.sampling.truncate_logits_cpu import logit_thresholds_cpu
+from tests.kernels.references.choose_tokens import choose_tokens_reference
+from tests.kernels.references.count_tokens import count_tokens_reference
+from tests.kernels.references.truncate_logits import logit_thresholds_reference as thresholds_reference
 from tests.support.sampling_oracle import CLOSE, apply
 from tests.support.seeds import fresh_generator, integers
 
@@ -101,8 +102,6 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities(heat: float) -> N
         torch.full((rows,), vocab, dtype=torch.int32),
         torch.full((rows,), integers(generator, 0, 2**31, 1)[0]),
         torch.arange(rows),
-        torch.full((rows, vocab), torch.nan),
-        torch.zeros(rows),
     )
     assert bool(finite.all())
     kept = row >= threshold
@@ -128,7 +127,7 @@ def test_thresholds_by_ordering_some_keep_what_those_by_sorting_all_keep(grid: f
         kinds = torch.randint(2, (3, rows), generator=generator)
         ranks = torch.randint(1, vocab + 2, (rows,), generator=generator) * kinds[0]
         masses = mass.where(kinds[1] == 1, 1.0)
-        inputs = (logits, 0.3 + heat, ranks, masses, share**3 * kinds[2], logits, torch.zeros(rows))
+        inputs = (logits, 0.3 + heat, ranks, masses, share**3 * kinds[2])
         expected, found = (
             _kept(logits, *call(*inputs)) for call in (thresholds_reference, logit_thresholds_cpu)
         )
@@ -165,8 +164,6 @@ def test_a_first_look_never_loses_the_winner(spread: float, heat: float) -> None
             torch.randint(vocab, (rows,), dtype=torch.int32, generator=generator),
             torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
             torch.randint(2**40, (rows,), generator=generator),
-            logits.flip(1),
-            torch.arange(rows) % 3 // 2,
         )
         for found, expected in zip(choose_tokens_cpu(*inputs), choose_tokens_reference(*inputs), strict=True):
             assert torch.equal(found, expected)
@@ -203,13 +200,10 @@ def test_penalties_are_those_of_the_steps() -> None:
                 counts, torch.tensor([i]), torch.tensor([token]), torch.ones(1)
             )
     expected = apply([penalties], logits, rows)
-    (found,) = penalize_reference(
-        logits,
-        torch.arange(num_rows),
-        counts,
-        torch.ones(num_rows),
-        torch.tensor([row.params.repetition_penalty for row in rows]),
-        torch.tensor([row.params.presence_penalty for row in rows]),
-        torch.tensor([row.params.frequency_penalty for row in rows]),
-    )
+    parameters = [
+        [row.params.repetition_penalty, row.params.presence_penalty, row.params.frequency_penalty]
+        for row in rows
+    ]
+    ones = torch.ones(num_rows, dtype=torch.int64)
+    found = penalize(logits, Penalties(counts, torch.arange(num_rows), ones, torch.tensor(parameters).T))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)

@@ -7,8 +7,8 @@ import torch
 
 from lmi_kernels import step_inputs, update_block_tables
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.step_inputs import step_inputs_reference
-from lmi_kernels.update_block_tables import update_block_tables_reference
+from tests.kernels.references.step_inputs import step_inputs_reference
+from tests.kernels.references.update_block_tables import update_block_tables_reference
 
 
 def _numbers(*numbers: int) -> torch.Tensor:

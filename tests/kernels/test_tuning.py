@@ -29,16 +29,16 @@ def test_a_hopper_of_any_name_gets_tiles_for_its_shared_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(monkeypatch, name, (9, 0))
-    found = tuning.parameters("prefill_attention", "head_dim_128", GPU)
-    assert found == tuning._table("sm_90")["prefill_attention"]["head_dim_128"]
-    assert found != tuning._table(tuning.DEFAULT)["prefill_attention"]["head_dim_128"]
+    found = tuning.parameters("varlen_attention", "head_dim_128", GPU)
+    assert found == tuning._table("sm_90")["varlen_attention"]["head_dim_128"]
+    assert found != tuning._table(tuning.DEFAULT)["varlen_attention"]["head_dim_128"]
 
 
 def test_a_capability_without_a_file_gets_what_fits_all(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "NVIDIA A10G", (8, 6))
     assert tuning.tables(GPU) == ("NVIDIA_A10G", "sm_86", tuning.DEFAULT)
-    found = tuning.parameters("prefill_attention", "head_dim_128", GPU)
-    assert found == tuning._table(tuning.DEFAULT)["prefill_attention"]["head_dim_128"]
+    found = tuning.parameters("varlen_attention", "head_dim_128", GPU)
+    assert found == tuning._table(tuning.DEFAULT)["varlen_attention"]["head_dim_128"]
 
 
 def test_a_device_s_own_file_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,6 @@ def test_a_device_s_own_file_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tuning.parameters("experts", "8", GPU) == table("sm_90")["experts"]["8"]
 
 
-def test_what_nobody_names_is_an_error() -> None:
+def test_missing_parameters_are_an_error() -> None:
     with pytest.raises(KeyError, match="no launch parameters for experts, 7"):
         tuning.parameters("experts", "7", torch.device("cpu"))

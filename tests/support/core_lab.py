@@ -75,7 +75,6 @@ class CoreLab:
         max_step_tokens: int = 256,
         max_step_seqs: int = 64,
         threads: int = 1,
-        batch_invariant: bool = True,
         dtype: str = "fp32",
     ) -> None:
         """`folder`: for the status board."""
@@ -83,7 +82,7 @@ class CoreLab:
         self._board = StatusBoard.create(folder / "status", 1)
         self._num_blocks = num_blocks
         self._model, self._dtype, self._max_model_len = model, dtype, max_model_len
-        self._block_size, self._threads, self._batch_invariant = block_size, threads, batch_invariant
+        self._block_size, self._threads = block_size, threads
         self._max_step_tokens, self._max_step_seqs = max_step_tokens, max_step_seqs
         self._stopwatch = Stopwatch(time.perf_counter)
         self._runners: dict[bool, LoadedModel] = {}
@@ -115,7 +114,7 @@ class CoreLab:
             limits = SchedulerSettings(self._max_step_seqs, self._max_step_tokens, self._max_step_tokens, 1)
             config = MpiEngineConfig(
                 model=ModelSettings(str(self._model), "model", self._dtype, self._max_model_len),
-                parallel=ParallelConfig(1, "cpu", self._threads, self._batch_invariant),
+                parallel=ParallelConfig(1, "cpu", self._threads),
                 cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
                 scheduler=SchedulerConfig(limits),
             )

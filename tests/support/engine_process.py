@@ -68,14 +68,13 @@ def make_config(
     policy: str = "guaranteed_no_evict",
     prefix_caching: bool = False,
     num_blocks: int = 40,
-    batch_invariant: bool = False,
     **settings: Any,
 ) -> MpiEngineConfig:
     """Small enough that prompts are cut into chunks and that requests wait: 40 blocks of 8 tokens."""
     bytes_per_token = 2 * 2 * 3 * 8 * 4  # keys and values, layers, kv heads, head dimension, fp32
     return MpiEngineConfig(
         model=ModelSettings(str(model), "tiny", "fp32", MAX_MODEL_LEN),
-        parallel=ParallelConfig(degree, "cpu", 1, batch_invariant),
+        parallel=ParallelConfig(degree, "cpu", 1),
         cache=CacheConfig(
             block_size=8,
             paged=paged,

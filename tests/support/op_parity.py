@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils._pytree import tree_map
 
-from lmi_kernels.checks import Inputs, OpCheck
+from tests.kernels.references.check import Inputs, OpCheck
 from tests.support.bounded_memory import bounded_memory
 
 
@@ -18,7 +19,8 @@ def check_parity(check: OpCheck, dtype: torch.dtype, generator: torch.Generator,
     for inputs in check.examples(generator, dtype):
         expected = check.reference(**inputs)
         with poisoned_memory(), bounded_memory():
-            found = check.launch(**_moved(inputs, device))
+            computed = check.launch(**_moved(inputs, device))
+        found = (computed,) if isinstance(computed, torch.Tensor) else computed
         assert len(found) == len(expected), f"{check.name}: {len(found)} results, {len(expected)} expected"
         for i, (got, want) in enumerate(zip(found, expected, strict=True)):
             _compare(check, dtype, f"{check.name}, example {count}, result {i}", got.cpu(), want)
@@ -43,10 +45,10 @@ def poisoned_memory() -> Iterator[None]:
 
 def _moved(inputs: Inputs, device: str) -> Inputs:
     """Copies: the reference's stay as they are, whatever the kernel writes."""
-    return {
-        name: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
-        for name, value in inputs.items()
-    }
+    moved: Inputs = tree_map(
+        lambda value: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value, inputs
+    )
+    return moved
 
 
 def _compare(check: OpCheck, dtype: torch.dtype, what: str, got: torch.Tensor, want: torch.Tensor) -> None:

@@ -1,19 +1,20 @@
-"""Kernels with a planted error: a module's source with one piece replaced, loaded under another name."""
+"""Kernels with a planted error: a module with one piece of its source replaced, checked in place of the right one."""
 
 from __future__ import annotations
 
-import functools
+import importlib
 import importlib.util
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import lmi_kernels
-from lmi_kernels.checks import OpCheck
+from tests.kernels.references.check import MODULES, OpCheck
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 
@@ -26,22 +27,26 @@ class Planted:
 
     what: str
     module: str
+    """In `lmi_kernels`."""
     check: str
     """The name of the `OpCheck` that must catch it."""
     right: str
     wrong: str
+    between: tuple[str, ...] = ()
+    """Modules in `lmi_kernels` through which the checked operation uses this one, each after those that it imports."""
 
 
 def assert_caught(planted: Planted, folder: Path) -> None:
-    """The module's own check finds the error, and finds none without it."""
-    source = _source(planted.module)
+    """The operation's own check finds the error. That it finds nothing without one, test_parity.py shows."""
+    file = Path(lmi_kernels.__file__).parent.joinpath(*planted.module.split(".")).with_suffix(".py")
+    source = file.read_text(encoding="utf-8")
     assert source.count(planted.right) == 1, f"{planted.right!r} stands {source.count(planted.right)} times"
-    _assert_right(planted.module, planted.check)
-    wrong = _load(
-        source.replace(planted.right, planted.wrong), f"wrong_{planted.module}", folder, planted.check
-    )
+    # In a file, because Triton reads its kernels' source from there.
+    wrong = folder / "wrong.py"
+    wrong.write_text(source.replace(planted.right, planted.wrong), encoding="utf-8")
+    check = _check_of(planted, wrong)
     with pytest.raises(Exception):  # noqa: B017  a wrong result, or an index that the interpreter refuses
-        _check_again_and_again(wrong)
+        _check_again_and_again(check)
 
 
 def _check_again_and_again(check: OpCheck) -> None:
@@ -50,26 +55,26 @@ def _check_again_and_again(check: OpCheck) -> None:
         check_parity(check, torch.float32, fresh_generator())
 
 
-@functools.cache
-def _assert_right(module: str, check: str) -> None:
-    """Without an error nothing is found, in the same way; once is enough."""
-    with tempfile.TemporaryDirectory() as folder:
-        right = _load(_source(module), f"right_{module}", Path(folder), check)
-        check_parity(right, torch.float32, fresh_generator())
+def _check_of(planted: Planted, wrong: Path) -> OpCheck:
+    """The check, of operations that use the wrong module."""
+    (reference,) = (
+        name
+        for name in MODULES
+        if any(check.name == planted.check for check in importlib.import_module(name).CHECKS)
+    )
+    with patch.dict(sys.modules):
+        _execute(f"lmi_kernels.{planted.module}", wrong)
+        for name in (*(f"lmi_kernels.{each}" for each in planted.between), reference):
+            module = _execute(name, Path(str(sys.modules[name].__file__)))
+    return {check.name: check for check in module.CHECKS}[planted.check]
 
 
-def _source(module: str) -> str:
-    return (Path(lmi_kernels.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-
-
-def _load(source: str, name: str, folder: Path, check: str) -> OpCheck:
-    # In a file, because Triton reads its kernels' source from there.
-    file = folder / f"{name}.py"
-    file.write_text(source, encoding="utf-8")
+def _execute(name: str, file: Path) -> ModuleType:
+    """The module of this name, made anew from a file."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for their module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
-    return {each.name: each for each in module.CHECKS}[check]
+    return module

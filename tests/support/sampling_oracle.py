@@ -43,7 +43,7 @@ _ALONE = SamplingParams(1, temperature=1.0)
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """top_k, top_p and min_p as a step."""
     plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
-    find_edges(logits, logits, plan).ban_others(logits, plan.sampled)
+    find_edges(logits, plan).ban_others(logits, plan.sampled)
 
 
 ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)

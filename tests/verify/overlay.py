@@ -21,9 +21,7 @@ _BUDGET = 256
 
 
 def verify(lab: Lab, report: Report) -> None:
-    core = CoreLab(
-        lab.model, lab.folder, num_blocks=512, max_model_len=4096, threads=2, batch_invariant=False
-    )
+    core = CoreLab(lab.model, lab.folder, num_blocks=512, max_model_len=4096, threads=2)
     worst: dict[bool, list[float]] = {True: [], False: []}
     first: dict[bool, list[float]] = {True: [], False: []}
     for number in range(_ROUNDS):

@@ -22,7 +22,7 @@ _METHODS = ("find", "hold", "keep", "share", "release", "evict")
 
 
 def verify(lab: Lab, report: Report) -> None:
-    core = CoreLab(lab.model, lab.folder, num_blocks=1024, threads=2, batch_invariant=False)
+    core = CoreLab(lab.model, lab.folder, num_blocks=1024, threads=2)
     _shared(core, report)
     _nothing_shared(core, report)
 

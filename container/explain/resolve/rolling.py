@@ -60,14 +60,7 @@ def resolve(
         weights.make_random(model, degree, dtype, options.quantize, machine, made)
     elif device == "cpu":
         weights.hold_on_cpu(model, degree, dtype, options.quantize, machine)
-    if options.batch_invariant and device != "cpu":
-        raise CannotServe(
-            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
-        )
-    if options.batch_invariant and machine.cpu_kernels:
-        made.notes.append(
-            "option.batch_invariant=true changes nothing: native CPU kernels are always batch-invariant"
-        )
+    _explain_batch_invariance(options, device, machine, made)
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
     engine = MpiEngineConfig(
@@ -83,7 +76,6 @@ def resolve(
             tp_size=degree,
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
-            batch_invariant=options.batch_invariant,
             enforce_eager=options.enforce_eager,
         ),
         cache=cache,
@@ -163,6 +155,19 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
             f"{native_only[0]}: it needs the native CPU kernels, which are not built here or not for this processor;"
             " with a C++ compiler, `make install` builds them"
         )
+
+
+def _explain_batch_invariance(options: EngineOptions, device: str, machine: Machine, made: Decisions) -> None:
+    if not options.batch_invariant:
+        return
+    if device != "cpu":
+        raise CannotServe(
+            "option.batch_invariant=true: on a GPU the bits of a result depend on the batch; only CPUs support it"
+        )
+    why = "native CPU kernels are always batch-invariant"
+    if not machine.cpu_kernels:
+        why = "it is a property of the native CPU kernels, which are not built here or not for this processor"
+    made.notes.append(f"option.batch_invariant=true changes nothing: {why}")
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:

@@ -32,7 +32,7 @@ from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, StepPlan
 from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.device import DeviceSampler
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels import PagedSequences, ScoreRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,18 +32,12 @@ from engines.native_kv_cache import NativeKvCache
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels import runs_triton
-from lmi_kernels.attention_plan import GroupLimits
-from lmi_kernels.cpu.recorder import NotRecorded
-from lmi_kernels.cpu.structs import Storage
-from lmi_kernels.cpu.team import Team, shared_team
+from lmi_kernels.cpu import NotRecorded, Storage, Team, shared_team
 
 logger = logging.getLogger(__name__)
 
 _KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_GROUP_KEYS = 2048
-"""Keys of an attention group: enough that calls are few, and few enough that what a gather wrote is still in the
-processor's cache when attention reads it (measured with 3 heads of dimension 64: 1,000 to 2,500 are alike)."""
 _SPARE = 1.1
 """The largest step may take so much more than what was measured: memory is never filled without gaps."""
 _PROFILED_LAYERS = 2
@@ -204,10 +198,7 @@ class _ModelPart:
                 TableShape(step.num_seqs, self.config.model.max_model_len),
                 num_layers,
             )
-        batch_invariant = self.config.parallel.batch_invariant
-        limits = GroupLimits(cache.block_size, cache.num_blocks, self.kv_heads, _GROUP_KEYS, batch_invariant)
-        contiguous = not self.config.cache.paged
-        return CpuSteps(self.model, cache, self.tables, limits, contiguous, leads, num_layers)
+        return CpuSteps(self.model, cache, self.tables, leads, num_layers)
 
     @torch.inference_mode()
     def measure(self, step: LargestStep) -> int:

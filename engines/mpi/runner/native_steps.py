@@ -19,8 +19,7 @@ from engines.mpi.scheduler.step_plan import StepPlan
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu.structs import OpKind, Step
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu import OpKind, Step, Team
 
 _OPS_A_CALL = 16
 """Native operations between two signs of life: two layers of a large model's prompt may take seconds, and a call some

@@ -22,7 +22,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu.team import set_num_threads, shared_team
+from lmi_kernels.cpu import set_num_threads, shared_team
 
 _WARM_UP = 2
 

@@ -1,7 +1,7 @@
 """A recorded list of operations bound to buffers, as programs that a team runs.
 
-A sum is added by the linear that computes one of its parts where that is possible, and a buffer is used again as soon
-as nobody reads it any more.
+Where possible a linear adds its product to the other part of a sum, and a buffer is reused as soon as nothing reads it
+any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEVER = 1 << 30
 
 
 def bind(recorder: Recorder, result: Rows) -> Recording:
-    """The program, ready to be run.
+    """Make a program of what was recorded.
 
     Raises:
         NotRecorded: rows are changed in place that are read again later.
@@ -49,7 +49,7 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
 
 
 class Recording:
-    """Programs of native operations, and what is done between them."""
+    """Programs of native operations, and what happens between them."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Recording:
         self._parts = parts
         self._ending = ending
         self.result = result
-        """[max_rows, width]: what a run leaves behind, in its first rows."""
+        """[max_rows, width]: the results of a run are in its first rows."""
 
     def run(self, step: structs.Step, on_call: Callable[[], None] | None = None, most_ops: int = 0) -> Any:
-        """Compute a step; returns its rows of `result`, or what the recorder's ending made of them.
+        """Compute a step; return its rows of `result`, or what the recorder's ending made of them.
 
-        most_ops: of one native call, after each of which `on_call` is called; 0: as many as there are.
+        most_ops: operations per native call, after each of which `on_call` is called; 0: all.
         """
         for part in self._parts:
             if isinstance(part, Program):
@@ -84,8 +84,7 @@ class Recording:
 
 
 def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
-    """Where a linear's product is but one part of a sum whose other part nobody reads meanwhile or afterwards, the
-    linear adds to that other part."""
+    """Let a linear add its product to the other part of a sum, if nothing reads that part meanwhile or later."""
     users = _users(nodes)
     makers = {id(node.output): index for index, node in enumerate(nodes)}
     gone: set[int] = set()
@@ -112,8 +111,8 @@ def _with_sums_in_linears(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
-    """By the identity of a node's output its buffer, [max_rows, width and padding]; several that are never needed
-    together share one."""
+    """Return the buffer, [max_rows, width and padding], of each node's output, by its identity. Outputs that are never
+    needed together share one."""
     users = _users(nodes)
     users[id(result)].append(_NEVER)
     free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -135,12 +134,12 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
 
 
 def _stride(width: int, is_result: bool) -> int:
-    """Results are tensors for others, too: without padding."""
+    """Results, which others read as tensors, have no padding."""
     return width if is_result else padded(width)
 
 
 def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
-    """By the identity of rows: who reads them, in order."""
+    """Return the indices of the nodes that read rows, in order, by the rows' identity."""
     users: defaultdict[int, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
         for rows in node.reads.values():

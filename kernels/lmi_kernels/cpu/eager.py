@@ -1,4 +1,4 @@
-"""Native operations on tensors, one call each: for what is not recorded as a program."""
+"""Native operations on tensors, one call each, outside of recorded programs."""
 
 from __future__ import annotations
 

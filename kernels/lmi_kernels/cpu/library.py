@@ -1,4 +1,4 @@
-"""The shared library of native kernels: found, loaded, and told which instruction set to use."""
+"""Find and load the shared library of native kernels, and choose its instruction set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACCEPTED = (*INSTRUCTIONS, "torch")
 
 
 class Library:
-    """The library's functions, by ctypes, which gives up the interpreter's lock during a call."""
+    """The library's functions, by ctypes, which releases the interpreter's lock during a call."""
 
     def __init__(self, path: Path, wanted: str | None = None) -> None:
         """wanted: an instruction set; None: the best that the processor has.
@@ -58,7 +58,7 @@ class Library:
 
 
 def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
-    """Choose the instruction set; returns its name.
+    """Choose the instruction set; return its name.
 
     Raises:
         ValueError: the processor lacks it.
@@ -72,16 +72,16 @@ def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
 
 
 def library_path() -> Path | None:
-    """Where the installation has put the library; None: it was not built."""
+    """Return where the installation put the library; None: it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_native*.so"))), None)
 
 
 @cache
 def load() -> Library | None:
-    """The library; None where the CPU is served by torch alone, of which the log says why.
+    """Load the library; None where torch alone serves on the CPU, and the log says why.
 
     Raises:
-        ValueError: `LMI_CPU_KERNELS` names what is unknown, or what this processor lacks.
+        ValueError: `LMI_CPU_KERNELS` is unknown, or this processor lacks it.
     """
     wanted = os.environ.get(CHOICE)
     if wanted not in (None, "", *_ACCEPTED):

@@ -1,4 +1,4 @@
-"""A model's own Python, run once on `Rows` that hold no numbers, written down as a list of native operations: so a
+"""Record a model as a list of native operations, by running its own Python once on `Rows` that hold no numbers; so a
 model is described once. `binding.py` makes a program of the list."""
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
 Outside = Callable[[torch.Tensor], Any]
-"""What is done with rows between two native operations, in place."""
+"""Changes rows in place, between two native operations."""
 
 
 class NotRecorded(Exception):
-    """A model does with its rows what no native operation does."""
+    """There is no native operation for what a model does with its rows."""
 
 
 class Rows(torch.Tensor):
-    """[number of rows of a step, width], without numbers. The operations of `lmi_kernels` write themselves into the
-    recorder; of torch's only `+` does, all others raise `NotRecorded`."""
+    """[rows of a step, width], without numbers. The operations of `lmi_kernels` are recorded, and of torch's only `+`;
+    all others raise `NotRecorded`."""
 
     recorder: Recorder
 
@@ -61,38 +61,38 @@ class Rows(torch.Tensor):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation, or (without a struct) something that is done outside."""
+    """One operation, or (without a struct) a Python function."""
 
     struct: type[Struct] | None
     reads: dict[str, Rows]
-    """By the field that takes their address; `<field>_stride` takes their stride."""
+    """Operands, by the field for their address; `<field>_stride` is for their stride."""
     output: Rows
     fields: dict[str, Any] = field(default_factory=dict)
     in_place: str = ""
-    """The output takes the place of this operand."""
+    """The operand that the output replaces."""
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
-    """Numbers that an operation needs for itself, by field."""
+    """Memory for the operation itself: numbers and their dtype, by field."""
     keeps: list[object] = field(default_factory=list)
     outside: Outside | None = None
 
 
 class Recorder:
-    """Takes operations down, in the order of their calls."""
+    """Records operations in the order of their calls."""
 
     def __init__(self, team: Team, max_rows: int) -> None:
-        """team: runs the program; max_rows: of a step that it is run with."""
+        """team: runs the program; max_rows: no step has more."""
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
         self.ending: Outside | None = None
-        """Makes what a run returns of its result."""
+        """Turns a run's result into what it returns."""
 
     def ids(self) -> Rows:
-        """The step's token ids."""
+        """Return the step's token ids."""
         return Rows.make(self, 1)
 
     def gathered(self, source: torch.Tensor, width: int) -> Rows:
-        """The rows of another program's result, a buffer of `width` numbers a row, that the step's `places` pick."""
+        """Gather the rows that the step's `places` name from another program's result, [max_rows, width]."""
         output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
         return self._record(structs.Gather, {}, output, fields, keeps=[source])
@@ -103,7 +103,7 @@ class Recorder:
         return self._record(structs.Embed, {}, output, fields, keeps=[table])
 
     def norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Rows:
-        """RMSNorm, or with a bias LayerNorm."""
+        """Record RMSNorm, or LayerNorm if there is a bias."""
         keeps = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
         addresses = [None if each is None else each.data_ptr() for each in keeps]
         fields = {"weight": addresses[0], "bias": addresses[1], "width": x.width, "eps": eps}
@@ -117,7 +117,7 @@ class Recorder:
         return self._record(structs.Gelu, {"x": x}, Rows.make(self, x.width), {"width": x.width})
 
     def linear(self, x: Rows, weight: NativeWeight) -> Rows:
-        """Of a gated weight silu(gate) * up."""
+        """Record a product, of a gated weight silu(gate) * up."""
         width = weight.out_features // 2 if weight.gated else weight.out_features
         epilogue = Epilogue.SILU_AND_MUL if weight.gated else Epilogue.STORE
         fields = {"weight": weight.handle, "epilogue": epilogue}
@@ -186,7 +186,7 @@ class Recorder:
         alibi_slopes: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> Rows:
-        """Attention of the query heads, which come first in `qkv`.
+        """Record attention of the query heads, which come first in `qkv`.
 
         Args:
             window: keys that a query sees, its own included; None: all.
@@ -211,11 +211,11 @@ class Recorder:
         return self._record(structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keeps=keeps)
 
     def outside(self, x: Rows, function: Outside) -> Rows:
-        """Have `function` change rows in place, [num_rows, width and padding], between native operations."""
+        """Let `function` change rows in place, [num_rows, width and padding], between native operations."""
         return self._add(Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", outside=function))
 
     def end_with(self, function: Outside) -> None:
-        """Have `Recording.run` return what `function` makes of the result."""
+        """Let `Recording.run` return what `function` makes of the result."""
         self.ending = function
 
     def _record(

@@ -1,4 +1,4 @@
-"""The sampling operations, natively: rows of logits where they lie, and columns of numbers, one a row."""
+"""Native sampling operations on rows of logits and columns of numbers, one number per row."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ import torch
 
 from lmi_kernels.cpu.structs import Choose, Logprobs, Step, Struct, Truncate
 from lmi_kernels.cpu.team import Program, Team
-from lmi_kernels.likeliest import TokenLogprobs
+from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
 """`kSlack` of `native.h`."""
+_TRUNCATE_DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float64,
+    "min_p": torch.float64,
+}
+_CHOOSE_DTYPES = {
+    "temperature": torch.float32,
+    "thresholds": torch.float32,
+    "last_ids": torch.int32,
+    "seeds": torch.int64,
+    "positions": torch.int64,
+}
 
 
 def logit_thresholds_native(
-    team: Team,
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `logit_thresholds`; sums are of whole numbers, in units of 2**-40 of the likeliest token's probability."""
+    """As `logit_thresholds`, with the same arguments; sums are of whole numbers, in units of 2**-40 of the likeliest
+    token's probability."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     thresholds, last_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
     _run(
         team,
         Truncate,
-        _row_addresses(x, penalized, penalizes),
+        _addresses(x),
         vocab_size=vocab_size,
-        temperature=_column(temperature, torch.float32),
-        top_k=_column(top_k, torch.int64),
-        top_p=_column(top_p, torch.float64),
-        min_p=_column(min_p, torch.float64),
+        **_typed(columns, _TRUNCATE_DTYPES),
         thresholds=thresholds,
         last_ids=last_ids,
         scratch=_scratch(team, vocab_size),
@@ -45,29 +49,17 @@ def logit_thresholds_native(
 
 
 def choose_tokens_native(
-    team: Team,
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    thresholds: torch.Tensor,
-    last_ids: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    penalized: torch.Tensor,
-    penalizes: torch.Tensor,
+    team: Team, logits: torch.Tensor, *columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `choose_tokens`: the same tokens."""
+    """As `choose_tokens`, with the same arguments: the same tokens."""
     x, (num_rows, vocab_size) = logits.to(torch.float32), logits.shape
     tokens, finite = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
     _run(
         team,
         Choose,
-        _row_addresses(x, penalized, penalizes),
+        _addresses(x),
         vocab_size=vocab_size,
-        temperature=_column(temperature, torch.float32),
-        thresholds=_column(thresholds, torch.float32),
-        last_ids=_column(last_ids, torch.int32),
-        seeds=_column(seeds, torch.int64),
-        positions=_column(positions, torch.int64),
+        **_typed(columns, _CHOOSE_DTYPES),
         tokens=tokens,
         finite=finite,
     )
@@ -102,26 +94,27 @@ def row_logprobs_native(
 
 
 def _run(team: Team, kind: type[Struct], rows: torch.Tensor, **fields: torch.Tensor | int) -> None:
-    """An operation over rows: [num_rows], int64, where their logits begin."""
+    """Run an operation over rows: [num_rows], int64, the addresses of their logits."""
     addresses = {
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
     team.run(Program([kind(rows=rows.data_ptr(), **addresses)]), Step(num_rows=len(rows)))
 
 
+def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """Name columns in the order of `dtypes`, and convert them."""
+    return {
+        name: _column(values, dtype) for (name, dtype), values in zip(dtypes.items(), columns, strict=True)
+    }
+
+
 def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """One value a row, as the library reads them, whatever they are: it sees addresses and cannot check."""
+    """Return one value per row in the library's dtype: it gets addresses and cannot check."""
     return torch.as_tensor(values, dtype=dtype).contiguous()
 
 
-def _row_addresses(x: torch.Tensor, penalized: torch.Tensor, penalizes: torch.Tensor) -> torch.Tensor:
-    """Where the rows of x begin, or those of `penalized` where `penalizes`."""
-    rows = _addresses(x)
-    return _addresses(penalized).where(penalizes != 0, rows) if penalizes.any() else rows
-
-
 def _addresses(rows: torch.Tensor) -> torch.Tensor:
-    """Where each row begins: [num_rows], int64. rows: fp32, each contiguous."""
+    """Return each row's address: [num_rows], int64. rows: fp32, each contiguous."""
     each = rows.stride(0) * rows.element_size()
     return torch.arange(len(rows)).mul_(each).add_(rows.data_ptr())
 

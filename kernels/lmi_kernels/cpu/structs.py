@@ -45,7 +45,7 @@ class Epilogue(IntEnum):
 
 
 class Struct(ctypes.Structure):
-    """One whose fields are given by name."""
+    """A struct whose fields are given by name."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
@@ -259,4 +259,4 @@ def address(struct: Struct) -> int:
 
 
 SECONDS = c_double * len(OpKind)
-"""What `lmi_run` adds the time of each kind to."""
+"""Where `lmi_run` adds up the time of each kind of operation."""

@@ -14,10 +14,10 @@ from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 
 
 class Program:
-    """Operations in order, and what their structs point to."""
+    """Operations in order, with what their structs point to."""
 
     def __init__(self, operations: Sequence[Struct], keeps: Sequence[object] = ()) -> None:
-        """keeps: what must live as long as the program: weights, buffers."""
+        """keeps: weights and buffers that must live as long as the program."""
         self._keeps = (tuple(operations), tuple(keeps))
         self.num_ops = len(operations)
         self.ops = (Op * max(1, len(operations)))(
@@ -26,10 +26,10 @@ class Program:
 
 
 class Team:
-    """Threads that are started once. Programs run one after the other."""
+    """Threads that are started once and run one program after the other."""
 
     def __init__(self, library: Library, num_threads: int) -> None:
-        """num_threads: the caller's among them."""
+        """num_threads: including the caller's."""
         self.num_threads = num_threads
         self._library = library
         self._handle = library.team_new(num_threads)
@@ -46,19 +46,19 @@ class Team:
             self._library.run(self._handle, ops, count, step, self._seconds)
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-        """What `Attention.scratch` has to hold."""
+        """Return the size of `Attention.scratch`."""
         sizes = self.num_threads, num_heads, num_kv_heads, head_dim
         count: int = self._library.attention_scratch_bytes(*sizes)
         return count
 
     def scratch(self, size: int) -> torch.Tensor:
-        """Memory for the workers of one program, kept for the next: [num_threads, size] or more, fp32."""
+        """Return memory for the workers of one program, kept for the next: at least [num_threads, size], fp32."""
         if self._scratch.numel() < self.num_threads * size:
             self._scratch = torch.empty(self.num_threads, size)
         return self._scratch
 
     def seconds(self) -> dict[OpKind, float]:
-        """The time of all programs so far by kind of operation."""
+        """Return the time of all programs so far by kind of operation."""
         return {kind: self._seconds[kind] for kind in OpKind}
 
 
@@ -67,15 +67,15 @@ _num_threads: int | None = None
 
 
 def set_num_threads(count: int) -> None:
-    """Have this process compute with so many threads, the caller's among them. Where native kernels are used they are
-    the team's, and torch keeps to one: two pools that wait by spinning would be in each other's way."""
+    """Let this process compute with this many threads, including the caller's. With native kernels they are the team's,
+    and torch has one: two pools that spin while they wait would slow each other down."""
     global _num_threads
     _num_threads = count
     torch.set_num_threads(1 if load() is not None else count)
 
 
 def shared_team() -> Team | None:
-    """The process's team, started when it is first asked for; None where there are no native kernels."""
+    """Return the process's team, started on first use; None where there are no native kernels."""
     global _team
     library = load()
     count = _num_threads or torch.get_num_threads()

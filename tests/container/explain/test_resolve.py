@@ -152,8 +152,6 @@ def test_steps_that_are_smaller_than_the_batch_are_pointed_out(model: Path) -> N
 def test_on_a_gpu_nobody_promises_equal_bits(model: Path) -> None:
     with pytest.raises(CannotServe, match="only CPUs support it"):
         resolve(config(batch_invariant=True), model, GPUS)
-    assert resolve(config(batch_invariant=True), model, CPU).config.parallel.batch_invariant
-    assert not resolve(config(), model, CPU).config.parallel.batch_invariant
 
 
 @pytest.mark.parametrize("path", ["/etc/hosts", "nowhere/steps.jsonl", "steps.json"])
@@ -324,10 +322,12 @@ def test_what_only_native_kernels_do_needs_them(model: Path, options: dict[str, 
         resolve(config(**options), model, GPUS)
 
 
-def test_native_kernels_need_no_batch_invariance(model: Path) -> None:
-    native = dataclasses.replace(CPU, cpu_kernels="avx512")
-    notes = resolve(config(batch_invariant=True), model, native).notes
-    assert any("option.batch_invariant=true changes nothing" in note for note in notes)
-    assert not any(
-        "batch_invariant" in note for note in resolve(config(batch_invariant=True), model, CPU).notes
-    )
+@pytest.mark.parametrize(
+    ("kernels", "why"), [("avx512", "always batch-invariant"), (None, "which are not built here")]
+)
+def test_batch_invariance_is_not_chosen_but_comes_with_native_kernels(
+    model: Path, kernels: str | None, why: str
+) -> None:
+    machine = dataclasses.replace(CPU, cpu_kernels=kernels)
+    notes = resolve(config(batch_invariant=True), model, machine).notes
+    assert any("option.batch_invariant=true changes nothing" in note and why in note for note in notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,12 +56,6 @@ def test_ranks_get_their_threads_and_leave_their_files_in_the_run_s_folder() -> 
     assert env["OMP_NUM_THREADS"] == "5"
     assert env["HOME"] == "/h"
     assert env["PRTE_MCA_prte_tmpdir_base"] == env["OMPI_MCA_btl_sm_backing_directory"] == "/run/lmi-x"
-
-
-def test_matrix_products_are_strict_if_answers_must_not_depend_on_the_batch() -> None:
-    invariant = replace(CONFIG, parallel=replace(CONFIG.parallel, batch_invariant=True))
-    assert "MKL_CBWR" not in launch.engine_environment({}, CONFIG, PATHS)
-    assert launch.engine_environment({}, invariant, PATHS)["MKL_CBWR"] == "AUTO,STRICT"
 
 
 def test_memory_of_gpus_grows_in_place_unless_somebody_says_otherwise() -> None:

@@ -13,12 +13,11 @@ from engines.layers.attention_rule import AttentionRule
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import rotary_tables
-from engines.layers.step_attention import GroupedStepAttention
+from engines.layers.step_attention import TorchStepAttention
 from engines.models.config import AttentionSpec, Rotary
-from lmi_kernels import Workspace
+from lmi_kernels import PagedSequences, ScoreRules
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.paged_sequences import PagedSequences, ScoreRules
 
 CPU = torch.device("cpu")
 ROTARY = Rotary(16)
@@ -47,7 +46,7 @@ def test_what_a_backend_does_not_support_is_refused_by_name(changes: dict[str, A
     assert _rule(PLAIN).features == frozenset()
     rule = _rule(replace(PLAIN, **changes))
     assert rule.features == {feature}
-    torch_step = GroupedStepAttention(1, torch.zeros(1, dtype=torch.int64), {}, (), Workspace())
+    torch_step = TorchStepAttention(torch.zeros(1, dtype=torch.int64), {}, ())
     with pytest.raises(ValueError, match=f"attention with {feature} is not supported"):
         torch_step.attend(torch.zeros(1, 64), rule, POOL)
 

@@ -118,7 +118,7 @@ def _prefill(
         out = torch.empty_like(q)
 
         def attend(q=q, out=out):  # type: ignore[no-untyped-def]
-            lmi_kernels.prefill_attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
+            lmi_kernels.varlen_attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
 
         calls.append(attend)
     timing = time_graph(calls, context.device, repeats=context.size(20, 1))

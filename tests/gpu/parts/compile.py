@@ -13,9 +13,9 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.checks import all_checks
 from tests.gpu.context import Context
 from tests.gpu.one_kernel import operations
+from tests.kernels.references.check import all_checks
 from tests.support.compile_only import compile_only
 
 

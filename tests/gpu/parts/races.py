@@ -13,14 +13,12 @@ from tests.gpu.one_kernel import command, run_in_process
 _KERNELS = (
     "decode_attention",
     "varlen_attention",
-    "prefill_attention",
     "plan_decode",
     "combine_parts",
     "truncate_logits",
     "choose_tokens",
     "token_logprobs",
     "route",
-    "penalize",
 )
 _SECONDS = 90.0
 """For one of them, examples being two: under the sanitizer all is many times slower."""

@@ -4,14 +4,14 @@ folder beside the results. What matters most comes first; when time is over, the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 import lmi_kernels
 from lmi_kernels import ScoreRules, tuning
-from lmi_kernels.decode_plan import tuning_key
-from lmi_kernels.varlen_attention import tile_key
+from lmi_kernels.attention.decode_plan import tuning_key
+from lmi_kernels.attention.varlen import tile_key
 from tests.gpu import sweep
 from tests.gpu.context import Context
 from tests.gpu.kv import FALCON_40B, LLAMA, Heads, make_kv
@@ -35,7 +35,12 @@ _PREFILL = {
     "block_m": (64, 128),
     "edge_n": (32, 64, 128),
 }
-_VARLEN = {"block_n": (32, 64, 128), "num_stages": (2, 3, 4), "num_warps": (2, 4, 8)}
+_FEW_ROWS = {
+    "block_n": (32, 64, 128),
+    "num_stages": (2, 3, 4),
+    "num_warps": (2, 4, 8),
+    "edge_n": (32, 64, 128),
+}
 _MATMUL = {
     "block_n": (32, 64, 128, 256),
     "block_k": (32, 64, 128, 256),
@@ -65,33 +70,21 @@ def subjects(context: Context) -> list[Subject]:
                 lambda heads=heads: _decodes(context, heads),
             )
         )
-    found += [
-        Subject(
-            "prefill_attention",
-            _tile_key(context, heads),
-            _PREFILL,
-            lambda heads=heads: _prefills(context, heads),
-            # The tiles with masks begin where those without end.
-            lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
-        )
-        for heads in (LLAMA, FALCON_40B)
-    ]
     for key, rows in _EXPERT_ROWS.items():
         for operation in ("experts_gate_up", "experts_down"):
             found.append(Subject(operation, key, _MATMUL, lambda rows=rows: _experts(context, rows)))
-    for heads, length in ((LLAMA, 64), (FALCON_40B, 64), (LLAMA, 1), (FALCON_40B, 1)):
-        prefix = "rows_16_" if length * heads.queries // heads.keys_values <= 16 else "rows_64_"
-        key = _tile_key(context, heads, prefix)
-        found.append(
-            Subject(
-                "varlen_attention",
-                key,
-                _VARLEN,
-                lambda heads=heads, length=length: _chunks(
-                    context, heads, length, lmi_kernels.varlen_attention
-                ),
+    for length, tried in ((4096, _PREFILL), (1, _FEW_ROWS)):
+        for heads in (LLAMA, FALCON_40B):
+            found.append(
+                Subject(
+                    "varlen_attention",
+                    _tile_key(context, heads, length),
+                    tried,
+                    lambda heads=heads, length=length: _chunks(context, heads, length),
+                    # The tiles with masks begin where those without end.
+                    lambda parameters: parameters["block_n"] % parameters["edge_n"] == 0,
+                )
             )
-        )
     return found
 
 
@@ -130,8 +123,9 @@ def _write(context: Context, device_name: str, winners: dict[str, dict[str, tuni
     print(f"written: {file}", flush=True)
 
 
-def _tile_key(context: Context, heads: Heads, prefix: str = "") -> str:
-    return tile_key(torch.empty(1, 1, heads.dim, dtype=torch.bfloat16, device=context.device), prefix)
+def _tile_key(context: Context, heads: Heads, length: int) -> str:
+    q = torch.empty(1, 1, heads.dim, dtype=torch.bfloat16, device=context.device)
+    return tile_key(q, length * heads.queries // heads.keys_values)
 
 
 def _decodes(context: Context, heads: Heads) -> list[list[Call]]:
@@ -162,11 +156,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
     return call
 
 
-def _prefills(context: Context, heads: Heads) -> list[list[Call]]:
-    return _chunks(context, heads, 4096, lmi_kernels.prefill_attention)
-
-
-def _chunks(context: Context, heads: Heads, length: int, attention: Callable[..., None]) -> list[list[Call]]:
+def _chunks(context: Context, heads: Heads, length: int) -> list[list[Call]]:
     """Two sequences, one with a past as long as the chunk."""
     kv = make_kv(context, heads, (length, 2 * max(length, 1024)), 16)
     q = context.random(2 * length, heads.queries, heads.dim)
@@ -175,7 +165,7 @@ def _chunks(context: Context, heads: Heads, length: int, attention: Callable[...
 
     def call() -> torch.Tensor:
         out = torch.empty_like(q)
-        attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
+        lmi_kernels.varlen_attention(q, kv.pool, kv.sequences, bounds, length, rules, out)
         return out
 
     return [[call]]

@@ -1,12 +1,16 @@
-"""One native linear as a program."""
+"""One native linear as a program, and what holds for all storages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from lmi_kernels.cpu.structs import Epilogue, Linear, Step
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import Epilogue, Linear, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight
+from tests.support.randomness import random_seed
 
 
 def multiply(
@@ -27,3 +31,37 @@ def multiply(
         **{name: tensor.data_ptr() for name, tensor in scratch.items()},
     )
     team.run(Program([linear]), Step(num_rows=len(x)))
+
+
+def check_accumulation(library: Library, team: Team, storage: Storage | None = None) -> None:
+    """ACCUMULATE adds the bits that STORE gives to what is there."""
+    generator = torch.Generator().manual_seed(random_seed())
+    native = NativeWeight(library, torch.randn(70, 48, generator=generator), storage=storage)
+    x, before = torch.randn(21, 48, generator=generator), torch.randn(21, 70, generator=generator)
+    product = torch.empty(21, 70)
+    multiply(team, native, x, product)
+    y = before.clone()
+    multiply(team, native, x, y, Epilogue.ACCUMULATE)
+    assert torch.equal(y, before + product)
+
+
+def check_silu_and_mul(
+    library: Library,
+    team: Team,
+    middle: int,
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    storage: Storage | None = None,
+) -> None:
+    """Columns of a gated weight are interleaved. product: of x, weight and bias, in fp64."""
+    generator = torch.Generator().manual_seed(random_seed())
+    weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
+    bias = torch.randn(2 * middle, generator=generator)
+    x = torch.randn(17, 20, generator=generator)
+    y = torch.full((17, -(-middle // 16) * 16), torch.nan)
+    native = NativeWeight(library, weight, bias, gated=True, storage=storage)
+    multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
+    gate, up = product(x, weight, bias).chunk(2, dim=-1)
+    torch.testing.assert_close(
+        y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
+    )
+    assert (y[:, middle:] == 0).all()

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Epilogue
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
-from tests.kernels.cpu.linears import multiply
+from tests.kernels.cpu.linears import check_accumulation, check_silu_and_mul, multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576))
@@ -54,27 +53,9 @@ def test_the_number_of_threads_changes_no_bit(library: Library) -> None:
 
 
 def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
-    generator = torch.Generator().manual_seed(random_seed())
-    native = NativeWeight(library, torch.randn(70, 48, generator=generator))
-    x, before = torch.randn(5, 48, generator=generator), torch.randn(5, 70, generator=generator)
-    product = torch.empty(5, 70)
-    multiply(team, native, x, product)
-    y = before.clone()
-    multiply(team, native, x, y, Epilogue.ACCUMULATE)
-    assert torch.equal(y, before + product)
+    check_accumulation(library, team)
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
 def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
-    generator = torch.Generator().manual_seed(random_seed())
-    weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
-    bias = torch.randn(2 * middle, generator=generator)
-    x = torch.randn(17, 20, generator=generator)
-    padded = -(-middle // 16) * 16
-    y = torch.full((17, padded), torch.nan)
-    multiply(team, NativeWeight(library, weight, bias, gated=True), x, y, Epilogue.SILU_AND_MUL)
-    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=-1)
-    torch.testing.assert_close(
-        y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
-    )
-    assert (y[:, middle:] == 0).all()
+    check_silu_and_mul(library, team, middle, lambda x, weight, bias: x.double() @ weight.double().T + bias)

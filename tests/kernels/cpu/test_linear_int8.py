@@ -11,7 +11,7 @@ from lmi_kernels.cpu.library import INSTRUCTIONS, Library
 from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight, quantise_rows, rotate_rows
-from tests.kernels.cpu.linears import multiply
+from tests.kernels.cpu.linears import check_accumulation, check_silu_and_mul, multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
@@ -103,31 +103,12 @@ def test_instruction_sets_and_numbers_of_threads_change_no_bit(
 
 
 def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
-    generator = torch.Generator().manual_seed(random_seed())
-    native = NativeWeight(library, torch.randn(70, 48, generator=generator), storage=Storage.INT8)
-    x, before = torch.randn(21, 48, generator=generator), torch.randn(21, 70, generator=generator)
-    product = torch.empty(21, 70)
-    multiply(team, native, x, product)
-    y = before.clone()
-    multiply(team, native, x, y, Epilogue.ACCUMULATE)
-    assert torch.equal(y, before + product)
+    check_accumulation(library, team, Storage.INT8)
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
 def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
-    generator = torch.Generator().manual_seed(random_seed())
-    weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
-    bias = torch.randn(2 * middle, generator=generator)
-    x = torch.randn(17, 20, generator=generator)
-    padded = -(-middle // 16) * 16
-    y = torch.full((17, padded), torch.nan)
-    native = NativeWeight(library, weight, bias, gated=True, storage=Storage.INT8)
-    multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
-    gate, up = _product(x, weight, bias).chunk(2, dim=-1)
-    torch.testing.assert_close(
-        y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
-    )
-    assert (y[:, middle:] == 0).all()
+    check_silu_and_mul(library, team, middle, _product, Storage.INT8)
 
 
 def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> None:

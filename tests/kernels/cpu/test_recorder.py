@@ -13,7 +13,7 @@ from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
 from lmi_kernels.cpu.structs import OpKind, Step
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight
-from lmi_kernels.linear import LinearWeight
+from lmi_kernels.linear.linear import LinearWeight
 from tests.support.seeds import fresh_generator
 
 _WIDTH, _VOCABULARY, _MOST = 50, 90, 40

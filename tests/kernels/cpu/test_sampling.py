@@ -9,13 +9,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lmi_kernels.choose_tokens import CHECKS as CHOICES
-from lmi_kernels.choose_tokens import choose_tokens_reference
 from lmi_kernels.cpu.sampling import choose_tokens_native, logit_thresholds_native, row_logprobs_native
 from lmi_kernels.cpu.team import Team
-from lmi_kernels.row_logprobs import row_logprobs_torch
-from lmi_kernels.truncate_logits_checks import NO_LAST_ID, examples, reference
-from lmi_kernels.truncate_logits_cpu import logit_thresholds_cpu
+from lmi_kernels.sampling.penalties import penalize
+from lmi_kernels.sampling.row_logprobs import row_logprobs_torch
+from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID, logit_thresholds_cpu
+from tests.kernels.references.choose_tokens import CHECKS as CHOICES
+from tests.kernels.references.choose_tokens import choose_tokens_reference
+from tests.kernels.references.truncate_logits import CHECKS as THRESHOLDS
+from tests.kernels.references.truncate_logits import logit_thresholds_reference
 from tests.support.seeds import fresh_generator
 
 Tensors = tuple[torch.Tensor, ...]
@@ -34,7 +36,7 @@ _EXTREMES = {
     "far apart": torch.linspace(-3.4e38, 3.4e38, 3000),
     "large": 1e8 + torch.arange(2000.0) * 8,
 }
-_ASKED = tuple(
+_PARAMETERS = tuple(
     (heat, top_k, top_p, min_p)
     for heat, top_k, (top_p, min_p) in itertools.product(
         (0.0, 1e-30, 1e-3, 1.0, 1e3, 1e30),
@@ -45,15 +47,10 @@ _ASKED = tuple(
 )
 
 
-def _columns(*asked: tuple[float, int, float, float]) -> Tensors:
+def _columns(*parameters: tuple[float, int, float, float]) -> Tensors:
     """temperature, top_k, top_p, min_p: a row of numbers each."""
-    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*asked, strict=True))
+    heat, top_k, top_p, min_p = (torch.tensor(numbers) for numbers in zip(*parameters, strict=True))
     return heat.double(), top_k, top_p.double(), min_p.double()
-
-
-def _taken(logits: torch.Tensor) -> Tensors:
-    """Rows come from the logits."""
-    return logits, torch.zeros(len(logits), dtype=torch.int64)
 
 
 def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
@@ -64,29 +61,31 @@ def _draws(generator: torch.Generator, num_rows: int) -> Tensors:
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_thresholds_are_those_of_sorting_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
-    for inputs in examples(fresh_generator(), dtype):
-        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
-        asked = tuple(inputs.values())
-        expected = reference(logits, **inputs)
+    for inputs in THRESHOLDS[0].examples(fresh_generator(), dtype):
+        logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
+        parameters = tuple(inputs.values())
+        expected = logit_thresholds_reference(logits, **inputs)
         found = everywhere(
-            lambda team, logits=logits, asked=asked: logit_thresholds_native(team, logits, *asked)
+            lambda team, logits=logits, parameters=parameters: logit_thresholds_native(
+                team, logits, *parameters
+            )
         )
         torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
         assert torch.equal(found[1], expected[1])
         finite = (found[0] > -math.inf).nonzero()[:, 0]
-        assert torch.equal(found[0][finite], logit_thresholds_cpu(logits, *asked)[0][finite])
+        assert torch.equal(found[0][finite], logit_thresholds_cpu(logits, *parameters)[0][finite])
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_tokens_are_those_of_noise_for_all(everywhere: Everywhere, dtype: torch.dtype) -> None:
     for inputs in CHOICES[0].examples(fresh_generator(), dtype):
-        logits = inputs.pop("padded")[:, : inputs.pop("vocab")]
+        logits = penalize(inputs.pop("padded")[:, : inputs.pop("vocab")], inputs.pop("penalties"))
         _check_choice(everywhere, logits, *inputs.values())
 
 
-def _check_choice(everywhere: Everywhere, *asked: torch.Tensor) -> None:
-    found = everywhere(lambda team: choose_tokens_native(team, *asked))
-    expected = choose_tokens_reference(*asked)
+def _check_choice(everywhere: Everywhere, *parameters: torch.Tensor) -> None:
+    found = everywhere(lambda team: choose_tokens_native(team, *parameters))
+    expected = choose_tokens_reference(*parameters)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
@@ -94,18 +93,18 @@ def _check_choice(everywhere: Everywhere, *asked: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", _EXTREMES)
 def test_extreme_rows_and_parameters(everywhere: Everywhere, name: str) -> None:
     """Of rows that are all the same row: each has its own parameters."""
-    logits = _EXTREMES[name].expand(len(_ASKED), -1)
-    columns = _columns(*_ASKED)
-    edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    logits = _EXTREMES[name].expand(len(_PARAMETERS), -1)
+    columns = _columns(*_PARAMETERS)
+    edges = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     if logits[0].amax().isfinite():
-        expected = logit_thresholds_cpu(logits, *columns, *_taken(logits))
-        for i, asked in enumerate(_ASKED):
-            assert edges[0][i] == expected[0][i], asked
-            assert edges[1][i] == expected[1][i], asked
+        expected = logit_thresholds_cpu(logits, *columns)
+        for i, parameters in enumerate(_PARAMETERS):
+            assert edges[0][i] == expected[0][i], parameters
+            assert edges[1][i] == expected[1][i], parameters
     else:
         assert (edges[0] == -math.inf).all()
     draws = _draws(fresh_generator(), len(logits))
-    _check_choice(everywhere, logits, columns[0], *edges, *draws, *_taken(logits))
+    _check_choice(everywhere, logits, columns[0], *edges, *draws)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 300.0])
@@ -118,27 +117,25 @@ def test_drawn_tokens_of_whole_vocabularies(everywhere: Everywhere, spread: floa
         thresholds[::2] = -math.inf
         last_ids = torch.randint(vocab, (len(heat),), dtype=torch.int32, generator=generator)
         draws = _draws(generator, len(heat))
-        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws, *_taken(logits))
+        _check_choice(everywhere, logits, heat, thresholds, last_ids, *draws)
 
 
 def test_tokens_of_many_short_rows(everywhere: Everywhere) -> None:
     logits = torch.zeros(3000, 50)
     nothing = torch.full((3000,), -math.inf), torch.zeros(3000, dtype=torch.int32)
     draws = _draws(fresh_generator(), 3000)
-    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws, *_taken(logits))
+    _check_choice(everywhere, logits, torch.ones(3000), *nothing, *draws)
 
 
 @pytest.mark.parametrize("spread", [0.05, 3.0])
 def test_what_is_kept_of_a_whole_vocabulary(everywhere: Everywhere, spread: float) -> None:
-    """As much probability as is asked for, and less without the last token: by sums in fp64."""
+    """The kept tokens have top_p, and less without the last of them: by sums in fp64."""
     logits = torch.randn(6, 49_152, generator=fresh_generator()).mul_(spread)
-    asked = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
-    columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in asked))
-    thresholds, last_ids = everywhere(
-        lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits))
-    )
+    parameters = ((0, 0.05), (0, 0.9), (0, 0.9999), (50, 0.9), (9000, 0.5), (40_000, 0.99))
+    columns = _columns(*((0.8, top_k, top_p, 0.0) for top_k, top_p in parameters))
+    thresholds, last_ids = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     assert (last_ids == NO_LAST_ID).all()
-    for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), asked, strict=True):
+    for row, threshold, (top_k, top_p) in zip(logits, thresholds.tolist(), parameters, strict=True):
         ranked = row.where(row >= row.topk(top_k).values[-1], -math.inf) if top_k else row
         shares = (ranked.double() / 0.8).softmax(-1)
         assert float(shares[ranked >= threshold].sum()) >= top_p - 1e-6
@@ -149,12 +146,10 @@ def test_a_row_alone_has_the_threshold_that_it_has_in_a_batch(everywhere: Everyw
     logits = torch.randn(9, 3001, generator=fresh_generator()).mul_(2.0)
     logits[:, ::7] = -math.inf
     columns = _columns(*[(0.9, 0, 0.97, 0.0)] * 9)
-    together, _ = everywhere(lambda team: logit_thresholds_native(team, logits, *columns, *_taken(logits)))
+    together, _ = everywhere(lambda team: logit_thresholds_native(team, logits, *columns))
     for i in range(9):
         row, own = logits[i : i + 1], [column[:1] for column in columns]
-        alone, _ = everywhere(
-            lambda team, row=row, own=own: logit_thresholds_native(team, row, *own, *_taken(row))
-        )
+        alone, _ = everywhere(lambda team, row=row, own=own: logit_thresholds_native(team, row, *own))
         assert alone == together[i]
 
 

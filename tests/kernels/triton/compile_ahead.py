@@ -27,14 +27,14 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
 
 from lmi_kernels import tuning
-from lmi_kernels.checks import all_checks
+from tests.kernels.references.check import all_checks
 from tests.support.absent_gpu import AbsentGpu
 from tests.support.compile_only import compile_only
 
 _SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities)."""
 _SM_90 = "sm_90"
-_SLOW_TO_COMPILE = ("prefill_attention", "varlen_attention", "decode_attention", "experts")
+_SLOW_TO_COMPILE = ("varlen_attention", "decode_attention", "experts")
 """These first, so that no process is left with one of them at the end."""
 _ASSEMBLED_FOR = {80: (80, 86), 86: (86,), 90: (90,)}
 """For which GPUs the PTX made for one is assembled."""

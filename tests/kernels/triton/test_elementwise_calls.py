@@ -10,7 +10,7 @@ import torch
 
 from lmi_kernels import add_layer_norms, gelu_and_mul, layer_norms, rope_and_store, silu_and_mul
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.rope_and_store import rope_and_store_reference
+from tests.kernels.references.rope_and_store import rope_and_store_reference
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
@@ -55,8 +55,7 @@ def test_rope_and_store_of_a_layer_of_a_cache(with_norms: bool) -> None:
     norms = torch.randn(2, 16, generator=generator).unbind() if with_norms else None
     cos_sin = torch.randn(9, 16, generator=generator)
     places = torch.tensor([3, 8, 0]), torch.tensor([6, 1, -1])
-    both = norms if norms is not None else (None, None)
-    q, pool = rope_and_store_reference(qkv, cos_sin, *places, cache[1], 4, *both, 1e-5)
+    q, pool = rope_and_store_reference(qkv, cos_sin, *places, cache[1], 4, norms, 1e-5)
     found = rope_and_store(qkv, cos_sin, *places, cache[1], 4, norms, 1e-5)
     torch.testing.assert_close(found, q.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(cache[1], pool.float(), rtol=1e-5, atol=1e-5)

@@ -5,8 +5,9 @@ import torch
 
 from lmi_kernels import experts, pack_experts
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.experts import experts_reference
-from lmi_kernels.route import max_blocks, route, route_reference
+from lmi_kernels.linear.route import max_blocks, route
+from tests.kernels.references.experts import experts_reference
+from tests.kernels.references.route import route_reference
 from tests.support.op_parity import poisoned_memory
 from tests.support.seeds import fresh_generator, integers
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmi_kernels._triton import INTERPRETED
-from lmi_kernels.checks import OpCheck, all_checks
+from tests.kernels.references.check import OpCheck, all_checks
 from tests.support.op_parity import check_parity
 from tests.support.seeds import fresh_generator
 

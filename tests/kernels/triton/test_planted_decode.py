@@ -13,41 +13,38 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 def _plan(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "decode_plan", "plan_decode", right, wrong)
+    return Planted(what, "attention.decode_plan", "plan_decode", right, wrong)
 
 
 def _tiles(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "decode_attention", "decode_attention", right, wrong)
+    return Planted(what, "attention.decode", "decode_attention", right, wrong)
 
 
 def _combine(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "combine_parts", "combine_parts", right, wrong)
+    return Planted(what, "attention.combine_parts", "combine_parts", right, wrong)
 
 
 PLANTED = (
-    _plan("the last tile is missing", "(visible + (BLOCK_N - 1)) // BLOCK_N", "visible // BLOCK_N"),
-    _plan("a window is not looked at", "tl.minimum(visible, WINDOW)", "visible"),
+    _plan("the last tile is missing", "(seq_len + (BLOCK_N - 1)) // BLOCK_N", "seq_len // BLOCK_N"),
+    _plan("a window is not looked at", "tl.maximum(seq_len - WINDOW, 0) // BLOCK_N", "0"),
     _plan("later sequences begin at 0 again", "total + tl.cumsum(tiles, 0)", "tl.cumsum(tiles, 0)"),
     _plan("a sequence that ends there is taken", "+ middle) > tile", "+ middle) >= tile"),
-    _tiles("wrong page", "tile + BLOCK_N if ONE_BLOCK else tile + BLOCK_N", "tile if ONE_BLOCK else tile"),
+    Planted(
+        "values are not masked",
+        "attention.tiles",
+        "decode_attention",
+        "tile = tl.load(pointers, mask=inside[:, None], other=0.0)",
+        "tile = tl.load(pointers)",
+        between=("attention.decode",),
+    ),
     _tiles(
         "pages of another sequence", "tl.load(table_rows_ptr + seq)", "tl.load(table_rows_ptr + first_seq)"
     ),
-    _tiles("one key too many", "seen = tile + key < seq_len", "seen = tile + key <= seq_len"),
     _tiles("missing tail", "stop = start + (end - begin) * BLOCK_N", "stop = seq_len // BLOCK_N * BLOCK_N"),
-    _tiles(
-        "values are not masked",
-        "tl.load(values_ptr + offsets, mask=loaded, other=0.0)",
-        "tl.load(values_ptr + offsets)",
-    ),
     _tiles("wrong split bound", "tl.minimum(seq_end, (program + 1)", "tl.minimum(seq_end, program"),
     _tiles("a part is taken for the whole", "(begin == seq_begin) & (end", "(begin == begin) & (end"),
-    _tiles(
-        "the window is one key wider",
-        "tl.maximum(seq_len - WINDOW, 0)",
-        "tl.maximum(seq_len - WINDOW - 1, 0)",
-    ),
-    _tiles("alibi from each tile's start", "(tile + key - (seq_len", "(key - (seq_len"),
+    _tiles("tiles before the window", "(first_key // BLOCK_N + begin - seq_begin)", "(begin - seq_begin)"),
+    _tiles("one key too many", "position, slopes, keys_ptr", "position + 1, slopes, keys_ptr"),
     _tiles("heads of another kv head", "head = kv_head * SHARE + row", "head = row"),
     _combine(
         "no rescaling of parts", "weight = tl.exp2(maxima - new_max)", "weight = tl.exp2(maxima - maxima)"

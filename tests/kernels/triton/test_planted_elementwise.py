@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 
 def _rope(what: str, right: str, wrong: str) -> Planted:
-    return Planted(what, "rope_and_store", "rope_and_store", right, wrong)
+    return Planted(what, "attention.rope_and_store", "rope_and_store", right, wrong)
 
 
 def _step(what: str, right: str, wrong: str) -> Planted:
@@ -45,45 +45,91 @@ PLANTED = (
     ),
     Planted(
         "missing tail",
-        "layer_norm",
+        "elementwise.layer_norm",
         "layer_norms",
         "inside = columns < HIDDEN",
         "inside = columns < HIDDEN - 1",
     ),
-    Planted("mean not subtracted", "layer_norm", "layer_norms", "inside, x32 - mean,", "inside, x32,"),
     Planted(
-        "tail in the variance", "layer_norm", "layer_norms", "tl.where(inside, x32 - mean, 0.0)", "x32 - mean"
+        "mean not subtracted", "elementwise.layer_norm", "layer_norms", "inside, x32 - mean,", "inside, x32,"
     ),
-    Planted("second is the first", "layer_norm", "layer_norms", "normed * weight2 +", "normed * weight +"),
-    Planted("second bias missing", "layer_norm", "layer_norms", "weight2 + bias2)", "weight2)"),
-    Planted("nothing added", "layer_norm", "add_layer_norms", "ADDS=residual is not None", "ADDS=False"),
     Planted(
-        "the sum is not kept", "layer_norm", "add_layer_norms", "tl.store(residual_ptr", "tl.store(out_ptr"
+        "tail in the variance",
+        "elementwise.layer_norm",
+        "layer_norms",
+        "tl.where(inside, x32 - mean, 0.0)",
+        "x32 - mean",
+    ),
+    Planted(
+        "second is the first",
+        "elementwise.layer_norm",
+        "layer_norms",
+        "normed * weight2 +",
+        "normed * weight +",
+    ),
+    Planted("second bias missing", "elementwise.layer_norm", "layer_norms", "weight2 + bias2)", "weight2)"),
+    Planted(
+        "nothing added",
+        "elementwise.layer_norm",
+        "add_layer_norms",
+        "ADDS=residual is not None",
+        "ADDS=False",
+    ),
+    Planted(
+        "the sum is not kept",
+        "elementwise.layer_norm",
+        "add_layer_norms",
+        "tl.store(residual_ptr",
+        "tl.store(out_ptr",
     ),
     Planted(
         "missing tail",
-        "silu_and_mul",
+        "elementwise.silu_and_mul",
         "silu_and_mul",
         "inside = columns < width",
         "inside = columns < width - 1",
     ),
-    Planted("row too short", "silu_and_mul", "silu_and_mul", "row * 2 * width", "row * width"),
-    Planted("gate for up", "silu_and_mul", "silu_and_mul", "tl.load(source + width,", "tl.load(source,"),
-    Planted("sigmoid alone", "silu_and_mul", "silu_and_mul", "y = gate * sig", "y = sig"),
-    Planted("missing tail", "gelu", "gelu", "inside = places < count", "inside = places < count - 1"),
-    Planted("no square root", "gelu", "gelu", "0.7071067811865476", "0.5"),
-    Planted("erf for tanh", "gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=False"),
-    Planted("tanh for erf", "gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=True"),
+    Planted("row too short", "elementwise.silu_and_mul", "silu_and_mul", "row * 2 * width", "row * width"),
+    Planted(
+        "gate for up",
+        "elementwise.silu_and_mul",
+        "silu_and_mul",
+        "tl.load(source + width,",
+        "tl.load(source,",
+    ),
+    Planted("sigmoid alone", "elementwise.silu_and_mul", "silu_and_mul", "y = gate * sig", "y = sig"),
+    Planted(
+        "missing tail", "elementwise.gelu", "gelu", "inside = places < count", "inside = places < count - 1"
+    ),
+    Planted("no square root", "elementwise.gelu", "gelu", "0.7071067811865476", "0.5"),
+    Planted(
+        "erf for tanh", "elementwise.gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=False"
+    ),
+    Planted(
+        "tanh for erf", "elementwise.gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=True"
+    ),
     Planted(
         "missing tail",
-        "gelu_and_mul",
+        "elementwise.gelu_and_mul",
         "gelu_and_mul",
         "inside = columns < width",
         "inside = columns < width - 1",
     ),
-    Planted("sigmoid of half", "gelu_and_mul", "gelu_and_mul", "1.5957691216057308", "0.7978845608028654"),
-    Planted("negative as positive", "silu_and_mul", "silu_and_mul", "x < 0, small, 1.0", "x < 0, 1.0, 1.0"),
-    Planted("up and gate", "gelu_and_mul", "gelu_and_mul", "gelu_erf(gate)", "gelu_erf(up)"),
+    Planted(
+        "sigmoid of half",
+        "elementwise.gelu_and_mul",
+        "gelu_and_mul",
+        "1.5957691216057308",
+        "0.7978845608028654",
+    ),
+    Planted(
+        "negative as positive",
+        "elementwise.silu_and_mul",
+        "silu_and_mul",
+        "x < 0, small, 1.0",
+        "x < 0, 1.0, 1.0",
+    ),
+    Planted("up and gate", "elementwise.gelu_and_mul", "gelu_and_mul", "gelu_erf(gate)", "gelu_erf(up)"),
     _step("wrong page", "position // BLOCK_SIZE", "position // BLOCK_SIZE + 1"),
     _step("slot in 32 bits", "mask=real, other=0).to(tl.int64)\n    slot", "mask=real, other=0)\n    slot"),
     _step(

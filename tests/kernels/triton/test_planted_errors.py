@@ -13,9 +13,19 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=
 
 PLANTED = (
     Planted(
-        "missing tail", "rms_norm", "rms_norm", "inside = columns < HIDDEN", "inside = columns < HIDDEN - 1"
+        "missing tail",
+        "elementwise.rms_norm",
+        "rms_norm",
+        "inside = columns < HIDDEN",
+        "inside = columns < HIDDEN - 1",
     ),
-    Planted("the sum is not kept", "rms_norm", "add_rms_norm", "tl.store(residual_ptr", "tl.store(out_ptr"),
+    Planted(
+        "the sum is not kept",
+        "elementwise.rms_norm",
+        "add_rms_norm",
+        "tl.store(residual_ptr",
+        "tl.store(out_ptr",
+    ),
 )
 
 

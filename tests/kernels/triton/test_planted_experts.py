@@ -12,72 +12,86 @@ from tests.support.planted import Planted, assert_caught
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
 
 PLANTED = (
-    Planted("wrong expert", "grouped_matmul", "gate_up_matmul", "(ends <= block)", "(ends < block)"),
+    Planted("wrong expert", "linear.grouped_matmul", "gate_up_matmul", "(ends <= block)", "(ends < block)"),
     Planted(
         "missing tail",
-        "grouped_matmul",
+        "linear.grouped_matmul",
         "down_matmul",
         "tl.range(0, K, BLOCK_K",
         "tl.range(0, K // BLOCK_K * BLOCK_K, BLOCK_K",
     ),
     Planted(
         "gate and up change places",
-        "grouped_matmul",
+        "linear.grouped_matmul",
         "gate_up_matmul",
         "sums = sums / (1.0 + tl.exp(-sums)) * ups",
         "sums = ups / (1.0 + tl.exp(-ups)) * sums",
     ),
     Planted(
         "another row",
-        "grouped_matmul",
+        "linear.grouped_matmul",
         "gate_up_matmul",
         "(choices // CHOICES_PER_ROW)",
         "(choices % CHOICES_PER_ROW)",
     ),
     Planted(
         "another choice's share",
-        "grouped_matmul",
+        "linear.grouped_matmul",
         "down_matmul",
         "tl.load(shares_ptr + choices,",
         "tl.load(shares_ptr + choices // 2,",
     ),
     Planted(
         "tiles left out",
-        "grouped_matmul",
+        "linear.grouped_matmul",
         "down_matmul",
         "column = program % a_group // group_size",
         "column = program % a_group // GROUP_M",
     ),
     Planted(
         "shares not renormalised",
-        "route",
+        "linear.route",
         "route",
         "tl.sum(exponentials, axis=1)",
         "tl.sum(tl.exp(logits - highest[:, None]), axis=1)",
     ),
     Planted(
         "padding is a real row",
-        "route",
+        "linear.route",
         "route",
         "tl.zeros([BLOCK_M], tl.int32) + num_rows * TOP_K",
         "tl.zeros([BLOCK_M], tl.int32)",
     ),
     Planted(
         "equal logits are both chosen",
-        "route",
+        "linear.route",
         "route",
         "experts == tl.argmax(left, axis=1)[:, None]",
         "left == tl.max(left, axis=1)[:, None]",
     ),
     Planted(
-        "no block for the tail", "route", "route", "(counts + BLOCK_M - 1) // BLOCK_M", "counts // BLOCK_M"
+        "no block for the tail",
+        "linear.route",
+        "route",
+        "(counts + BLOCK_M - 1) // BLOCK_M",
+        "counts // BLOCK_M",
     ),
-    Planted("later rows overwrite", "route", "route", "place += tl.sum(chosen)", "place += 0"),
-    Planted("padding goes to experts", "route", "route", "other=-1) >= 0)", "other=-1) >= -1)"),
+    Planted("later rows overwrite", "linear.route", "route", "place += tl.sum(chosen)", "place += 0"),
+    Planted("padding goes to experts", "linear.route", "route", "other=-1) >= 0)", "other=-1) >= -1)"),
     Planted(
-        "padding is summed", "sum_choices", "sum_choices", "slots_ptr + row) >= 0", "slots_ptr + row) >= -1"
+        "padding is summed",
+        "linear.sum_choices",
+        "sum_choices",
+        "slots_ptr + row) >= 0",
+        "slots_ptr + row) >= -1",
     ),
-    Planted("one part short", "sum_choices", "sum_choices", "static_range(TOP_K)", "static_range(TOP_K - 1)"),
+    Planted(
+        "one part short",
+        "linear.sum_choices",
+        "sum_choices",
+        "static_range(TOP_K)",
+        "static_range(TOP_K - 1)",
+    ),
 )
 
 

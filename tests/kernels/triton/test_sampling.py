@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from lmi_kernels import Penalties
 from lmi_kernels._triton import INTERPRETED, jit, tl
-from lmi_kernels.choose_tokens import choose_tokens_triton
-from lmi_kernels.count_tokens import MOST_COUNTED, count_tokens_triton
-from lmi_kernels.random_numbers import gumbel_of, row_keys_of
-from lmi_kernels.token_logprobs import token_logprobs_triton
-from lmi_kernels.truncate_logits import logit_thresholds_triton
+from lmi_kernels.sampling.choose_tokens import choose_tokens
+from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.random_numbers import gumbel_of, row_keys_of
+from lmi_kernels.sampling.token_logprobs import token_logprobs
+from lmi_kernels.sampling.truncate_logits import logit_thresholds
+from tests.kernels.references.penalties import example_penalties
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1: make kernels-check")
@@ -54,6 +56,16 @@ def test_noise_is_precise_and_finite_at_both_ends() -> None:
         assert found == pytest.approx(-math.log(-math.log1p(-v)), abs=tolerance)
 
 
+BACKWARDS = torch.arange(17).flip(0)
+
+
+def _rows(inputs: dict[str, Any], rows: torch.Tensor | slice) -> dict[str, Any]:
+    penalties = inputs["penalties"]
+    _, table_rows, asks, numbers = penalties
+    some = Penalties(penalties.counts, table_rows[rows], asks[rows], numbers[:, rows].contiguous())
+    return {name: value[rows] for name, value in inputs.items() if name != "penalties"} | {"penalties": some}
+
+
 def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
     generator = fresh_generator()
     rows, vocab = 17, 9000
@@ -65,16 +77,15 @@ def test_a_row_gets_the_same_alone_and_in_any_batch() -> None:
         "last_ids": torch.full((rows,), vocab, dtype=torch.int32),
         "seeds": torch.randint(2**62, (rows,), generator=generator),
         "positions": torch.randint(2**20, (rows,), generator=generator),
-        "penalized": logits.flip(1),
-        "penalizes": torch.arange(rows) % 2,
+        "penalties": example_penalties(generator, rows, vocab),
     }
     # So many rows that each is one program's; alone it is shared among several.
-    together, _ = choose_tokens_triton(**inputs)
+    together, _ = choose_tokens(**inputs)
     assert len(set(together.tolist())) > rows // 2
     for i in (0, 8, 16):
-        alone, _ = choose_tokens_triton(**{name: value[i : i + 1] for name, value in inputs.items()})
+        alone, _ = choose_tokens(**_rows(inputs, slice(i, i + 1)))
         assert alone.item() == together[i].item()
-    backwards, _ = choose_tokens_triton(**{name: value.flip(0) for name, value in inputs.items()})
+    backwards, _ = choose_tokens(**_rows(inputs, BACKWARDS[-rows:]))
     assert torch.equal(backwards.flip(0), together)
 
 
@@ -87,11 +98,10 @@ def test_thresholds_are_the_same_alone_and_in_any_batch() -> None:
         "top_k": torch.tensor([0, 50, 0]),
         "top_p": torch.tensor([0.9, 0.8, 0.5]),
         "min_p": torch.tensor([0.0, 0.0, 0.01]),
-        "penalized": torch.randn(rows, 5000, generator=generator).mul_(3.0),
-        "penalizes": torch.tensor([1, 0, 0]),
+        "penalties": example_penalties(generator, rows, 5000),
     }
-    together = logit_thresholds_triton(**inputs)
-    backwards = logit_thresholds_triton(**{name: value.flip(0) for name, value in inputs.items()})
+    together = logit_thresholds(**inputs)
+    backwards = logit_thresholds(**_rows(inputs, BACKWARDS[-rows:]))
     for one, other in zip(together, backwards, strict=True):
         assert torch.equal(one, other.flip(0))
 
@@ -103,7 +113,7 @@ def test_log_probabilities_far_from_zero_are_as_precise_as_near_it() -> None:
     tokens = torch.tensor([123])
     for shift in (-(2.0**14), 0.0, 2.0**14):
         moved = logits + shift
-        found = token_logprobs_triton(moved, tokens, torch.ones(1, dtype=torch.int64))[0]
+        found = token_logprobs(moved, tokens, torch.ones(1, dtype=torch.int64))
         expected = moved.double().log_softmax(-1)[:, 123]
         # fp32 has so many digits left at these logits.
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-5 + abs(shift) * 2e-7)
@@ -113,7 +123,7 @@ def test_tokens_are_counted_up_to_a_bound() -> None:
     counts = torch.zeros(2, 5, dtype=torch.int16)
     counts[1, 3] = 2 * (MOST_COUNTED - 2) + 1
     for _ in range(5):
-        count_tokens_triton(counts, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([1, 0]))
+        count_tokens_(counts, torch.tensor([1, 0]), torch.tensor([3, 2]), torch.tensor([1, 0]))
     expected = torch.zeros_like(counts)
     expected[1, 3] = 2 * MOST_COUNTED + 1
     assert torch.equal(counts, expected)

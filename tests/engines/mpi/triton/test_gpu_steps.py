@@ -160,7 +160,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CoreLab, Any
         max_model_len=60,
         max_step_tokens=24,
         max_step_seqs=4,
-        batch_invariant=False,
     )
     graphs = EagerGraphs()
     with pytest.MonkeyPatch.context() as patch:

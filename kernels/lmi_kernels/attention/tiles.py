@@ -1,0 +1,196 @@
+"""What the attention kernels share: which rows a program has, and its loop over the keys.
+
+A sequence's queries are packed by KV head: packed row r is its query token r // SHARE of query head r % SHARE of that
+KV head. A program takes BLOCK_M consecutive packed rows of one sequence and one KV head. So every key is loaded once
+for all query heads that share it, and no row of a tile is wasted when the heads do not divide it.
+
+Keys come in tiles of BLOCK_N, gathered page by page through the block table. A page's row is contiguous and a multiple
+of 16 bytes, so the gather consists of 16-byte asynchronous copies into shared memory. The page numbers of the next tile
+are loaded while this one is computed, so no copy waits for its address.
+"""
+
+from __future__ import annotations
+
+from lmi_kernels._triton import jit, next_power_of_2, tl
+from lmi_kernels.attention.paged_sequences import soft_cap
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Return the columns of a tile, at least the 16 that `tl.dot` needs."""
+    return max(16, next_power_of_2(head_dim))
+
+
+@jit
+def sequence_and_block(
+    index,
+    cu_seqlens_ptr,
+    num_seqs,
+    blocks_per_seq,
+    SHARE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SEARCHES: tl.constexpr,
+):
+    """Return the sequence of a block of packed rows, and the block's number in it, which may be beyond its rows.
+
+    Without a search all sequences have as many blocks as the longest. With one, sequence i begins with block
+    cu_seqlens[i] * SHARE // BLOCK_M + i, which leaves room for the last, partly filled block of each.
+    """
+    if SEARCHES:
+        # Counting the beginnings up to `index` takes one load; a binary search would take several, one after the other.
+        count = 0
+        lanes = tl.arange(0, 512)
+        for first in range(0, num_seqs, 512):
+            seqs = first + lanes
+            begin = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0) * SHARE // BLOCK_M + seqs
+            count += tl.sum(((seqs < num_seqs) & (begin <= index)).to(tl.int32))
+        seq = count - 1
+        block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)
+    else:
+        # The last blocks of all sequences, which have the most keys, are side by side.
+        seq = index % num_seqs
+        block = index // num_seqs
+    return seq, block
+
+
+@jit
+def attend(
+    total,
+    peak,
+    weighted,
+    q,
+    positions,
+    slopes,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    begin,
+    end,
+    first_key,
+    num_keys,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Go on with the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) over the keys [begin, end).
+
+    Args:
+        total, peak: [BLOCK_M], fp32: the sum of the exponentials so far, and the largest score times log2(e).
+        weighted: [BLOCK_M, BLOCK_D], fp32: the sum of the values, weighted by the exponentials.
+        q, positions, slopes: of the rows: [BLOCK_M, BLOCK_D], [BLOCK_M] or (one for all) [1], [BLOCK_M].
+        keys_ptr, values_ptr: the first page of this KV head.
+        begin, end: multiples of BLOCK_N.
+        first_key, num_keys: all visible keys are in [first_key, num_keys); no others are read.
+        MASKED: a row may not see all keys of a tile.
+
+    Returns: total, peak, weighted.
+    """
+    block_d: tl.constexpr = q.shape[1]
+    columns = tl.arange(0, block_d)
+    slots = tl.arange(0, BLOCK_N)
+    # The hardware has exponentials to base 2 only.
+    log2_e: tl.constexpr = 1.4426950408889634
+    # Without other rules the exponential's own multiplication scales the scores.
+    plain: tl.constexpr = SOFTCAP == 0 and not HAS_ALIBI
+    factor = scale * log2_e if plain else 1.0
+    # Tiles without a mask are whole: one comparison says whether there is a next one.
+    limit = num_keys if MASKED else end
+    pages = _pages(table_ptr, begin, slots, limit, BLOCK_SIZE, BLOCK_N, MASKED)
+    for tile in range(begin, end, BLOCK_N):
+        tile = tl.multiple_of(tile, BLOCK_N)
+        keys_at = tile + slots
+        page_starts = pages.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+        if BLOCK_SIZE % BLOCK_N != 0:
+            page_starts = page_starts[:, None]
+        in_page = _slots_in_page(tile, slots, BLOCK_SIZE, BLOCK_N)[:, None] * HEAD_DIM + columns[None, :]
+        pages = _pages(table_ptr, tile + BLOCK_N, slots, limit, BLOCK_SIZE, BLOCK_N, MASKED)
+        # Keys that no row sees are not read: NaN times a weight of 0 is NaN.
+        inside = (keys_at >= first_key) & (keys_at < num_keys)
+        k = _load(keys_ptr, page_starts, in_page, inside, columns, HEAD_DIM, block_d, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if not plain:
+            scores *= scale
+            if SOFTCAP != 0:
+                scores = soft_cap(scores, SOFTCAP)
+            if HAS_ALIBI:
+                scores += slopes[:, None] * (keys_at[None, :] - positions[:, None]).to(tl.float32)
+            scores *= log2_e
+        if MASKED:
+            seen = keys_at[None, :] <= positions[:, None]
+            if WINDOW:
+                seen = seen & (keys_at[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+        # In a row without a visible key so far -inf minus -inf would be NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        weights = tl.exp2(scores * factor - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = weighted * shrink[:, None]
+        v = _load(values_ptr, page_starts, in_page, inside, columns, HEAD_DIM, block_d, MASKED)
+        # Weights are at most 1: rounding them to 16 bits loses no more than rounding the values did.
+        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
+        peak = new_peak
+    return total, peak, weighted
+
+
+@jit
+def _pages(
+    table_ptr, tile, slots, limit, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr
+):
+    """Load the page numbers of the keys [tile, tile + BLOCK_N) below `limit`: one, or one per key."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        entries = tile // BLOCK_SIZE
+    elif BLOCK_N % BLOCK_SIZE == 0:
+        # The tile's part of the sum is a scalar.
+        entries = tile // BLOCK_SIZE + slots // BLOCK_SIZE
+    else:
+        entries = (tile + slots) // BLOCK_SIZE
+    wanted = tile + slots < limit if MASKED and BLOCK_SIZE % BLOCK_N != 0 else tile < limit
+    return tl.load(table_ptr + entries, mask=wanted, other=0)
+
+
+@jit
+def _slots_in_page(tile, slots, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return each key's place in its page."""
+    if BLOCK_N % BLOCK_SIZE == 0:
+        places = slots % BLOCK_SIZE
+    elif BLOCK_SIZE % BLOCK_N == 0:
+        places = tile % BLOCK_SIZE + slots
+    else:
+        places = (tile + slots) % BLOCK_SIZE
+    return places
+
+
+@jit
+def _load(
+    pages_ptr,
+    page_starts,
+    in_page,
+    inside,
+    columns,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Load a tile of keys or values, 0 where rows are not `inside` and beyond the head's dimension.
+
+    Args:
+        page_starts: of one page, or [BLOCK_N, 1], int64.
+        in_page: [BLOCK_N, BLOCK_D], int32: 64-bit sums are computed once per row, not per load.
+    """
+    pointers = pages_ptr + page_starts + in_page
+    if HEAD_DIM != BLOCK_D:
+        mask = (columns < HEAD_DIM)[None, :]
+        if MASKED:
+            mask = inside[:, None] & mask
+        tile = tl.load(pointers, mask=mask, other=0.0)
+    elif MASKED:
+        tile = tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile

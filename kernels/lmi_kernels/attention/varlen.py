@@ -1,0 +1,187 @@
+"""Causal attention of a flattened batch over the paged cache: single tokens, prompt chunks and several query tokens per
+sequence, in any mixture.
+
+o = softmax(rules(q k^T)) v for each query over the keys of its own sequence up to its own position. Grouped queries
+(Ainslie et al. 2023, arXiv:2305.13245) are packed, see `tiles`. Tiles of keys that all rows of a block see are computed
+in a loop without masks: all but those on the diagonal and at the window's edge.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels import tuning
+from lmi_kernels._triton import cdiv, jit, tl
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block
+
+_FEW_ROWS = 16
+"""Sequences with at most this many packed rows take the smallest tile; a larger one would be mostly empty."""
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    sequences: PagedSequences,
+    cu_seqlens_q: torch.Tensor,
+    max_query_len: int,
+    rules: ScoreRules,
+    out: torch.Tensor,
+) -> None:
+    """Compute attention into `out`.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], fp32, fp16 or bf16; a token's heads are contiguous.
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim] in q's dtype, contiguous, keys first; holds the
+            step's own keys already.
+        cu_seqlens_q: [num_seqs + 1], int32, on the device: sequence i's queries, its last tokens, are q's rows
+            [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
+        max_query_len: no sequence has more queries; decides the grid and the tiles.
+        rules: its scale is positive.
+        out: as q, written; rows of no sequence keep what they hold.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, num_blocks, block_size, _ = pool.shape
+    share, num_seqs = num_heads // num_kv_heads, sequences.seq_lens.shape[0]
+    tiles = tuning.parameters("varlen_attention", tile_key(q, max_query_len * share), q.device)
+    block_m = tiles["block_m"]
+    # Each sequence gets as many blocks as the longest, unless a search for each block's sequence needs fewer programs.
+    blocks_per_seq = cdiv(max_query_len * share, block_m)
+    searched_blocks = num_tokens * share // block_m + num_seqs
+    searches = num_seqs * blocks_per_seq > searched_blocks
+    num_programs = (searched_blocks if searches else num_seqs * blocks_per_seq) * num_kv_heads
+    if num_programs == 0:
+        return
+    _packed_attention_kernel[(num_programs,)](
+        q,
+        pool,
+        out,
+        sequences.block_tables,
+        sequences.table_rows,
+        sequences.seq_lens,
+        cu_seqlens_q,
+        rules.alibi_slopes,
+        rules.scale,
+        num_seqs,
+        blocks_per_seq,
+        num_blocks,
+        sequences.block_tables.stride(0),
+        q.stride(0),
+        out.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        SHARE=share,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=rules.window or 0,
+        SOFTCAP=rules.softcap or 0.0,
+        HAS_ALIBI=rules.alibi_slopes is not None,
+        SEARCHES=searches,
+        BLOCK_M=block_m,
+        BLOCK_N=tiles["block_n"],
+        EDGE_N=tiles["edge_n"],
+        BLOCK_D=padded_head_dim(head_dim),
+        num_warps=tiles["num_warps"],
+        num_stages=tiles["num_stages"],
+    )
+
+
+def tile_key(q: torch.Tensor, max_rows: int) -> str:
+    """Return the key of the launch parameters. max_rows: packed rows of the longest sequence."""
+    if q.dtype == torch.float32:
+        return "fp32"
+    return f"{'rows_16_' if max_rows <= _FEW_ROWS else ''}head_dim_{padded_head_dim(q.shape[2])}"
+
+
+# Neither numbers that change from step to step nor the alignment of a step's arrays may compile new kernels.
+@jit(
+    do_not_specialize=("num_seqs", "blocks_per_seq", "num_blocks"),
+    do_not_specialize_on_alignment=("table_rows_ptr", "seq_lens_ptr", "cu_seqlens_ptr"),
+)
+def _packed_attention_kernel(
+    q_ptr,
+    pool_ptr,
+    out_ptr,
+    block_tables_ptr,
+    table_rows_ptr,
+    seq_lens_ptr,
+    cu_seqlens_ptr,
+    slopes_ptr,
+    scale,
+    num_seqs,
+    blocks_per_seq,
+    num_blocks,
+    table_stride,
+    q_stride,
+    out_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    SEARCHES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EDGE_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """o = sum over keys of exp(s - max s) v / sum of exp(s - max s), for one block of packed rows; sums in fp32."""
+    # From the last block to the first: the last have the most keys, and short work at the end balances the load.
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = index % NUM_KV_HEADS
+    seq, block = sequence_and_block(
+        index // NUM_KV_HEADS, cu_seqlens_ptr, num_seqs, blocks_per_seq, SHARE, BLOCK_M, SEARCHES
+    )
+    first_query = tl.load(cu_seqlens_ptr + seq)
+    query_len = tl.load(cu_seqlens_ptr + seq + 1) - first_query
+    if block * BLOCK_M >= query_len * SHARE:
+        return
+    packed = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = packed < query_len * SHARE
+    # Rows beyond the last query repeat it, and are not stored.
+    tokens = tl.minimum(packed // SHARE, query_len - 1)
+    heads = kv_head * SHARE + packed % SHARE
+    columns = tl.arange(0, BLOCK_D)
+    is_element = is_row[:, None] & (columns < HEAD_DIM)[None, :]
+    query_rows = (first_query + tokens).to(tl.int64)
+    q_at = (query_rows * q_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
+    slopes = tl.load(slopes_ptr + heads) if HAS_ALIBI else 0.0
+
+    past = tl.load(seq_lens_ptr + seq) - query_len
+    # Of the block's first and last query.
+    low = past + (block * BLOCK_M) // SHARE
+    high = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // SHARE, query_len - 1)
+    first_key = tl.maximum(0, low - WINDOW + 1) if WINDOW else 0
+    # All rows see all keys of [open_, closed): before it is the window's edge, behind it the diagonal.
+    begin = first_key // EDGE_N * EDGE_N
+    closed = (low + 1) // BLOCK_N * BLOCK_N
+    end = (high + EDGE_N) // EDGE_N * EDGE_N
+    head_size = num_blocks.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    keys_ptr = pool_ptr + kv_head * head_size
+    values_ptr = keys_ptr + NUM_KV_HEADS * head_size
+    table_ptr = block_tables_ptr + tl.load(table_rows_ptr + seq).to(tl.int64) * table_stride
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # fmt: off
+    open_ = 0
+    if WINDOW:
+        open_ = tl.maximum(high - WINDOW + BLOCK_N, 0) // BLOCK_N * BLOCK_N
+        open_ = tl.minimum(open_, closed)
+        total, peak, weighted = attend(
+            total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, begin, open_,
+            first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
+        )
+    total, peak, weighted = attend(
+        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, open_, closed,
+        first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, BLOCK_N, False,
+    )
+    total, peak, weighted = attend(
+        total, peak, weighted, q, past + tokens, slopes, keys_ptr, values_ptr, table_ptr, tl.maximum(begin, closed),
+        end, first_key, high + 1, scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, HAS_ALIBI, EDGE_N, True,
+    )
+    # fmt: on
+    out_at = (query_rows * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(out_ptr + out_at, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_element)

@@ -1,0 +1,134 @@
+"""LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450), accumulated in
+fp32, with or without adding to the residual stream first. It is computed for one or two pairs of weight and bias at
+once: in Falcon-40B attention and MLP have LayerNorms of their own of the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
+from lmi_kernels.cpu.recorder import Rows
+
+Affine = tuple[torch.Tensor, torch.Tensor]
+"""A LayerNorm's weight and bias, [hidden] each."""
+Results = tuple[torch.Tensor, ...]
+
+
+def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
+    """Normalise once, scale and shift with each of the affines.
+
+    Args:
+        x: [num_tokens, hidden].
+        affines: one or two.
+
+    Returns: as many tensors, each [num_tokens, hidden] in x's dtype.
+
+    Raises:
+        ValueError: neither one nor two affines.
+    """
+    _check(affines)
+    if isinstance(x, Rows):
+        return tuple(x.recorder.norm(x, weight, bias, eps) for weight, bias in affines)
+    if not uses_triton(x):
+        return _layer_norms_torch(x, affines, eps)
+    return _launch(x, None, affines, eps)
+
+
+def add_layer_norms(
+    x: torch.Tensor, residual: torch.Tensor, affines: Sequence[Affine], eps: float
+) -> tuple[Results, torch.Tensor]:
+    """Add a branch to the residual stream, and normalise the sum.
+
+    Args:
+        x: [num_tokens, hidden], what the branch computed; afterwards of no use.
+        residual: as x; may be overwritten by the sum.
+        affines: one or two.
+
+    Returns: the normalised sums, one for each of the affines, and the sum, each [num_tokens, hidden] in x's dtype.
+
+    Raises:
+        ValueError: neither one nor two affines.
+    """
+    _check(affines)
+    if isinstance(x, Rows):
+        total = x + residual
+        return layer_norms(total, affines, eps), total
+    if not uses_triton(x):
+        residual = residual + x
+        return _layer_norms_torch(residual, affines, eps), residual
+    return _launch(x, residual, affines, eps), residual
+
+
+def _layer_norms_torch(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
+    """By torch's own LayerNorm, so that results are bit-equal to transformers'."""
+    return tuple(F.layer_norm(x, x.shape[-1:], weight, bias, eps) for weight, bias in affines)
+
+
+def _check(affines: Sequence[Affine]) -> None:
+    if len(affines) not in (1, 2):
+        raise ValueError(f"{len(affines)} pairs of weight and bias; accepted are 1 and 2")
+
+
+@jit
+def _layer_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    weight2_ptr,
+    bias2_ptr,
+    out2_ptr,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+    TWO: tl.constexpr,
+):
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    x = tl.load(x_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
+    if ADDS:
+        # The sum is rounded before it is normalised: what later layers read is what was normalised.
+        x += tl.load(residual_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
+        tl.store(residual_ptr + row * HIDDEN + columns, x, mask=inside)
+    x32 = x.to(tl.float32)
+    mean = tl.sum(x32) / HIDDEN
+    # Of differences, which does not cancel as mean(x^2) - mean(x)^2 does: the row is in registers.
+    centred = tl.where(inside, x32 - mean, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred) / HIDDEN + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * HIDDEN + columns, (normed * weight + bias).to(x.dtype), mask=inside)
+    if TWO:
+        weight2 = tl.load(weight2_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        bias2 = tl.load(bias2_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out2_ptr + row * HIDDEN + columns, (normed * weight2 + bias2).to(x.dtype), mask=inside)
+
+
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, affines: Sequence[Affine], eps: float) -> Results:
+    """Normalise x, or the sum of x and the residual, which it overwrites."""
+    rows, hidden = x.shape
+    block = next_power_of_2(hidden)
+    outs = tuple(torch.empty_like(x) for _ in affines)
+    _layer_norm_kernel[(rows,)](
+        x,
+        residual,
+        *affines[0],
+        outs[0],
+        *affines[-1],
+        outs[-1],
+        eps,
+        HIDDEN=hidden,
+        BLOCK=block,
+        ADDS=residual is not None,
+        TWO=len(affines) == 2,
+        # 16 bytes a thread and load as long as that leaves a warp to do.
+        num_warps=min(16, max(1, block // 256)),
+    )
+    return outs

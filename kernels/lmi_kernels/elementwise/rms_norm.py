@@ -1,0 +1,92 @@
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467), accumulated in fp32,
+with or without adding to the residual stream first."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
+from lmi_kernels.cpu.recorder import Rows
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise rows. x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
+    if isinstance(x, Rows):
+        return x.recorder.norm(x, weight, None, eps)
+    if not uses_triton(x):
+        return _rms_norm_torch(x, weight, eps)
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a branch to the residual stream, and normalise the sum.
+
+    Args:
+        x: [num_tokens, hidden], what the branch computed; afterwards of no use.
+        residual: as x; may be overwritten by the sum.
+        weight: [hidden].
+
+    Returns: the normalised sum and the sum, each [num_tokens, hidden] in x's dtype.
+    """
+    if isinstance(x, Rows):
+        total = x + residual
+        return rms_norm(total, weight, eps), total
+    if not uses_triton(x):
+        residual = residual + x
+        return _rms_norm_torch(residual, weight, eps), residual
+    return _launch(x, residual, weight, eps), residual
+
+
+def _rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The order of operations is that of transformers' LlamaRMSNorm, so that fp32 results are bit-equal."""
+    x32 = x.float()
+    scale = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True).add_(eps))
+    return weight * (x32 * scale).to(x.dtype)
+
+
+@jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HIDDEN
+    x = tl.load(x_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
+    if ADDS:
+        # The sum is rounded before it is normalised: what later layers read is what was normalised.
+        x += tl.load(residual_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
+        tl.store(residual_ptr + row * HIDDEN + columns, x, mask=inside)
+    x32 = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x32 * x32) / HIDDEN + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    y = (x32 * scale).to(x.dtype) * weight
+    tl.store(out_ptr + row * HIDDEN + columns, y, mask=inside)
+
+
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise x, or the sum of x and the residual, which it overwrites."""
+    rows, hidden = x.shape
+    out, block, adds = torch.empty_like(x), next_power_of_2(hidden), residual is not None
+    _rms_norm_kernel[(rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        eps,
+        HIDDEN=hidden,
+        BLOCK=block,
+        ADDS=adds,
+        # 16 bytes a thread and load as long as that leaves a warp to do.
+        num_warps=min(16, max(1, block // 256)),
+    )
+    return out

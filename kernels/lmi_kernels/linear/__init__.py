@@ -1,0 +1,1 @@
+"""Products with weights: linears, experts, embeddings."""

@@ -1,0 +1,156 @@
+"""Grouped products: y_c = w_e @ a_c for every choice c, whose expert is e (`route`), in one launch for all experts,
+accumulated in fp32. They are the two products of a gated MLP: the first followed by silu(gate) * up (Shazeer 2020,
+arXiv:2002.05202), the second multiplied by the choice's share.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
+from lmi_kernels.linear.route import Routing
+from lmi_kernels.tuning import Parameters
+
+
+@jit(do_not_specialize=("num_choices", "num_blocks"))
+def _grouped_matmul_kernel(
+    a_ptr,
+    weight_ptr,
+    shares_ptr,
+    sorted_ptr,
+    ends_ptr,
+    out_ptr,
+    num_choices,
+    num_blocks,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOICES_PER_ROW: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Multiply one block of choices by BLOCK_N rows of its expert's weight (GATED: gates, and as many ups).
+
+    Programs compute GROUP_M blocks of choices before the next columns: programs that share weights or rows run
+    together and find them in the L2 cache.
+    """
+    program = tl.program_id(0)
+    a_group: tl.constexpr = GROUP_M * ((N + BLOCK_N - 1) // BLOCK_N)
+    first_block = program // a_group * GROUP_M
+    group_size = tl.minimum(num_blocks - first_block, GROUP_M)
+    block = first_block + program % a_group % group_size
+    column = program % a_group // group_size
+
+    experts = tl.arange(0, EXPERTS)
+    ends = tl.load(ends_ptr + experts, mask=experts < NUM_EXPERTS, other=num_blocks + 1)
+    expert = tl.sum((ends <= block).to(tl.int32))
+    if expert == NUM_EXPERTS:
+        return  # the grid is for the worst case
+
+    choices = tl.load(sorted_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    real = choices < num_choices
+    ks = tl.arange(0, BLOCK_K)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Columns beyond the last read other weights, and are not stored: no mask in the loop.
+    weight_rows = tl.where(columns < N, columns, 0).to(tl.int64)
+    a_ptrs = a_ptr + (choices // CHOICES_PER_ROW).to(tl.int64)[:, None] * K + ks[None, :]
+    weight_ptr += expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
+    w_ptrs = weight_ptr + weight_rows[None, :] * K + ks[:, None]
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+        # Padding is masked, though it is not stored: loading it would cost as much as real rows.
+        if K % BLOCK_K == 0:
+            a = tl.load(a_ptrs, mask=real[:, None], other=0.0)
+            w = tl.load(w_ptrs)
+        else:
+            a = tl.load(a_ptrs, mask=real[:, None] & (ks < K - k)[None, :], other=0.0)
+            w = tl.load(w_ptrs, mask=(ks < K - k)[:, None], other=0.0)
+        sums = tl.dot(a, w, sums, input_precision="ieee")
+        if GATED:
+            if K % BLOCK_K == 0:
+                w_up = tl.load(w_ptrs + N * K)
+            else:
+                w_up = tl.load(w_ptrs + N * K, mask=(ks < K - k)[:, None], other=0.0)
+            ups = tl.dot(a, w_up, ups, input_precision="ieee")
+        a_ptrs += BLOCK_K
+        w_ptrs += BLOCK_K
+    if GATED:
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    else:
+        sums *= tl.load(shares_ptr + choices, mask=real, other=0.0)[:, None]
+    out_ptrs = out_ptr + choices.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=real[:, None] & (columns < N)[None, :])
+
+
+def gate_up_matmul(
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters
+) -> torch.Tensor:
+    """silu(gate_e @ x) * (up_e @ x) of every choice.
+
+    Args:
+        x: [num_rows, hidden].
+        weight: [num_experts, 2 * intermediate, hidden], gates in the first half.
+        routing: of these rows.
+        tiles: block_n (of gates, and as many of ups), block_k, group_m, num_warps, num_stages.
+
+    Returns: [num_choices, intermediate] in x's dtype.
+    """
+    out = x.new_empty(routing.num_choices, weight.shape[1] // 2)
+    _launch(x, weight, routing, out, tiles, gated=True)
+    return out
+
+
+def down_matmul(a: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters) -> torch.Tensor:
+    """share_c * down_e @ a of every choice.
+
+    Args:
+        a: [num_choices, intermediate].
+        weight: [num_experts, hidden, intermediate].
+        routing, tiles: as of `gate_up_matmul`.
+
+    Returns: [num_choices, hidden] in a's dtype.
+    """
+    out = a.new_empty(routing.num_choices, weight.shape[1])
+    _launch(a, weight, routing, out, tiles, gated=False)
+    return out
+
+
+def _launch(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    out: torch.Tensor,
+    tiles: Parameters,
+    gated: bool,
+) -> None:
+    num_experts, n = weight.shape[0], out.shape[1]
+    grid = (routing.num_blocks * cdiv(n, tiles["block_n"]),)
+    _grouped_matmul_kernel[grid](
+        a,
+        weight,
+        routing.shares,
+        routing.sorted_choices,
+        routing.block_ends,
+        out,
+        routing.num_choices,
+        routing.num_blocks,
+        N=n,
+        K=a.shape[1],
+        NUM_EXPERTS=num_experts,
+        EXPERTS=next_power_of_2(num_experts),
+        CHOICES_PER_ROW=routing.num_choices // a.shape[0],
+        GATED=gated,
+        BLOCK_M=routing.block_m,
+        BLOCK_N=tiles["block_n"],
+        # Tiles are tuned for 2-byte numbers; fp32, which only tests use, gets half of them.
+        BLOCK_K=tiles["block_k"] * 2 // a.element_size(),
+        GROUP_M=tiles["group_m"],
+        NUM_STAGES=tiles["num_stages"],
+        num_warps=tiles["num_warps"],
+    )

@@ -1,0 +1,1 @@
+"""From logits to tokens: truncation, choice, penalties, log-probabilities."""

@@ -1,0 +1,97 @@
+"""`choose_tokens` on a CPU by torch: the same tokens, with exact noise for few of them.
+
+A vocabulary is searched in chunks: only those whose largest logit reaches the threshold matter. If there are many, a
+first look with fast logarithms, whose error is known, finds those that can have the best score.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row_keys
+
+_CHUNK = 64
+_LEAST = torch.finfo(torch.float32).min
+_FEW = 128
+"""Up to this many chunks of a row, exact noise for their tokens is less work than a first look."""
+
+
+def choose_tokens_cpu(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    thresholds: torch.Tensor,
+    last_ids: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `choose_tokens`."""
+    x = logits.float()
+    # NaN counts as larger than every number.
+    finite = x.amax(dim=-1).isfinite()
+    heat = temperature.float()
+    chosen = torch.zeros(len(x), dtype=torch.int64)
+    greedy, drawn = ((heat == 0.0) & finite).nonzero()[:, 0], ((heat != 0.0) & finite).nonzero()[:, 0]
+    if len(greedy):
+        chosen[greedy] = _of(x, greedy).argmax(dim=-1)
+    if len(drawn):
+        keys = row_keys(seeds[drawn], positions[drawn])
+        tokens, scores = _draw(_of(x, drawn), heat[drawn], thresholds[drawn], last_ids[drawn], keys)
+        finite[drawn] = scores > -torch.inf
+        chosen[drawn] = tokens.where(finite[drawn], 0)
+    return chosen, finite
+
+
+def _of(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x if len(rows) == len(x) else x[rows]
+
+
+def _draw(
+    x: torch.Tensor, heat: torch.Tensor, thresholds: torch.Tensor, last_ids: torch.Tensor, keys: Keys
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens, int64, and their scores, -inf where none may be drawn. x: [num_rows, vocab_size], fp32."""
+    # No token with -inf reaches this.
+    thresholds = thresholds.clamp(min=_LEAST)
+    if x.shape[1] % _CHUNK:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % _CHUNK), value=-torch.inf)
+    chunks, ids = x.view(len(x), -1, _CHUNK), torch.arange(x.shape[1])
+    looked_at = chunks.amax(dim=-1) >= thresholds[:, None]
+    many = (looked_at.sum(dim=-1) > _FEW).nonzero()[:, 0]
+    look = FirstLook(x.shape[1] if len(many) else 0)
+    for i in many.tolist():
+        own = x[i]
+        if thresholds[i] > _LEAST:
+            own = own.where(_allowed(own, ids, thresholds[i], last_ids[i]), -torch.inf)
+        looked_at[i] &= look.can_win(own, float(heat[i]), keys.of(i))
+    rows, places = looked_at.nonzero().unbind(1)
+    near, ids = chunks[rows, places], ids.view(-1, _CHUNK)[places]
+    kept, lanes = _allowed(near, ids, thresholds[rows, None], last_ids[rows, None]).nonzero().unbind(1)
+    rows, tokens = rows[kept], ids[kept, lanes]
+    scores = near[kept, lanes] + heat[rows] * noise(tokens.to(torch.int32), keys.of(rows))
+    best = torch.full_like(heat, -torch.inf).scatter_reduce_(0, rows, scores, "amax")
+    winners = (scores == best[rows]).nonzero()[:, 0]
+    chosen = torch.full((len(x),), x.shape[1]).scatter_reduce_(0, rows[winners], tokens[winners], "amin")
+    return chosen, best
+
+
+def _allowed(
+    x: torch.Tensor, ids: torch.Tensor, threshold: torch.Tensor, last_id: torch.Tensor
+) -> torch.Tensor:
+    return (x > threshold) | ((x == threshold) & (ids <= last_id))
+
+
+class FirstLook:
+    """Finds chunks that may win. Its memory, of one row, is used for all, and stays in the processor's cache."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._ids = torch.arange(vocab_size, dtype=torch.int32)
+        self._mixed, self._scratch = torch.empty_like(self._ids), torch.empty_like(self._ids)
+        self._scores = torch.empty(vocab_size, dtype=torch.float32)
+
+    def can_win(self, x: torch.Tensor, heat: float, keys: Keys) -> torch.Tensor:
+        """Return which chunks of a row may have the best score: [num_chunks], bool. x: [vocab_size], fp32."""
+        words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
+        # Without the low bits noise may be log(2) too large; for a word of 0 it is infinite.
+        scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
+        best = scores.mul_(-heat).add_(x).view(-1, _CHUNK).amax(dim=-1)
+        top = best.max()
+        return best >= (top - heat - 1e-5 * top.abs() if top < torch.inf else -torch.inf)

@@ -1,0 +1,70 @@
+"""Count a token of each row's output in the table of `penalties.py`, on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels._triton import cdiv, jit, tl, uses_triton
+
+MOST_COUNTED = 2**14 - 1
+"""Counts end here."""
+_ONCE = 2
+_FULL = MOST_COUNTED * _ONCE
+_BLOCK = 128
+
+
+def count_tokens_(
+    counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
+) -> None:
+    """Count one more token of the output in each row that asks for penalties, up to `MOST_COUNTED`.
+
+    Args:
+        counts: [any, vocab_size], int16, contiguous: the table, changed in place.
+        table_rows: [num_rows], int64; those that ask are all different.
+        tokens: [num_rows], int64: ids of the vocabulary.
+        penalizes: [num_rows], any integer dtype: 0 in the rows that do not ask.
+    """
+    if not uses_triton(counts):
+        asks = penalizes != 0
+        places = table_rows[asks], tokens[asks]
+        entries = counts[places]
+        counts[places] = torch.where(entries < _FULL, entries + _ONCE, entries)
+        return
+    num_rows = len(tokens)
+    _count_kernel[(cdiv(num_rows, _BLOCK),)](
+        counts,
+        counts.shape[1],
+        table_rows,
+        tokens,
+        penalizes,
+        num_rows,
+        FULL=_FULL,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+
+
+# One variant for all batch sizes.
+@jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["table_row_ptr", "token_ptr", "penalizes_ptr"],
+)
+def _count_kernel(
+    count_ptr,
+    vocab,
+    table_row_ptr,
+    token_ptr,
+    penalizes_ptr,
+    num_rows,
+    FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Count the tokens of one block of rows."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    asks = tl.load(penalizes_ptr + rows, mask=rows < num_rows, other=0) != 0
+    table_rows = tl.load(table_row_ptr + rows, mask=asks, other=0)
+    tokens = tl.load(token_ptr + rows, mask=asks, other=0)
+    places = count_ptr + table_rows * vocab + tokens
+    entry = tl.load(places, mask=asks, other=0).to(tl.int32)
+    entry = tl.where(entry < FULL, entry + 2, entry)
+    tl.store(places, entry.to(tl.int16), mask=asks)

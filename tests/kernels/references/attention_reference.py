@@ -1,0 +1,49 @@
+"""Attention over paged keys and values, in plain loops and double precision."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels.attention.paged_sequences import ScoreRules
+
+
+def attention_reference(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    rules: ScoreRules,
+) -> torch.Tensor:
+    """In plain loops and fp64, one query at a time; rows of no sequence are 0.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim].
+        pool: [2, num_kv_heads, num_blocks, block_size, head_dim], keys first.
+        cu_seqlens_q: [num_seqs + 1], int32: sequence i's queries, its last tokens, are q's rows
+            [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
+
+    Returns: [num_tokens, num_heads, head_dim], fp64.
+    """
+    two, kv_heads, _, block_size, head_dim = pool.shape
+    share = q.shape[1] // kv_heads
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    bounds = cu_seqlens_q.tolist()
+    for i, seq_len in enumerate(seq_lens.tolist()):
+        if seq_len == 0:
+            continue
+        table = block_tables[int(table_rows[i]), : -(-seq_len // block_size)].long()
+        keys, values = pool[:, :, table].reshape(two, kv_heads, -1, head_dim).double()
+        for row in range(bounds[i], bounds[i + 1]):
+            position = seq_len - (bounds[i + 1] - row)
+            first = 0 if rules.window is None else max(0, position + 1 - rules.window)
+            places = torch.arange(first, position + 1)
+            for head in range(q.shape[1]):
+                scores = keys[head // share, places] @ q[row, head].double() * rules.scale
+                if rules.softcap is not None:
+                    scores = rules.softcap * torch.tanh(scores / rules.softcap)
+                if rules.alibi_slopes is not None:
+                    scores = scores + rules.alibi_slopes[head].double() * (places - position)
+                out[row, head] = torch.softmax(scores, dim=0) @ values[head // share, places]
+    return out

@@ -1,0 +1,63 @@
+"""`count_tokens` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+
+def count_tokens_reference(
+    counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
+) -> Results:
+    """Row by row, on a copy."""
+    counts = counts.clone()
+    for row, token, asks in zip(table_rows.tolist(), tokens.tolist(), penalizes.tolist(), strict=True):
+        if asks and counts[row, token] >> 1 < MOST_COUNTED:
+            counts[row, token] += 2
+    return (counts,)
+
+
+def _launch(counts: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    count_tokens_(counts, **inputs)
+    return counts
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    """Entries at their end and before it; padding, which is one row again and again."""
+    for rows, vocab in ((1, 1), (200, 97)):
+        counts = torch.randint(0, 5, (rows + 1, vocab), generator=generator)
+        near = 2 * MOST_COUNTED + torch.randint(-2, 2, counts.shape, generator=generator)
+        counts = counts.where(torch.rand(counts.shape, generator=generator) < 0.5, near).to(torch.int16)
+        table_rows = torch.randperm(rows, generator=generator)
+        penalizes = torch.randint(0, 2, (rows,), generator=generator)
+        table_rows[rows // 2 + 1 :] = rows
+        penalizes[rows // 2 + 1 :] = 0
+        yield {
+            "counts": counts,
+            "table_rows": table_rows,
+            "tokens": torch.randint(vocab, (rows,), generator=generator),
+            "penalizes": penalizes,
+        }
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    whole = torch.empty(32, dtype=torch.int64, device="meta")
+    counts = torch.empty(33, 128256, dtype=torch.int16, device="meta")
+    yield {"counts": counts, "table_rows": whole, "tokens": whole, "penalizes": whole}
+
+
+CHECKS = (
+    OpCheck(
+        "count_tokens",
+        _launch,
+        count_tokens_reference,
+        _examples,
+        _production,
+        ROUNDING,
+        exact=True,
+    ),
+)

@@ -1,0 +1,168 @@
+"""`decode_attention` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels.attention.decode import decode_attention
+from lmi_kernels.attention.decode_plan import plan_decode
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from tests.kernels.references.attention_reference import attention_reference
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+
+def _decode_checked(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slopes: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    num_programs: int | None,
+) -> Results:
+    """Plan and attention; q's heads are the first of each row, as in a fused projection."""
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    sequences = PagedSequences(block_tables, table_rows, seq_lens)
+    plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    decode_attention(q, pool, sequences, plan, rules, out)
+    return (out,)
+
+
+def _decode_reference(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_tables: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slopes: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    num_programs: int | None,
+) -> Results:
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    one_query_each = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
+    return (attention_reference(q, pool, block_tables, table_rows, seq_lens, one_query_each, rules),)
+
+
+def _example(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    lengths: list[int],
+    kv_heads: int,
+    share: int,
+    head_dim: int,
+    block_size: int,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    alibi: bool = False,
+    num_programs: int | None = None,
+) -> Inputs:
+    """Shuffled pages among as many that are poisoned, like the slots behind a sequence's last key."""
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    counts = (seq_lens + block_size - 1) // block_size
+    total, columns = int(counts.sum()), int(counts.max()) + 2
+    pages = torch.randperm(2 * total + 2, generator=generator)
+    pool = torch.full((2, kv_heads, 2 * total + 2, block_size, head_dim), float("nan"), dtype=dtype)
+    # Entries that must not be read name a poisoned page.
+    table = torch.full((len(lengths) + 2, columns), int(pages[-1]), dtype=torch.int32)
+    rows = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)]
+    for row, length, own in zip(rows, lengths, pages[:total].split(counts.tolist()), strict=True):
+        table[row, : len(own)] = own.int()
+        keys = torch.randn(2, kv_heads, len(own) * block_size, head_dim, generator=generator)
+        keys[:, :, length:] = float("nan")
+        pool[:, :, own] = keys.view(2, kv_heads, len(own), block_size, head_dim).to(dtype)
+    heads = kv_heads * share
+    # Where no query matters, as beside the keys of a fused projection, there may be anything.
+    wide = torch.full((len(lengths), heads + 2, head_dim), float("nan"), dtype=dtype)
+    wide[:, :heads] = torch.randn(len(lengths), heads, head_dim, generator=generator).to(dtype)
+    return {
+        "q": wide[:, :heads],
+        "pool": pool,
+        "block_tables": table,
+        "table_rows": rows.int(),
+        "seq_lens": seq_lens,
+        "slopes": torch.rand(heads, generator=generator) if alibi else None,
+        "window": window,
+        "softcap": softcap,
+        "num_programs": num_programs,
+    }
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    def lengths(low: int, high: int, count: int) -> list[int]:
+        return torch.randint(low, high, (count,), generator=generator).tolist()
+
+    def of(*args: object, **rules: object) -> Inputs:
+        return _example(generator, dtype, *args, **rules)  # type: ignore[arg-type]
+
+    # Rules.
+    yield of([301, 0, 33], 2, 2, 64, 16, alibi=True, num_programs=3)
+    yield of([450, 70, 9], 1, 4, 64, 16, window=200, num_programs=2)
+    yield of([450, 70, 0], 1, 2, 128, 256, window=131, softcap=5.0, num_programs=3)
+    yield of([301, 33], 1, 2, 64, 16, softcap=3.0, num_programs=2)
+    # One long sequence, cut into more parts than are combined at once.
+    yield of([1200 + int(torch.randint(0, 99, (), generator=generator))], 1, 2, 128, 16, num_programs=19)
+    # Many short ones, several a program; short ones beside one that is cut.
+    yield of(lengths(1, 40, 11), 2, 3, 64, 16, num_programs=2)
+    yield of([*lengths(1, 40, 4), 500, *lengths(1, 40, 3)], 1, 1, 128, 16, num_programs=3)
+    # Padding first, in the middle and last; nothing but padding; more programs than tiles.
+    yield of([0, 130, 0, 0, 257, 1, 0], 1, 4, 128, 4, num_programs=3)
+    yield of([0, 0, 0], 1, 2, 64, 16)
+    yield of([3, 0, 300], 1, 16, 80, 16, num_programs=5)
+    # More heads than one product takes, and no power of 2; pages larger than tiles, and such as divide no tile.
+    yield of([150, 300], 1, 71, 64, 16, num_programs=1)
+    yield of([260, 397, 64], 1, 4, 128, 256, num_programs=3)
+    yield of(lengths(100, 300, 2), 1, 2, 64, 24, num_programs=2)
+    # Other head dims.
+    yield of(lengths(100, 300, 2), 2, 1, 96, 16, num_programs=2)
+    yield of(lengths(50, 200, 2), 1, 2, 256, 4, num_programs=2)
+
+
+_MODELS = ((32, 8, 128, 16), (32, 8, 128, 64), (128, 8, 64, 16), (71, 1, 64, 16), (9, 3, 64, 16))
+"""(query heads, kv heads, head dim, block size) of Llama 3 8B twice, Falcon 40B, Falcon 7B, SmolLM2. Qwen3 0.6B's 16
+heads on 8 differ from Llama's in nothing but two numbers."""
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    def of(
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        window: int | None = None,
+        softcap: float | None = None,
+        alibi: bool = False,
+    ) -> Inputs:
+        def meta(*shape: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.empty(shape, dtype=kind, device="meta")
+
+        return {
+            "q": meta(32, heads, head_dim, kind=dtype),
+            "pool": meta(2, kv_heads, 40_000, block_size, head_dim, kind=dtype),
+            "block_tables": meta(256, 512),
+            "table_rows": meta(32),
+            "seq_lens": meta(32),
+            "slopes": meta(heads, kind=torch.float32) if alibi else None,
+            "window": window,
+            "softcap": softcap,
+            "num_programs": None,
+        }
+
+    for model in _MODELS:
+        yield of(*model)
+    if dtype != torch.bfloat16:
+        return
+    # Compiled in one dtype only: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, a small Falcon (alibi).
+    yield of(64, 64, 96, 16)
+    yield of(32, 8, 128, 16, window=4096)
+    yield of(16, 8, 256, 16, softcap=50.0)
+    yield of(64, 64, 64, 16, alibi=True)
+
+
+CHECKS = (OpCheck("decode_attention", _decode_checked, _decode_reference, _examples, _production, ROUNDING),)

@@ -1,0 +1,94 @@
+"""`decode_plan` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels import tuning
+from lmi_kernels.attention.decode_plan import plan_decode
+from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from tests.kernels.references.check import Inputs, OpCheck, Results
+
+
+def _plan_checked(
+    seq_lens: torch.Tensor,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    num_programs: int | None,
+    tuned: tuning.Parameters | None,
+) -> Results:
+    """As `plan_decode`, which reads neither block tables nor rows."""
+    sequences = PagedSequences(seq_lens.new_empty(0, 0), seq_lens.new_empty(0), seq_lens)
+    plan = plan_decode(sequences, num_kv_heads, head_dim, ScoreRules(1.0, window), num_programs, tuned)
+    return plan.tile_starts, plan.program_starts, plan.tiles_per_program
+
+
+def _plan_reference(
+    seq_lens: torch.Tensor,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    num_programs: int,
+    tuned: tuning.Parameters,
+) -> Results:
+    return plan_reference(seq_lens.tolist(), window, num_programs, tuned)
+
+
+def plan_reference(
+    seq_lens: list[int], window: int | None, num_programs: int, tuned: tuning.Parameters
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A plan's `tile_starts`, `program_starts` and `tiles_per_program`, in plain numbers."""
+    owners: list[int] = []
+    starts = [0]
+    for i, seq_len in enumerate(seq_lens):
+        first_key = 0 if window is None else max(seq_len - window, 0)
+        owners += [i] * (-(-seq_len // tuned["block_n"]) - first_key // tuned["block_n"])
+        starts.append(len(owners))
+    per_program = max(-(-len(owners) // num_programs), tuned["min_tiles"])
+    owners = owners or [len(seq_lens) - 1]
+    firsts = [owners[min(p * per_program, len(owners) - 1)] for p in range(num_programs + 1)]
+    return torch.tensor(starts), torch.tensor(firsts), torch.tensor([per_program])
+
+
+EXAMPLE_TILES: tuning.Parameters = {"block_n": 64, "min_tiles": 2}
+"""The same on every device, so that a reference knows them."""
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    def of(lengths: torch.Tensor, window: int | None = None, num_programs: int = 5) -> Inputs:
+        kind = {"num_kv_heads": 2, "head_dim": 128, "window": window, "num_programs": num_programs}
+        return {"seq_lens": lengths.to(torch.int32), **kind, "tuned": EXAMPLE_TILES}
+
+    def random(low: int, high: int, count: int) -> torch.Tensor:
+        return torch.randint(low, high, (count,), generator=generator)
+
+    yield of(torch.tensor([5000]), num_programs=33)
+    yield of(torch.tensor([1]))
+    yield of(torch.zeros(3))
+    yield of(random(1, 400, 21) * random(0, 2, 21), num_programs=7)
+    yield of(torch.cat([random(1, 99, 30), torch.tensor([9000]), random(1, 99, 9)]), num_programs=16)
+    yield of(random(1, 3000, 40), window=700, num_programs=8)
+    # More of both than the block looks at once, and more programs than tiles.
+    yield of(random(0, 200, 1500), num_programs=1300)
+    yield of(random(0, 2, 9), num_programs=1100)
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    for head_dim, window in ((128, None), (128, 4096), (64, None), (256, None)):
+        seq_lens = torch.empty(32, dtype=torch.int32, device="meta")
+        yield {
+            "seq_lens": seq_lens,
+            "num_kv_heads": 8,
+            "head_dim": head_dim,
+            "window": window,
+            "num_programs": None,
+            "tuned": None,
+        }
+
+
+CHECKS = (
+    OpCheck("plan_decode", _plan_checked, _plan_reference, _examples, _production, tolerance={}, exact=True),
+)

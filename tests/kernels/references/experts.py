@@ -1,0 +1,74 @@
+"""`experts` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lmi_kernels.linear.experts import ExpertWeights, experts
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.grouped_matmul import down_reference, gate_up_reference
+from tests.kernels.references.route import example_logits, example_slots, route_reference
+
+
+def experts_reference(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    slots: torch.Tensor | None = None,
+) -> Results:
+    """fp64, expert by expert."""
+    routing = route_reference(router_logits, top_k, block_m=1, slots=slots)
+    parts = down_reference(gate_up_reference(x, gate_up, routing), down, routing)
+    return (parts.view(len(x), top_k, -1).sum(dim=1),)
+
+
+def _launch(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *rest: Any,
+    **more: Any,
+) -> torch.Tensor:
+    return experts(x, router_logits, ExpertWeights(None, (gate_up, down)), *rest, **more)
+
+
+def _inputs(generator: torch.Generator, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> Inputs:
+    rows, num_experts, top_k, hidden, intermediate = shape
+    gate_up = torch.randn(num_experts, 2 * intermediate, hidden, generator=generator) / hidden**0.5
+    down = torch.randn(num_experts, hidden, intermediate, generator=generator) / intermediate**0.5
+    return {
+        "x": torch.randn(rows, hidden, generator=generator).to(dtype),
+        "router_logits": example_logits(generator, rows, num_experts, dtype),
+        "gate_up": gate_up.to(dtype),
+        "down": down.to(dtype),
+        "top_k": top_k,
+    }
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    """Each of the tiles once."""
+    for rows, num_experts, top_k in ((1, 3, 1), (2, 8, 2), (17, 7, 3), (40, 5, 2), (60, 3, 2), (80, 3, 2)):
+        yield _inputs(generator, (rows, num_experts, top_k, 36, 50), dtype)
+    for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
+        yield _inputs(generator, (rows, 8, top_k, 36, 50), dtype) | {"slots": example_slots(rows, num_real)}
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    """Mixtral 8x7B: decodes and prompts. In fp16 only some: the tiles are those of bf16."""
+    hidden, intermediate = 4096, 14336
+    gate_up = torch.empty(8, 2 * intermediate, hidden, dtype=dtype, device="meta")
+    down = torch.empty(8, hidden, intermediate, dtype=dtype, device="meta")
+    for rows in (1, 32, 64, 128, 192, 256, 2048) if dtype == torch.bfloat16 else (32, 2048):
+        x = torch.empty(rows, hidden, dtype=dtype, device="meta")
+        logits = torch.empty(rows, 8, dtype=dtype, device="meta")
+        slots = torch.empty(rows, dtype=torch.int64, device="meta")
+        yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
+
+
+CHECKS = (OpCheck("experts", _launch, experts_reference, _examples, _production, ROUNDING),)

@@ -1,0 +1,92 @@
+"""`grouped_matmul` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
+from lmi_kernels.linear.route import Routing
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.route import example_logits, route_reference
+
+
+def gate_up_reference(x: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """fp64, expert by expert."""
+    out = torch.zeros(routing.num_choices, weight.shape[1] // 2, dtype=torch.float64)
+    for expert, choices in _choices_by_expert(routing):
+        gate, up = (x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T).chunk(
+            2, -1
+        )
+        out[choices] = torch.nn.functional.silu(gate) * up
+    return out
+
+
+def down_reference(a: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """fp64, expert by expert."""
+    out = torch.zeros(routing.num_choices, weight.shape[1], dtype=torch.float64)
+    for expert, choices in _choices_by_expert(routing):
+        out[choices] = (
+            a[choices].double() @ weight[expert].double().T * routing.shares[choices].double()[:, None]
+        )
+    return out
+
+
+def _choices_by_expert(routing: Routing) -> Iterator[tuple[int, torch.Tensor]]:
+    start = 0
+    for expert, end in enumerate(routing.block_ends.tolist()):
+        places = routing.sorted_choices[start * routing.block_m : end * routing.block_m].long()
+        yield expert, places[places < routing.num_choices]
+        start = end
+
+
+_TILES = {"block_n": 16, "block_k": 32, "group_m": 3, "num_warps": 4, "num_stages": 2}
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> Iterator[Inputs]:
+    """Routed by the reference; choices beyond the last expert's blocks must not be read."""
+    for rows, experts, top_k, block_m, hidden, intermediate in (
+        (1, 3, 1, 16, 36, 50),
+        (2, 8, 2, 16, 64, 32),
+        (25, 4, 3, 16, 36, 50),
+        (33, 3, 2, 32, 24, 20),
+    ):
+        logits = example_logits(generator, rows, experts, dtype)
+        routing = route_reference(logits, top_k, block_m)
+        routing.sorted_choices[int(routing.block_ends[-1]) * block_m :] = 0
+        n, k = (2 * intermediate, hidden) if gated else (hidden, intermediate)
+        a = torch.randn(rows if gated else rows * top_k, k, generator=generator)
+        weight = torch.randn(experts, n, k, generator=generator) / k**0.5
+        yield {
+            "a": a.to(dtype),
+            "weight": weight.to(dtype),
+            "shares": routing.shares.float(),
+            "sorted_choices": routing.sorted_choices,
+            "block_ends": routing.block_ends,
+            "block_m": block_m,
+        }
+
+
+def _checks(gated: bool) -> OpCheck:
+    matmul, reference = (gate_up_matmul, gate_up_reference) if gated else (down_matmul, down_reference)
+
+    def launch(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
+        return (matmul(a, weight, Routing(**routing), _TILES),)
+
+    def expected(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
+        return (reference(a, weight, Routing(**routing)),)
+
+    def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+        return _examples(generator, dtype, gated)
+
+    def production(dtype: torch.dtype) -> Iterator[Inputs]:
+        """None: compiled with `experts`, which alone launches it."""
+        return iter(())
+
+    name = "gate_up_matmul" if gated else "down_matmul"
+    return OpCheck(name, launch, expected, examples, production, ROUNDING)
+
+
+CHECKS = (_checks(gated=True), _checks(gated=False))

@@ -1,0 +1,72 @@
+"""`layer_norm` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lmi_kernels.elementwise.layer_norm import Affine, add_layer_norms, layer_norms
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+
+def layer_norms_reference(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
+    """fp64."""
+    wide = x.double()
+    wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return tuple(normed * weight.double() + bias.double() for weight, bias in affines)
+
+
+def add_layer_norms_reference(x: torch.Tensor, residual: torch.Tensor, **rest: Any) -> Results:
+    """fp64; the sum is rounded to x's dtype, as it is kept."""
+    total = (x.double() + residual.double()).to(x.dtype)
+    return (*layer_norms_reference(total, **rest), total.double())
+
+
+def _add_layer_norms(
+    x: torch.Tensor, residual: torch.Tensor, affines: Sequence[Affine], eps: float
+) -> Results:
+    outs, total = add_layer_norms(x, residual, affines, eps)
+    return (*outs, total)
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    for rows, hidden, two in ((1, 1, False), (3, 36, True), (5, 576, False), (2, 1000, True)):
+        # Far from zero, as activations are: the mean matters.
+        affines = [(normal(hidden), normal(hidden)) for _ in range(1 + two)]
+        yield {"x": normal(rows, hidden) + 3, "affines": affines, "eps": 1e-5}
+
+
+def _add_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    for inputs in _examples(generator, dtype):
+        yield {**inputs, "residual": torch.randn(inputs["x"].shape, generator=generator).to(dtype)}
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    # Falcon's: 11B, 7B, 40B's last norm, 40B's layers.
+    for hidden, two in ((4096, False), (4544, False), (8192, False), (8192, True)):
+        x = torch.empty(32, hidden, dtype=dtype, device="meta")
+        yield {"x": x, "affines": [(x[0], x[0])] * (1 + two), "eps": 1e-5}
+
+
+def _add_production(dtype: torch.dtype) -> Iterator[Inputs]:
+    for inputs in _production(dtype):
+        yield {**inputs, "residual": torch.empty_like(inputs["x"])}
+
+
+CHECKS = (
+    OpCheck("layer_norms", layer_norms, layer_norms_reference, _examples, _production, ROUNDING),
+    OpCheck(
+        "add_layer_norms",
+        _add_layer_norms,
+        add_layer_norms_reference,
+        _add_examples,
+        _add_production,
+        ROUNDING,
+    ),
+)

@@ -1,0 +1,54 @@
+"""`rms_norm` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels.elementwise.rms_norm import add_rms_norm, rms_norm
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Results:
+    """fp64."""
+    wide = x.double()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(),)
+
+
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> Results:
+    """fp64; the sum is rounded to x's dtype, as it is kept."""
+    total = (x.double() + residual.double()).to(x.dtype)
+    return (*rms_norm_reference(total, weight, eps), total.double())
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    for rows, hidden in ((1, 1), (3, 36), (5, 576), (2, 1000)):
+        x = torch.randn(rows, hidden, generator=generator).to(dtype)
+        weight = torch.randn(hidden, generator=generator).to(dtype)
+        yield {"x": x, "weight": weight, "eps": 1e-5}
+
+
+def _add_examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    for inputs in _examples(generator, dtype):
+        residual = torch.randn(inputs["x"].shape, generator=generator).to(dtype)
+        yield {**inputs, "residual": residual}
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    for hidden in (576, 1024, 4096, 8192):
+        x = torch.empty(32, hidden, dtype=dtype, device="meta")
+        yield {"x": x, "weight": x[0], "eps": 1e-5}
+
+
+def _add_production(dtype: torch.dtype) -> Iterator[Inputs]:
+    for inputs in _production(dtype):
+        yield {**inputs, "residual": torch.empty_like(inputs["x"])}
+
+
+CHECKS = (
+    OpCheck("rms_norm", rms_norm, rms_norm_reference, _examples, _production, ROUNDING),
+    OpCheck("add_rms_norm", add_rms_norm, add_rms_norm_reference, _add_examples, _add_production, ROUNDING),
+)

@@ -1,0 +1,131 @@
+"""`rope_and_store` in plain torch, and the inputs that its kernel is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lmi_kernels.attention.rope_and_store import rope_and_store
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+
+Norms = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def rope_and_store_reference(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    pool: torch.Tensor,
+    num_heads: int,
+    norms: Norms,
+    eps: float,
+) -> Results:
+    """fp64, but for the norms' roundings to qkv's dtype, which are part of the contract."""
+    _, num_kv_heads, _, block_size, head_dim = pool.shape
+    q_norm, k_norm = norms if norms is not None else (None, None)
+    q, k, v = qkv.view(len(qkv), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k = _norm_reference(q, q_norm, eps), _norm_reference(k, k_norm, eps)
+    if cos_sin is not None:
+        cos, sin = cos_sin.double()[positions, None].chunk(2, dim=-1)
+        q, k = _turn_reference(q, cos, sin), _turn_reference(k, cos, sin)
+    pool = pool.double()
+    for row, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            place = slot // block_size, slot % block_size
+            pool[0, :, *place], pool[1, :, *place] = k[row], v[row].double()
+    return q, pool
+
+
+def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    wide = x.double()
+    if weight is None:
+        return wide
+    rounded = (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+    return (rounded * weight).double()
+
+
+def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def _launch(qkv: torch.Tensor, pool: torch.Tensor, norms: Norms, **inputs: Any) -> Results:
+    return rope_and_store(qkv, pool=pool, norms=norms, **inputs), pool
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    for num_rows, num_heads, num_kv_heads, head_dim, norms, turns in (
+        (1, 1, 1, 64, False, True),
+        (5, 9, 3, 64, False, True),
+        (3, 13, 1, 80, True, True),
+        (4, 6, 2, 96, True, True),
+        (3, 8, 2, 128, True, True),
+        (2, 3, 1, 256, False, True),
+        (3, 7, 1, 64, False, False),
+    ):
+        pool = normal(2, num_kv_heads, 3, 4, head_dim)
+        # Rows beyond those that have a slot of their own are padding.
+        slots = torch.randperm(12, generator=generator)[:num_rows]
+        slots[num_rows // 2 + 1 :] = -1
+        angles = torch.rand(20, head_dim // 2, generator=generator) * 6.3
+        yield {
+            "qkv": normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim),
+            "cos_sin": torch.cat((angles.cos(), angles.sin()), dim=-1) if turns else None,
+            "positions": torch.randint(0, 20, (num_rows,), generator=generator),
+            "slot_mapping": slots,
+            "pool": pool,
+            "num_heads": num_heads,
+            "norms": (1 + normal(head_dim) / 4, 1 + normal(head_dim) / 4) if norms else None,
+            "eps": 1e-6,
+        }
+
+
+_MODELS = (
+    (9, 3, 64, False, True),  # SmolLM2-135M
+    (32, 8, 128, False, True),  # Llama-3-8B, Mixtral
+    (16, 8, 128, True, True),  # Qwen3-0.6B
+    (128, 8, 64, False, True),  # Falcon-40B
+    (71, 1, 64, False, True),  # Falcon-7B
+    (32, 32, 64, False, False),  # Falcon-RW-1B, with alibi
+    # Other head dims.
+    (32, 32, 80, False, True),
+    (64, 64, 96, False, True),
+    (8, 1, 256, True, True),
+)
+"""Query heads, KV heads, head dim, norms, whether heads are turned."""
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    for num_heads, num_kv_heads, head_dim, norms, turns in _MODELS:
+        numbers = meta(32, dtype=torch.int64)
+        yield {
+            "qkv": meta(32, (num_heads + 2 * num_kv_heads) * head_dim),
+            "cos_sin": meta(8192, head_dim, dtype=torch.float32) if turns else None,
+            "positions": numbers,
+            "slot_mapping": numbers,
+            "pool": meta(2, num_kv_heads, 1024, 64, head_dim),
+            "num_heads": num_heads,
+            "norms": (meta(head_dim), meta(head_dim)) if norms else None,
+            "eps": 1e-6,
+        }
+
+
+CHECKS = (
+    OpCheck(
+        "rope_and_store",
+        _launch,
+        rope_and_store_reference,
+        _examples,
+        _production,
+        ROUNDING,
+    ),
+)

@@ -1,0 +1,159 @@
+"""`logit_thresholds` by sorting, in fp64, and the inputs that it is checked with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from lmi_kernels import Penalties
+from lmi_kernels.sampling.penalties import penalize
+from lmi_kernels.sampling.truncate_logits import logit_thresholds
+from lmi_kernels.sampling.truncate_logits_cpu import NO_LAST_ID
+from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
+from tests.kernels.references.penalties import example_penalties, production_penalties
+
+
+def logit_thresholds_reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    penalties: Penalties | None = None,
+) -> Results:
+    """As `logit_thresholds`, on any device."""
+    rows = zip(
+        penalize(logits, penalties).double(),
+        temperature.tolist(),
+        top_k.tolist(),
+        top_p.tolist(),
+        min_p.tolist(),
+        strict=True,
+    )
+    found = [_threshold(*row) for row in rows]
+    return (
+        torch.tensor([threshold for threshold, _ in found], dtype=torch.float32),
+        torch.tensor([last_id for _, last_id in found], dtype=torch.int32),
+    )
+
+
+def _threshold(
+    row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[float, int]:
+    largest = float(row.amax())
+    if temperature == 0.0 or not math.isfinite(largest):
+        return -math.inf, NO_LAST_ID
+    edge, last_id = -math.inf, NO_LAST_ID
+    if 0 < top_k < len(row):
+        edge = float(row.topk(top_k).values[-1])
+    if top_p < 1.0:
+        ids, cumulated = _nucleus(row, temperature, edge)
+        last = int((cumulated < top_p).sum().clamp(max=len(ids) - 1))
+        edge = float(row[ids[last]])
+        equal = (row == edge).nonzero()[:, 0]
+        if edge > -math.inf and int(ids[last]) != int(equal[-1]):
+            last_id = int(ids[last])
+    relative = largest + temperature * math.log(min_p) if min_p > 0.0 else -math.inf
+    return (relative, NO_LAST_ID) if relative > edge else (edge, last_id)
+
+
+def _nucleus(row: torch.Tensor, temperature: float, edge: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids, likeliest first and lowest first among equals, and their cumulated probabilities, logits below `edge`
+    having none."""
+    values, ids = row.where(row >= edge, -math.inf).sort(descending=True, stable=True)
+    return ids, (values / max(temperature, 1e-30)).softmax(-1).cumsum(-1)
+
+
+def _clear_top_p(row: torch.Tensor, temperature: float, top_k: int, top_p: float) -> float:
+    """A p nearby that rounding does not move across a token: in the middle of what one adds."""
+    row = row.double()
+    edge = float(row.topk(top_k).values[-1]) if 0 < top_k < len(row) else -math.inf
+    _, cumulated = _nucleus(row, temperature, edge)
+    last = int((cumulated < top_p).sum().clamp(max=len(row) - 1))
+    before = float(cumulated[last - 1]) if last else 0.0
+    middle = (before + float(cumulated[last])) / 2.0
+    # Near 1 a token adds less than rounding can tell.
+    return middle if float(cumulated[last]) - before > 2e-5 else 0.5 * float(cumulated[0])
+
+
+_PARAMETERS = (
+    # temperature, top_k, top_p, min_p
+    (0.0, 5, 0.5, 0.1),
+    (0.7, 0, 1.0, 0.0),
+    (1.3, 20, 1.0, 0.0),
+    (1.0, 40, 0.8, 0.0),
+    (2.0, 0, 0.97, 0.0),
+    (1.0, 4000, 0.9, 0.0),
+    (0.6, 0, 1e-4, 0.0),
+    (0.9, 0, 1.0, 0.05),
+    (0.9, 30, 0.95, 0.2),
+    (1.0, 5, 0.9, 0.1),
+    (1.0, 5, 0.9, 0.1),
+)
+
+
+def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
+    """Ordinary and nearly flat rows, in a tensor wider than the vocabulary; with many equal logits and with none; each
+    way to truncate alone and together; greedy rows, rows without truncation, and rows that are not finite; with
+    penalties and without."""
+    for vocab, spare, spread, parameters in (
+        (1, 0, 1.0, _PARAMETERS[3:5]),
+        (97, 3, 2.0, _PARAMETERS),
+        (5000, 8, 2.5, _PARAMETERS[2:7]),
+        (5000, 0, 0.02, _PARAMETERS[4:5]),
+    ):
+        logits = torch.randn(len(parameters), vocab + spare, generator=generator).mul_(spread)
+        if vocab == 97:
+            logits = logits.mul_(2.0).round_().div_(2.0)
+        logits = logits.to(dtype)
+        if vocab > 1:
+            logits[::3, ::5] = -torch.inf
+        logits[:, vocab:] = 1000.0
+        padded, logits = logits, logits[:, :vocab]
+        if parameters is _PARAMETERS:
+            logits[-1, vocab // 2] = torch.nan
+            logits[-2] = -torch.inf
+        temperature, top_k, top_p, min_p = (list(column) for column in zip(*parameters, strict=True))
+        penalties = example_penalties(generator, len(parameters), vocab)
+        taken = penalize(logits, penalties).float()
+        for i, p in enumerate(top_p):
+            if p < 1.0 and taken[i].amax().isfinite():
+                top_p[i] = _clear_top_p(taken[i], temperature[i], int(top_k[i]), p)
+        yield {
+            "padded": padded,
+            "vocab": vocab,
+            "temperature": torch.tensor(temperature, dtype=torch.float64),
+            "top_k": torch.tensor(top_k, dtype=torch.int64),
+            "top_p": torch.tensor(top_p, dtype=torch.float64),
+            "min_p": torch.tensor(min_p, dtype=torch.float64),
+            "penalties": penalties,
+        }
+
+
+def _production(dtype: torch.dtype) -> Iterator[Inputs]:
+    # The vocabulary's size is an argument like any other; of real ones all are divisible by 16.
+    number = torch.empty(32, dtype=torch.float64, device="meta")
+    inputs = {
+        "padded": torch.empty(32, 128256, dtype=dtype, device="meta"),
+        "vocab": 128256,
+        "temperature": number,
+        "top_k": number.long(),
+        "top_p": number,
+        "min_p": number,
+    }
+    yield inputs | {"penalties": production_penalties(32, 128256)}
+    yield inputs
+
+
+CHECKS = (
+    OpCheck(
+        "truncate_logits",
+        lambda padded, vocab, **inputs: logit_thresholds(padded[:, :vocab], **inputs),
+        lambda padded, vocab, **inputs: logit_thresholds_reference(padded[:, :vocab], **inputs),
+        _examples,
+        _production,
+        dict.fromkeys(ROUNDING, 1e-6),
+    ),
+)
