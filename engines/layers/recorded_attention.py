@@ -11,6 +11,8 @@ from engines.layers.attention_rule import AttentionRule
 from engines.layers.rotary import RotaryTables
 from lmi_kernels.cpu import NotRecorded, Rows
 
+_SUPPORTED = {"norms", "scale", "window", "softcap", "alibi", "sinks", "no rotary", "partial rotary"}
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttention:
@@ -27,11 +29,17 @@ class RecordedAttention:
         """pool: the layer's `KvLayer`. Raises `NotRecorded` where native kernels do not support the rule."""
         if not isinstance(qkv, Rows):
             raise NotRecorded("attention over something other than recorded rows")
-        rule.require({"norms", "scale"}, NotRecorded)
-        rotary = rule.spec.rotary
-        if rotary is None:
-            raise NotRecorded("attention without rotary embedding")
-        turned = qkv.recorder.rope_and_store(
-            qkv, rule.num_heads, rule.norms, rule.norm_eps, self.tables[rotary], pool
+        rule.require(_SUPPORTED, NotRecorded)
+        spec = rule.spec
+        table = None if spec.rotary is None else self.tables[spec.rotary]
+        turned = qkv.recorder.rope_and_store(qkv, rule.num_heads, rule.norms, rule.norm_eps, table, pool)
+        return qkv.recorder.attention(
+            turned,
+            rule.num_heads,
+            spec.scale,
+            pool,
+            window=spec.window,
+            softcap=spec.softcap,
+            alibi_slopes=rule.alibi_slopes,
+            sinks=rule.sinks,
         )
-        return qkv.recorder.attention(turned, rule.num_heads, rule.spec.scale, pool)

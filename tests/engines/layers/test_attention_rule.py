@@ -57,13 +57,24 @@ def test_tensors_are_features_too() -> None:
     assert rule.features == {"norms", "alibi", "sinks"}
 
 
-def test_a_program_is_not_recorded_with_what_native_kernels_lack() -> None:
+def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     team = shared_team()
     if team is None:
         pytest.skip("native kernels are not built")
     rows = Recorder(team, 4).gathered(torch.zeros(4, 64), 64)
-    with pytest.raises(NotRecorded, match="attention with window is not supported"):
-        RecordedAttention(TABLES).attend(rows, _rule(replace(PLAIN, window=4)), None)
+    calls: list[Any] = []
+    monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
+    monkeypatch.setattr(
+        Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
+    )
+    step = RecordedAttention(TABLES)
+    spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
+    step.attend(rows, _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
+    assert calls[0] is None
+    assert calls[1] == (1.0, {"window": 4, "softcap": 30.0, "alibi_slopes": SLOPES, "sinks": SLOPES})
+    interleaved = replace(PLAIN, rotary=Rotary(16, interleaved=True))
+    with pytest.raises(NotRecorded, match="attention with interleaved rotary is not supported"):
+        step.attend(rows, _rule(interleaved), None)
 
 
 def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
