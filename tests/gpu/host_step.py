@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -46,6 +47,7 @@ from engines.core import EngineInfo, Request, SampledToken, SamplingParams, Sche
 from engines.front import Front
 from engines.health import StatusBoard
 from engines.kv_cache import KvCache
+from engines.models.config import AttentionSpec
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
@@ -175,9 +177,10 @@ class HostSteps(GpuSteps):
         cache = KvCache(1, 1, num_blocks, _BLOCK_SIZE, 1, torch.float32, device)
         shape = TableShape(num_seqs, _MAX_MODEL_LEN)
         model: Any = None
-        super().__init__(
-            model, cache, torch.zeros(1, device=device), (1, 16), _VOCAB_SIZE, Communicator(), shape
+        config: Any = SimpleNamespace(
+            head_dim=16, vocab_size=_VOCAB_SIZE, attention=(AttentionSpec(0.25, rotary=None),)
         )
+        super().__init__(model, cache, {}, config, 1, Communicator(), shape)
         self._phases = phases
         self._fixed = DecodeOutputs(
             torch.full((num_seqs,), _TOKEN), torch.ones(num_seqs, dtype=torch.bool), None
@@ -290,7 +293,6 @@ def measure(load: Load, folder: Path) -> list[Step]:
         (steps, "compute", "compute"),
         (leader, "_send", "send"),
         (front, "send_outputs", "wire"),
-        (front, "flush", "wire"),
     ):
         phases.watch(owner, method, name)
     with mock.patch.object(lmi_kernels, "update_block_tables", _launch_nothing):

@@ -163,8 +163,8 @@ def test_the_report_has_what_was_taken(tmp_path: Path) -> None:
 def test_the_weights_of_a_known_model(tied: bool) -> None:
     """SmolLM2-135M: 134.5 million parameters, 28.3 of them the vocabulary's."""
     config = ModelConfig(
-        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, (), tied, False, False),
-        *("bfloat16", ()),
+        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, (), tied),
+        *(False, False, False, "bfloat16", ()),
     )
     assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
 
