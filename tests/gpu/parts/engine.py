@@ -134,7 +134,7 @@ def _check_preemption(context: Context, kind: str, engine: Engine, model: Any) -
     )
     times = running.scheduler.num_preemptions
     passed = right and times > 0
-    context.results.check(f"{kind}, fp32: few blocks", passed, f"sequences gave way {times} times")
+    context.results.check(f"{kind}, fp32: few blocks", passed, f"sequences were preempted {times} times")
 
 
 def _check_seeds(context: Context, kind: str, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
