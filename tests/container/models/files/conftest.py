@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from container.models.files import retry
+from container.models.files.s3 import remote
 from tests.container.models.files.s3_lab import BUCKET, S3Lab
 from tests.support.faulty_proxy import faulty_proxy
 from tests.support.model_folders import write_model
@@ -16,6 +17,7 @@ from tests.support.seaweed import Seaweed, credentials
 
 MODEL_BYTES = 20 << 20
 """Three parts of an object, so that reads are parallel."""
+_LIMITS = retry.SILENCE_SECONDS, remote._READ_SECONDS
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +47,21 @@ def s3(
             monkeypatch.delenv(name, raising=False)
         for name, value in credentials(proxy.url).items():
             monkeypatch.setenv(name, value)
-        yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", tmp_path / "cache")
+        # A busy machine may stop a server for seconds.
+        with monkeypatch.context() as patch:
+            patch.setattr(retry, "SILENCE_SECONDS", 60.0)
+            patch.setattr(remote, "_READ_SECONDS", 30.0)
+            yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", tmp_path / "cache")
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def users_limits(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds that users wait."""
+    monkeypatch.setattr(retry, "SILENCE_SECONDS", _LIMITS[0])
+    monkeypatch.setattr(remote, "_READ_SECONDS", _LIMITS[1])
+
+
+@pytest.fixture
+def impatient(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives up after a second, where it does not matter how long it takes."""
     monkeypatch.setattr(retry, "SILENCE_SECONDS", 1.0)
