@@ -15,10 +15,10 @@ import lmi_kernels
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
 
     gate_up: lmi_kernels.LinearWeight
-    """Packed as gated, [2 * middle of this rank, hidden]."""
+    """Packed as gated, [2 * middle of this rank, hidden]; it knows the activation."""
     down: lmi_kernels.LinearWeight
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -26,25 +26,30 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class GeluMlp:
-    """down(gelu(up(x))), with the exact gelu."""
+class Mlp:
+    """down(act(up(x)))."""
 
     up: lmi_kernels.LinearWeight
     down: lmi_kernels.LinearWeight
+    activation: str
+    """As `lmi_kernels.activate` takes it."""
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return lmi_kernels.linear(lmi_kernels.gelu(lmi_kernels.linear(x, self.up)), self.down)
+        middle = lmi_kernels.activate(lmi_kernels.linear(x, self.up), self.activation)
+        return lmi_kernels.linear(middle, self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
     """A mixture of experts (Jiang et al. 2024, arXiv:2401.04088): each token takes the router's `top_k` experts,
-    weighted by its softmax over these. Every rank has the whole router."""
+    weighted by its softmax. Every rank has the whole router."""
 
     router: lmi_kernels.LinearWeight
     experts: lmi_kernels.ExpertWeights
     top_k: int
+    renormalise: bool
+    """Whether the shares of a token's experts add up to 1."""
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         scores = lmi_kernels.linear(x, self.router)
-        return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots)
+        return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots, self.renormalise)

@@ -11,6 +11,9 @@ import torch
 from engines.kv_cache import KvCache
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.layers.step_attention import StepAttention
+from engines.models import parts as make
+from engines.models.layer import ParallelLayer, SequentialLayer
+from engines.models.parts import Parts
 
 
 class Layer(Protocol):
@@ -46,7 +49,7 @@ class Decoder:
 
         num_layers: compute only so many layers, to measure what does not depend on their number.
         """
-        x, residual = self.embedding(input_ids), None
+        x, residual = self.embedding(input_ids, step.positions), None
         for layer in self.layers[:num_layers]:
             x, residual = layer(x, residual, cache, step)
         return x if residual is None else residual + x
@@ -54,3 +57,16 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
         return self.head(self.norm(hidden))
+
+
+def build_decoder(parts: Parts) -> Decoder:
+    """Build this rank's part of a model, as its configuration describes it.
+
+    Raises:
+        BadCheckpoint: the weights do not match the configuration.
+    """
+    config = parts.config
+    embedding, head = make.vocabulary(parts)
+    layer = ParallelLayer if config.parallel_block else SequentialLayer
+    layers = [layer(parts, index) for index in range(config.num_layers)]
+    return Decoder(embedding, layers, parts.norm(parts.prefix + config.names.last_norm), head)

@@ -56,6 +56,9 @@ class SafetensorsFiles:
                     raise BadCheckpoint(f"tensor {name!r} stands in {self._entries[name].file} and in {path}")
                 self._entries[name] = entry
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
 

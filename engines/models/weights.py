@@ -40,6 +40,10 @@ class WeightSource(ABC):
         self._compute = compute
         self.device = device
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return True
+
     @abstractmethod
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         """Return rows `shards[i]` of tensor `names[i]`, one below the other.
@@ -92,6 +96,9 @@ class WeightReader(WeightSource):
         """
         super().__init__(storage, compute, device, pack)
         self._files = SafetensorsFiles(folder)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         for name in names:

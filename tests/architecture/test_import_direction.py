@@ -48,7 +48,7 @@ _STEP_ONLY = {"engines.health", "engines.wire", "engines.metrics", "engines.base
 
 
 def _part(name: str) -> str:
-    """`engines.models.llama` -> `engines.models`: the longest name in the table, else the first two words."""
+    """`engines.models.decoder` -> `engines.models`: the longest name in the table, else the first two words."""
     words = name.split(".")
     prefixes = [".".join(words[:count]) for count in range(len(words), 1, -1)]
     return next(

@@ -71,7 +71,7 @@ def test_the_scheduler_is_plain_python() -> None:
         (
             "engines.mpi.scheduler.scheduler",
             "engines.mpi.runner.loading",
-            "engines.models.llama",
+            "engines.models.decoder",
             "engines.sampling.sampler",
         ),
         ("lmi_kernels",),

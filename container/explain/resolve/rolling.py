@@ -9,7 +9,7 @@ from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.models import MODELS
+from engines.models.architectures import ARCHITECTURES
 from engines.models.config import ModelConfig, UnsupportedModel
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -86,8 +86,8 @@ def resolve(
 
 def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
     architecture = _architecture(path)
-    if architecture and architecture not in MODELS:
-        known = ", ".join(sorted(MODELS))
+    if architecture and architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         remote = " (option.trust_remote_code=true allows no code of its own here)"
         raise CannotServe(
             f"engine=MPI does not know the architecture {architecture}"

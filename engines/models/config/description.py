@@ -6,23 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.models.architectures import ARCHITECTURES
 from engines.models.config.attention import AttentionSpec, Rotary
 from engines.models.config.fields import Fields, UnsupportedModel
+from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
-from engines.registry import Registry
-
-_READERS = Registry(
-    {
-        "FalconForCausalLM": "engines.models.config.falcon:read",
-        "LlamaForCausalLM": "engines.models.config.llama:read",
-        "MistralForCausalLM": "engines.models.config.llama:read_mistral",
-        "MixtralForCausalLM": "engines.models.config.llama:read_mixtral",
-        "Qwen2ForCausalLM": "engines.models.config.llama:read_qwen2",
-        "Qwen3ForCausalLM": "engines.models.config.llama:read_qwen3",
-    }
-)
-"""The function that reads config.json, by architecture."""
-
 
 def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
     """Return the bytes of each number of a matrix on a CPU, at most.
@@ -38,37 +26,58 @@ def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class NormSpec:
+    """The norms of a model: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), or LayerNorm."""
+
+    eps: float
+    centred: bool = False
+    """LayerNorm: the mean is subtracted."""
+    biased: bool = False
+    offset: float = 0.0
+    """Added to the weights (Gemma stores them less 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """Learned positions: a row of a table is added to each token's embedding."""
+
+    name: str
+    """Of the tensor, without `.weight` and the prefix."""
+    num_rows: int
+    first: int = 0
+    """The row of position 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """A mixture of experts: several MLPs in each layer, of which each token takes some."""
 
     num_experts: int
     top_k: int
     """Number of experts that each token takes."""
+    intermediate_size: int
+    """Width of an expert's middle."""
     router: str = "block_sparse_moe.gate"
     """Name of the router's weight in a layer."""
     expert: str = "block_sparse_moe.experts.{}"
     """Prefix of an expert's weights in a layer; `{}` is its number."""
     projections: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down projection."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelBlock:
-    """Attention and MLP in parallel, both on the layer's input (Falcon)."""
-
-    num_norms: int
-    """1: both get the same normalised input; 2: each has its own norm."""
+    renormalise: bool = True
+    """Whether the shares of a token's experts add up to 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with one MLP instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a model of any supported architecture."""
+    """The shape of a model of any supported architecture. `engines/models/decoder.py` builds the model from it."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Width of the MLP's middle, or of each expert's."""
+    """Width of the MLP's middle."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -76,21 +85,32 @@ class ModelConfig:
     max_position_embeddings: int
     """The longest sequence. At most the sliding window, where a layer has one: up to that length the layer attends to
     all tokens, which every backend supports."""
-    norm_eps: float
+    norm: NormSpec
     attention: tuple[AttentionSpec, ...]
     """How each layer attends."""
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    """Of the attention's output projection."""
-    mlp_bias: bool
     dtype: str
     """The checkpoint's dtype: `float32`, `float16` or `bfloat16`."""
     eos_token_ids: tuple[int, ...]
+    names: WeightNames = WeightNames()  # noqa: RUF009  frozen
+    transposed: bool = False
+    """Whether linears are stored as [inputs, outputs] (GPT-2)."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the attention's output projection."""
+    mlp_bias: bool = False
+    activation: str = "silu"
+    """Of the MLP, as `lmi_kernels.activate` takes it."""
     gated_mlp: bool = True
-    """Whether the MLP's middle is the product of two projections."""
+    """Whether the MLP's middle is act(gate) * up."""
+    parallel_block: bool = False
+    """Whether attention and MLP both start from the layer's input."""
     experts: ExpertsConfig | None = None
-    parallel_block: ParallelBlock | None = None
+    position_table: PositionTable | None = None
+    embedding_scale: float | None = None
+    """Embeddings are multiplied by it."""
+    logit_softcap: float | None = None
+    """Logits become cap * tanh(logit / cap)."""
 
     @property
     def rotaries(self) -> set[Rotary]:
@@ -122,21 +142,33 @@ class ModelConfig:
         """
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size * self.hidden_size
         tables = 1 if self.tie_word_embeddings else 2
-        matrices = self._layer_matrices(ranks) * self.num_layers
-        return element * (sum(outputs * inputs for outputs, inputs in matrices) + tables * vocabulary)
+        total = tables * vocabulary
+        for layer in range(self.num_layers):
+            total += sum(outputs * inputs for outputs, inputs in self._layer_matrices(layer, ranks))
+        if self.position_table is not None:
+            total += self.position_table.num_rows * self.hidden_size
+        return element * total
 
-    def _layer_matrices(self, ranks: int) -> list[tuple[int, int]]:
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+    def _layer_matrices(self, layer: int, ranks: int) -> list[tuple[int, int]]:
         """Return (outputs, inputs) of each matrix of a layer on rank 0; a split bias counts as one more input."""
         hidden = self.hidden_size
         share = split_heads(self.num_heads, self.num_kv_heads, ranks, 0)
         queries = share.queries.size * self.head_dim
         keys_values = 2 * share.keys_values.size * self.head_dim
         attention = [(queries + keys_values, hidden + self.qkv_bias), (hidden, queries)]
-        middle = split_evenly(self.intermediate_size, ranks, 0).size
-        mlp = [((2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias), (hidden, middle)]
-        if self.experts is not None:
-            mlp = [(self.experts.num_experts, hidden), *mlp * self.experts.num_experts]
-        return attention + mlp
+        if self.experts is None or not self.has_experts(layer):
+            middle = split_evenly(self.intermediate_size, ranks, 0).size
+            return [
+                *attention,
+                ((2 if self.gated_mlp else 1) * middle, hidden + self.mlp_bias),
+                (hidden, middle),
+            ]
+        middle = split_evenly(self.experts.intermediate_size, ranks, 0).size
+        expert = [(2 * middle, hidden), (hidden, middle)]
+        return [*attention, (self.experts.num_experts, hidden), *expert * self.experts.num_experts]
 
     @classmethod
     def from_folder(cls, path: Path) -> ModelConfig:
@@ -156,13 +188,13 @@ class ModelConfig:
         if not isinstance(data, dict):
             raise UnsupportedModel(f"{file} holds no JSON object")
         fields = Fields(data)
-        if fields.architecture not in _READERS:
-            known = ", ".join(sorted(_READERS))
+        if fields.architecture not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
             raise UnsupportedModel(
                 f"{file} names the architecture {fields.architecture!r}; known are {known}"
             )
         try:
-            config: ModelConfig = _READERS[fields.architecture](fields)
+            config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
         except KeyError as error:
             raise UnsupportedModel(f"{file} has no field {error}") from None
         return config

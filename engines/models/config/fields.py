@@ -32,8 +32,41 @@ class Fields:
             raise UnsupportedModel(f"{name} is {value!r}; a whole number above 0 is needed")
         return value
 
+    def count_or_none(self, name: str) -> int | None:
+        return None if self._data.get(name) is None else self.count(name)
+
     def positive(self, name: str, default: float) -> float:
         return _positive(name, self._data.get(name, default))
+
+    def positive_or_none(self, name: str) -> float | None:
+        return None if self._data.get(name) is None else self.positive(name, 0)
+
+    def given(self, name: str) -> bool:
+        """Whether the field is there and neither null nor false."""
+        return self._data.get(name) not in (None, False)
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers; null and a missing field mean none."""
+        return self._list(name, int, [])
+
+    def names(self, name: str, default: list[str]) -> list[str]:
+        """A list of texts; null and a missing field mean the default."""
+        return self._list(name, str, default)
+
+    def _list(self, name: str, kind: type, default: list[Any]) -> list[Any]:
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
+            raise UnsupportedModel(f"{name} is {value!r}; a list of {kind.__name__} is needed")
+        return value
+
+    def part(self, name: str) -> Fields:
+        """Return the fields of an object in the file, of none where it is missing."""
+        value = self._data.get(name) or {}
+        if not isinstance(value, dict):
+            raise UnsupportedModel(f"{name} is {value!r}; an object is needed")
+        return Fields(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """null means the default."""
@@ -76,6 +109,20 @@ class Fields:
         theta = rope.get("rope_theta") or self._data.get("rope_theta") or 10000.0
         longest = self._data.get("max_position_embeddings")
         return Rotary(dim, _positive("rope_theta", theta), _rope_scaling(rope, longest))
+
+    def rotated_features(self, head_dim: int, default: float) -> int:
+        """Return how many features of a head rotary embedding turns; default: the share where the file is silent."""
+        share = self.part("rope_parameters")._data.get("partial_rotary_factor")
+        for name in ("partial_rotary_factor", "rotary_pct"):
+            share = self._data.get(name) if share is None else share
+        return int(head_dim * _positive("partial_rotary_factor", default if share is None else share))
+
+    def head_dim(self, hidden_size: int, heads: int) -> int:
+        if hidden_size % heads:
+            raise UnsupportedModel(
+                f"hidden_size {hidden_size} cannot be shared evenly by {heads} attention heads"
+            )
+        return hidden_size // heads
 
     def heads(self, kv_heads_name: str) -> tuple[int, int]:
         """Return the number of query heads, and of KV heads."""

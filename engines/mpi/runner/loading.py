@@ -14,12 +14,11 @@ import torch
 from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTables, rotary_tables
-from engines.models import MODELS
-from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
-from engines.models.decoder import Decoder
+from engines.models.decoder import Decoder, build_decoder
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
+from engines.models.parts import Parts
 from engines.mpi.runner import memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
@@ -133,7 +132,7 @@ def _load_part(
     compute = dtype if team is None else None
     weights = weight_source(config.model, model_config.dtype, storage, compute, device)
     parts = Parts(model_config, weights, comm, stopwatch)
-    model: Decoder = MODELS[model_config.architecture](parts)
+    model = build_decoder(parts)
     weights.close()
     report.owned_bytes = weights.owned_bytes
     report.memory["weights"] = memory.in_use(device) - before

@@ -56,7 +56,7 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
         num_kv_heads=3,
         head_dim=64,
         max_position_embeddings=8192,
-        norm_eps=1e-5,
+        norm=NormSpec(1e-5),
         attention=(AttentionSpec(scale=0.125, rotary=Rotary(64, 100000.0)),) * 30,
         tie_word_embeddings=True,
         qkv_bias=True,
@@ -123,7 +123,7 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu"}, r"hidden_act is 'gelu'; silu is what we know"),
+        ({"hidden_act": "mish"}, r"hidden_act is 'mish'; gelu or gelu_new .* is what we know"),
         (
             {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
             "rope type 'longrope'.*llama3 and yarn",

@@ -45,6 +45,8 @@ YARN_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm2": ("llama", {}),
     "smollm2-exact": ("llama", {"exact_in_fp16": True}),
@@ -93,6 +95,48 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-40b-untied-bias": ("falcon-40b", {"tie_word_embeddings": False, "bias": True}),
     "falcon-40b-one-norm": ("falcon-40b", {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": None}),
     "falcon-40b-rope-llama3": ("falcon-40b", {"rope_parameters": LLAMA3_ROPE, "hidden_size": 160}),
+    "falcon-rw": ("falcon-rw", {}),
+    "falcon-parallel-alibi": ("falcon-rw", {"parallel_attn": True, "bias": False}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {"norm_topk_prob": True, "mlp_only_layers": [1], "num_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "qwen3-moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2, "tie_word_embeddings": False}),
+    "gemma": ("gemma", {}),
+    "gemma-one-kv-head": ("gemma", {"num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 32}),
+    "gemma2": ("gemma2", {}),
+    "gemma2-low-caps": (
+        "gemma2",
+        {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 5},
+    ),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3-all-near": ("gemma3_text", {"layer_types": ["sliding_attention"] * 3, "sliding_window": 3}),
+    "phi3": ("phi3", {}),
+    "phi3-partial-rotary-window": (
+        "phi3",
+        {"rope_parameters": PARTIAL_ROPE, "head_dim": 8, "hidden_size": 72, "sliding_window": 9},
+    ),
+    "gpt2": ("gpt2", {}),
+    "gpt2-scaled-by-layer": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "n_inner": 50, "activation_function": "relu"},
+    ),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "scale_attn_weights": False}),
+    "gpt-neox": ("gpt_neox", {"rope_parameters": PARTIAL_ROPE}),
+    "gpt-neox-sequential": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
+    ),
+    "opt": ("opt", {}),
+    "opt-without-bias": ("opt", {"enable_bias": False, "tie_word_embeddings": False}),
+    "mpt": ("mpt", {}),
+    "mpt-8-heads": (
+        "mpt",
+        {"n_heads": 8, "d_model": 32, "attn_config": {"alibi_bias_max": 4, "softmax_scale": 0.3}},
+    ),
+    "bloom": ("bloom", {}),
+    "bloom-8-heads": ("bloom", {"n_head": 8, "hidden_size": 48, "tie_word_embeddings": False}),
 }
 GREEDY = ["smollm2", "smollm2-exact", "qwen2", "qwen3", "mixtral", "falcon-7b", "falcon-40b"]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from engines.models import MODELS
-from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
+from engines.models.decoder import build_decoder
+from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.mpi.runner.loading import LoadedModel
 from engines.parallel import Communicator
@@ -178,7 +178,7 @@ def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Pa
     norms = sum(size for name, size in sizes.items() if _replicated(name) and "gate" not in name)
     config = ModelConfig.from_folder(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
-    MODELS[config.architecture](Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
+    build_decoder(Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
     assert config.weight_bytes(4, degree) == weights.owned_bytes - norms
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.models import MODELS
+from engines.models.architectures import ARCHITECTURES
 from lmi_server.properties.loader import load
 
 EXAMPLES = Path(__file__).parents[3] / "properties_examples"
@@ -37,7 +37,7 @@ def test_the_readme_has_a_row_for_each_folder_and_denies_no_architecture() -> No
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert sorted(rows) == [folder.name for folder in FOLDERS]
-    assert "FalconForCausalLM" in MODELS
+    assert "FalconForCausalLM" in ARCHITECTURES
     assert "not know" not in text
 
 

@@ -1,0 +1,43 @@
+"""RMSNorm and LayerNorm, with or without adding to the residual stream first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import lmi_kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One norm, or two LayerNorms of the same rows, which are normalised once."""
+
+    affines: tuple[tuple[torch.Tensor, torch.Tensor | None], ...]
+    """Weight and bias of each, [hidden]."""
+    eps: float
+    centred: bool
+    """LayerNorm."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, hidden] -> the same, by the first norm."""
+        return self._all(x)[0]
+
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Add x, [num_rows, hidden], to the residual stream, which may be overwritten; None: it begins with x.
+
+        Returns: the normalised stream for each norm, and the stream.
+        """
+        if residual is None:
+            return self._all(x), x
+        if self.centred:
+            return lmi_kernels.add_layer_norms(x, residual, self.affines, self.eps)
+        normalised, residual = lmi_kernels.add_rms_norm(x, residual, self.affines[0][0], self.eps)
+        return (normalised,), residual
+
+    def _all(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.centred:
+            return lmi_kernels.layer_norms(x, self.affines, self.eps)
+        return (lmi_kernels.rms_norm(x, self.affines[0][0], self.eps),)

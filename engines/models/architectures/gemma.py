@@ -1,0 +1,77 @@
+"""Gemma 1, 2 (arXiv:2408.00118) and the text models of Gemma 3 (arXiv:2503.19786)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engines.models.architectures import llama
+from engines.models.config.activation import activation
+from engines.models.config.description import ModelConfig, NormSpec
+from engines.models.config.fields import Fields, UnsupportedModel
+from engines.models.config.weight_names import WeightNames
+
+_NORMS = WeightNames(
+    attention_output_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_output_norm="post_feedforward_layernorm",
+)
+_SLIDING = "sliding_attention"
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Gemma 1, whose first files say gelu and mean its approximation."""
+    kind = activation(fields, "hidden_act", "gelu_pytorch_tanh")
+    return _read(fields, activation="gelu_tanh" if kind == "gelu" else kind)
+
+
+def read_gemma2(fields: Fields) -> ModelConfig:
+    """Every other layer has a sliding window; scores and logits are capped."""
+    return _with_windows(fields, pattern=2)
+
+
+def read_gemma3(fields: Fields) -> ModelConfig:
+    """Five of six layers have a sliding window and a rotary embedding of their own."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise UnsupportedModel("use_bidirectional_attention is true; a model that generates text attends backwards")
+    config = _with_windows(fields, fields.count("sliding_window_pattern", 6))
+    near = fields.rotary(config.head_dim, _SLIDING)
+    specs = [
+        replace(spec, query_key_norms=True, rotary=near if spec.window else spec.rotary)
+        for spec in config.attention
+    ]
+    return replace(config, attention=tuple(specs))
+
+
+def _read(fields: Fields, **changes: Any) -> ModelConfig:
+    """Llama with weights of norms less 1 and scaled embeddings."""
+    return llama.read(
+        fields,
+        head_dim=256,
+        norm=NormSpec(fields.positive("rms_norm_eps", 1e-6), offset=1.0),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        embedding_scale=fields.count("hidden_size") ** 0.5,
+        mlp_bias=False,
+        **changes,
+    )
+
+
+def _with_windows(fields: Fields, pattern: int) -> ModelConfig:
+    """pattern: each layer whose number, from 1 on, is a multiple of it attends to all tokens."""
+    config = _read(
+        fields,
+        names=_NORMS,
+        activation=activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        logit_softcap=fields.positive_or_none("final_logit_softcapping"),
+    )
+    scale = fields.positive("query_pre_attn_scalar", 256) ** -0.5
+    window, softcap = fields.count("sliding_window", 4096), fields.positive_or_none("attn_logit_softcapping")
+    default = [_SLIDING if (i + 1) % pattern else "full_attention" for i in range(config.num_layers)]
+    types = fields.names("layer_types", default)
+    if len(types) != config.num_layers:
+        raise UnsupportedModel(f"layer_types has {len(types)} entries for {config.num_layers} layers")
+    specs = [
+        replace(spec, scale=scale, softcap=softcap, window=window if kind == _SLIDING else None)
+        for spec, kind in zip(config.attention, types, strict=True)
+    ]
+    return replace(config, attention=tuple(specs))

@@ -1,0 +1,62 @@
+"""Llama 1 to 3 (Touvron et al. 2023, arXiv:2302.13971), whose field names most architectures use, Mistral, and
+Mixtral."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engines.models.config.activation import activation
+from engines.models.config.attention import AttentionSpec
+from engines.models.config.description import ExpertsConfig, ModelConfig, NormSpec
+from engines.models.config.fields import Fields, UnsupportedModel
+
+
+def read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
+    """Llama. head_dim: the default; None: hidden_size / heads. changes: what other architectures have otherwise."""
+    hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    heads, kv_heads = fields.heads("num_key_value_heads")
+    head_dim = fields.count("head_dim", head_dim or hidden_size // heads)
+    biased = fields.flag("attention_bias", False)
+    config = ModelConfig(
+        architecture=fields.architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
+        attention=(AttentionSpec(head_dim**-0.5, fields.rotary(head_dim)),) * num_layers,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=fields.dtype,
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+        activation=activation(fields, "hidden_act", "silu"),
+    )
+    return replace(config, **changes)
+
+
+def read_mistral(fields: Fields) -> ModelConfig:
+    """Llama without biases; all layers have a sliding window, unless it is null."""
+    config = read(fields, qkv_bias=False, output_bias=False, mlp_bias=False)
+    return within_window(config, fields)
+
+
+def read_mixtral(fields: Fields) -> ModelConfig:
+    """Mistral with experts."""
+    count, top_k = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
+    if top_k > count:
+        raise UnsupportedModel(f"num_experts_per_tok is {top_k}; there are only {count} experts")
+    config = read_mistral(fields)
+    return replace(config, experts=ExpertsConfig(count, top_k, config.intermediate_size))
+
+
+def within_window(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Limit sequences to the window: see `ModelConfig.max_position_embeddings`."""
+    window = fields.count("sliding_window", config.max_position_embeddings)
+    return replace(config, max_position_embeddings=min(config.max_position_embeddings, window))

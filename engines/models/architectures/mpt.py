@@ -1,0 +1,53 @@
+"""MPT (MosaicML 2023, Introducing MPT-7B): ALiBi, and no biases."""
+
+from __future__ import annotations
+
+from engines.models.config.alibi import alibi_slopes
+from engines.models.config.attention import AttentionSpec
+from engines.models.config.description import ModelConfig, NormSpec
+from engines.models.config.fields import Fields, UnsupportedModel
+from engines.models.config.weight_names import WeightNames
+
+_NAMES = WeightNames(
+    prefix="transformer.",
+    embedding="wte",
+    last_norm="norm_f",
+    layer="blocks.{}.",
+    attention_norm="norm_1",
+    mlp_norm="norm_2",
+    qkv=("attn.Wqkv",),
+    attention_output="attn.out_proj",
+    mlp_inputs=("ffn.up_proj",),
+    mlp_output="ffn.down_proj",
+)
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Defaults are those of transformers' `MptConfig`, whose models always have ALiBi and no biases."""
+    attention = fields.part("attn_config")
+    for name in ("clip_qkv", "qk_ln", "prefix_lm"):
+        if attention.given(name):
+            raise UnsupportedModel(f"attn_config.{name} is set; models without it are what we know")
+    hidden_size, heads = fields.count("d_model", 2048), fields.count("n_heads", 16)
+    head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("n_layers", 24)
+    scale = attention.positive_or_none("softmax_scale") or head_dim**-0.5
+    slopes = alibi_slopes(heads, attention.count("alibi_bias_max", 8))
+    return ModelConfig(
+        architecture=fields.architecture,
+        vocab_size=fields.count("vocab_size", 50368),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("expansion_ratio", 4) * hidden_size,
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.count("max_seq_len", 2048),
+        norm=NormSpec(fields.positive("layer_norm_epsilon", 1e-5), centred=True),
+        attention=(AttentionSpec(scale, None, alibi_slopes=slopes),) * num_layers,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        dtype=fields.dtype,
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        names=_NAMES,
+        activation="gelu",
+        gated_mlp=False,
+    )

@@ -1,0 +1,52 @@
+"""Qwen 2, 2.5 and 3, and Qwen 3 with experts (Yang et al. 2025, arXiv:2505.09388)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engines.models.architectures import llama
+from engines.models.config.description import ExpertsConfig, ModelConfig
+from engines.models.config.fields import Fields, UnsupportedModel
+
+_QWEN3_HEAD_DIM = 128
+
+
+def read_qwen2(fields: Fields) -> ModelConfig:
+    """Qwen2 and Qwen2.5: Llama with a bias of queries, keys and values."""
+    return _read(fields, qkv_bias=True, output_bias=False)
+
+
+def read_qwen3(fields: Fields) -> ModelConfig:
+    """Llama with norms of query and key heads."""
+    config = _read(fields, head_dim=_QWEN3_HEAD_DIM)
+    specs = tuple(replace(spec, query_key_norms=True) for spec in config.attention)
+    return replace(config, attention=specs)
+
+
+def read_qwen3_moe(fields: Fields) -> ModelConfig:
+    """Qwen3 with experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
+    config = read_qwen3(fields)
+    # transformers 5 writes num_local_experts.
+    count = fields.count("num_experts", fields.count("num_local_experts", 128))
+    top_k = fields.count("num_experts_per_tok", 8)
+    if top_k > count:
+        raise UnsupportedModel(f"num_experts_per_tok is {top_k}; there are only {count} experts")
+    step, dense = fields.count("decoder_sparse_step", 1), set(fields.numbers("mlp_only_layers"))
+    experts = ExpertsConfig(
+        count,
+        top_k,
+        fields.count("moe_intermediate_size", 768),
+        "mlp.gate",
+        "mlp.experts.{}",
+        ("gate_proj", "up_proj", "down_proj"),
+        fields.flag("norm_topk_prob", False),
+        frozenset(i for i in range(config.num_layers) if i in dense or (i + 1) % step),
+    )
+    return replace(config, experts=experts)
+
+
+def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
+    """A sliding window, which is mostly off, is for some layers."""
+    config = llama.read(fields, head_dim, mlp_bias=False, **changes)
+    return llama.within_window(config, fields) if fields.flag("use_sliding_window", False) else config

@@ -1,0 +1,66 @@
+"""Layers of a decoder: attention and MLP one after the other, or beside each other. See `decoder.Layer`.
+
+Each rank owns whole groups of query heads with their KV head, and a share of the MLP's middle.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engines.kv_cache import KvCache
+from engines.layers.norm import Norm
+from engines.layers.over_ranks import sum_over_ranks
+from engines.layers.step_attention import StepAttention
+from engines.models import parts as make
+from engines.models.parts import Parts
+
+
+class SequentialLayer:
+    """Attention, then the MLP: two sums over ranks. Gemma 2 and 3 normalise both results, too."""
+
+    def __init__(self, parts: Parts, index: int) -> None:
+        names, prefix = parts.config.names, parts.layer_prefix(index)
+        self._comm = parts.comm
+        self._attention_norm = parts.norm(prefix + names.attention_norm)
+        self._attention = make.attention(parts, index)
+        self._attention_output_norm = _norm(parts, prefix, names.attention_output_norm)
+        self._mlp_norm = parts.norm(f"{prefix}{names.mlp_norm}")
+        self._mlp = make.mlp(parts, index)
+        self._mlp_output_norm = _norm(parts, prefix, names.mlp_output_norm)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        (x,), residual = self._attention_norm.add(x, residual)
+        x = sum_over_ranks(self._attention(x, cache, step), self._comm)
+        if self._attention_output_norm is not None:
+            x = self._attention_output_norm(x)
+        (x,), residual = self._mlp_norm.add(x, residual)
+        x = sum_over_ranks(self._mlp(x, step.slot_mapping), self._comm)
+        if self._mlp_output_norm is not None:
+            x = self._mlp_output_norm(x)
+        return x, residual
+
+
+class ParallelLayer:
+    """Attention beside the MLP: one sum over ranks. Both get the same normalised input, or each has its norm."""
+
+    def __init__(self, parts: Parts, index: int) -> None:
+        names, prefix = parts.config.names, parts.layer_prefix(index)
+        norms = [prefix + name for name in (names.attention_norm, names.mlp_norm) if name is not None]
+        self._comm = parts.comm
+        self._norms = parts.norm(*norms)
+        self._attention = make.attention(parts, index)
+        self._mlp = make.mlp(parts, index)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, residual = self._norms.add(x, residual)
+        out = self._mlp(inputs[-1], step.slot_mapping)
+        out += self._attention(inputs[0], cache, step)
+        return sum_over_ranks(out, self._comm), residual
+
+
+def _norm(parts: Parts, prefix: str, name: str | None) -> Norm | None:
+    return None if name is None else parts.norm(prefix + name)

@@ -1,0 +1,225 @@
+"""The parts of a decoder, made from this rank's weights under the names that the configuration gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import lmi_kernels
+from engines.layers.attention import SelfAttention
+from engines.layers.attention_rule import AttentionRule
+from engines.layers.embedding import Table, VocabParallelEmbedding, VocabParallelHead
+from engines.layers.mlp import GatedMlp, Mlp, MoeMlp
+from engines.layers.norm import Norm
+from engines.models.config import ModelConfig
+from engines.models.config.weight_names import FusedQkv
+from engines.models.weights import WeightSource
+from engines.parallel import Communicator
+from engines.partition import HeadShare, Shard, split_evenly, split_heads
+from engines.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a rank's part of a model is made from.
+
+    Methods raise `BadCheckpoint` where the weights do not match the configuration.
+    """
+
+    config: ModelConfig
+    weights: WeightSource
+    comm: Communicator
+    stopwatch: Stopwatch
+
+    @property
+    def head_share(self) -> HeadShare:
+        config = self.config
+        return split_heads(config.num_heads, config.num_kv_heads, self.comm.world_size, self.comm.rank)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of all tensors but the head's. Checkpoints that were made without a head leave it out."""
+        names = self.config.names
+        return names.prefix if self.weights.has(f"{names.prefix}{names.embedding}.weight") else ""
+
+    def layer_prefix(self, layer: int) -> str:
+        return self.prefix + self.config.names.layer.format(layer)
+
+    def share_of(self, middle: int) -> Shard:
+        """Return this rank's share of an MLP's middle."""
+        return split_evenly(middle, self.comm.world_size, self.comm.rank)
+
+    def norm(self, *names: str) -> Norm:
+        spec, shape = self.config.norm, (self.config.hidden_size,)
+        affines = [
+            (
+                self.norm_weight(name, shape),
+                self.weights.whole(f"{name}.bias", shape) if spec.biased else None,
+            )
+            for name in names
+        ]
+        return Norm(tuple(affines), spec.eps, spec.centred)
+
+    def norm_weight(self, name: str, shape: tuple[int]) -> torch.Tensor:
+        weight, offset = self.weights.whole(f"{name}.weight", shape), self.config.norm.offset
+        return weight.float() + offset if offset else weight
+
+    def attention_rule(self, layer: int) -> AttentionRule:
+        """Make a layer's rule from its description and this rank's share."""
+        share, config, spec = self.head_share, self.config, self.config.attention[layer]
+        norms = slopes = None
+        if spec.query_key_norms:
+            # One weight for all heads, which every rank has.
+            names = (self.layer_prefix(layer) + name for name in (config.names.query_norm, config.names.key_norm))
+            query, key = (self.norm_weight(name, (config.head_dim,)) for name in names)
+            norms = query, key
+        if spec.alibi_slopes is not None:
+            mine = spec.alibi_slopes[share.queries.start : share.queries.stop]
+            slopes = torch.tensor(mine, device=self.weights.device)
+        return AttentionRule(
+            spec, share.queries.size, share.keys_values.size, config.head_dim, norms, config.norm.eps, slopes
+        )
+
+    def column_parallel(
+        self,
+        names: Sequence[str],
+        shards: Sequence[Shard],
+        shape: tuple[int, int],
+        biased: bool,
+        gated: str | None = None,
+    ) -> lmi_kernels.LinearWeight:
+        """Fuse rows of several projections of the same input, or several ranges of rows of one.
+
+        names: of the tensor of each shard, or of the one tensor of all.
+        shape: of all these projections, whole, one below the other.
+        gated: the activation of the first half, which gates the second.
+        """
+        if len(names) == 1:
+            weight = self._pieces(names[0], shards, shape)
+            bias = self.weights.pieces(f"{names[0]}.bias", shards, shape[:1]) if biased else None
+        else:
+            weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
+            bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+        return self.weights.pack(weight, bias, gated)
+
+    def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:
+        """Make the projection to the hidden size from `inputs` features, of which `shard` are this rank's.
+
+        The results of all ranks are to be summed. Rank 0 alone adds a bias.
+        """
+        hidden = self.config.hidden_size
+        if self.config.transposed:
+            weight = self.weights.pieces(f"{name}.weight", [shard], (inputs, hidden)).t().contiguous()
+        else:
+            weight = self.weights.columns(f"{name}.weight", shard, (hidden, inputs))
+        bias = self.weights.whole(f"{name}.bias", (hidden,)) if biased else None
+        return self.weights.pack(weight, bias if self.comm.rank == 0 else None)
+
+    def _pieces(self, name: str, shards: Sequence[Shard], shape: tuple[int, int]) -> torch.Tensor:
+        if not self.config.transposed:
+            return self.weights.pieces(f"{name}.weight", shards, shape)
+        outputs, inputs = shape
+        parts = [self.weights.columns(f"{name}.weight", shard, (inputs, outputs)).t() for shard in shards]
+        return torch.cat(parts)
+
+
+def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]:
+    """Make embedding and head; from one table where they are tied."""
+    config, comm, names = parts.config, parts.comm, parts.config.names
+    shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
+    shape = (config.vocab_size, config.hidden_size)
+    table = parts.weights.rows([f"{parts.prefix}{names.embedding}.weight"], [shard], shape)
+    tied = config.tie_word_embeddings
+    packed = parts.weights.pack(table) if tied else lmi_kernels.pack(table)
+    lookup = table if packed.native is None else packed
+    if not tied:
+        packed = parts.weights.pack(parts.weights.rows([f"{names.head}.weight"], [shard], shape))
+    norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
+    embedding = VocabParallelEmbedding(lookup, shard, comm, config.embedding_scale, _positions(parts), norm)
+    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap)
+
+
+def _positions(parts: Parts) -> Table | None:
+    spec = parts.config.position_table
+    if spec is None:
+        return None
+    rows = Shard(spec.first, spec.first + spec.num_rows)
+    shape = (rows.stop, parts.config.hidden_size)
+    table = parts.weights.pieces(f"{parts.prefix}{spec.name}.weight", [rows], shape)
+    packed = lmi_kernels.pack(table)
+    return table if packed.native is None else packed
+
+
+def attention(parts: Parts, layer: int) -> SelfAttention:
+    config, share, prefix = parts.config, parts.head_share, parts.layer_prefix(layer)
+    names = [prefix + name for name in config.names.qkv]
+    heads = [share.queries, share.keys_values, share.keys_values]
+    if len(names) == 1:
+        grouped = config.names.fused_qkv is FusedQkv.GROUPED
+        heads = _grouped_heads(config, share) if grouped else _stacked_heads(config, share)
+    rows = [piece.scaled(config.head_dim) for piece in heads]
+    shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
+    qkv = parts.column_parallel(names, rows, shape, config.qkv_bias)
+    output = parts.row_parallel(
+        prefix + config.names.attention_output,
+        share.queries.scaled(config.head_dim),
+        config.num_heads * config.head_dim,
+        config.output_bias,
+    )
+    return SelfAttention(layer, qkv, output, parts.attention_rule(layer), parts.stopwatch)
+
+
+def _stacked_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
+    """Return the places of this rank's query, key and value heads, counted in heads: see `FusedQkv`."""
+    keys, values = config.num_heads, config.num_heads + config.num_kv_heads
+    start, stop = mine.keys_values.start, mine.keys_values.stop
+    return [mine.queries, Shard(keys + start, keys + stop), Shard(values + start, values + stop)]
+
+
+def _grouped_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
+    """Return the places of this rank's query, key and value heads, counted in heads: see `FusedQkv`."""
+    share = config.num_heads // config.num_kv_heads
+    queries, keys_values = [], []
+    for group in range(mine.keys_values.start, mine.keys_values.stop):
+        first, shift = group * share, 2 * group
+        start, stop = max(mine.queries.start, first), min(mine.queries.stop, first + share)
+        queries.append(Shard(start + shift, stop + shift))
+        keys_values.append(first + share + shift)
+    keys = [Shard(at, at + 1) for at in keys_values]
+    return [*queries, *keys, *[Shard(at + 1, at + 2) for at in keys_values]]
+
+
+def mlp(parts: Parts, layer: int) -> GatedMlp | Mlp | MoeMlp:
+    config, prefix = parts.config, parts.layer_prefix(layer)
+    if config.has_experts(layer):
+        return _experts(parts, prefix)
+    names, width = [prefix + name for name in config.names.mlp_inputs], config.intermediate_size
+    middle = parts.share_of(width)
+    down = parts.row_parallel(prefix + config.names.mlp_output, middle, width, config.mlp_bias)
+    if not config.gated_mlp:
+        up = parts.column_parallel(names, [middle], (width, config.hidden_size), config.mlp_bias)
+        return Mlp(up, down, config.activation)
+    ups = middle if len(names) == 2 else Shard(width + middle.start, width + middle.stop)
+    shape = (2 * width, config.hidden_size)
+    gate_up = parts.column_parallel(names, [middle, ups], shape, config.mlp_bias, config.activation)
+    return GatedMlp(gate_up, down)
+
+
+def _experts(parts: Parts, prefix: str) -> MoeMlp:
+    config, weights, spec = parts.config, parts.weights, parts.config.experts
+    if spec is None:
+        raise ValueError(f"{config.architecture} has no experts")
+    hidden, width, middle = config.hidden_size, spec.intermediate_size, parts.share_of(spec.intermediate_size)
+    # Never quantised: a router with small errors chooses other experts.
+    router = lmi_kernels.pack(weights.whole(f"{prefix}{spec.router}.weight", (spec.num_experts, hidden)))
+    prefixes = [prefix + spec.expert.format(index) for index in range(spec.num_experts)]
+    gate, up, down = spec.projections
+    names = [f"{expert}.{part}.weight" for expert in prefixes for part in (gate, up)]
+    gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
+    downs = weights.stacked_columns([f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width))
+    packed = lmi_kernels.pack_experts(
+        gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack, config.activation
+    )
+    return MoeMlp(router, packed, spec.top_k, spec.renormalise)
