@@ -33,7 +33,7 @@ class GeluMlp:
     down: lmi_kernels.LinearWeight
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return lmi_kernels.linear(lmi_kernels.gelu(lmi_kernels.linear(x, self.up)), self.down)
+        return lmi_kernels.linear(lmi_kernels.activate(lmi_kernels.linear(x, self.up), "gelu"), self.down)
 
 
 @dataclass(frozen=True, slots=True)

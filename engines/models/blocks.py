@@ -63,7 +63,7 @@ class Parts:
         shards: Sequence[Shard],
         shape: tuple[int, int],
         biased: bool,
-        gated: bool = False,
+        gated: lmi_kernels.Activation | None = None,
     ) -> lmi_kernels.LinearWeight:
         """Fuse several projections of the same input. shape: of the fused projection over all ranks."""
         weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
@@ -123,7 +123,7 @@ def gated_mlp(parts: Parts, prefix: str) -> GatedMlp:
     config = parts.config
     names = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
     shape = (2 * config.intermediate_size, config.hidden_size)
-    gate_up = parts.fused_weight(names, [parts.middle] * 2, shape, config.mlp_bias, gated=True)
+    gate_up = parts.fused_weight(names, [parts.middle] * 2, shape, config.mlp_bias, gated="silu")
     down = parts.row_parallel(
         f"{prefix}.mlp.down_proj", parts.middle, config.intermediate_size, config.mlp_bias
     )
