@@ -31,8 +31,7 @@ class Mlp:
 
     up: lmi_kernels.LinearWeight
     down: lmi_kernels.LinearWeight
-    activation: str
-    """As `lmi_kernels.activate` takes it."""
+    activation: lmi_kernels.Activation
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         middle = lmi_kernels.activate(lmi_kernels.linear(x, self.up), self.activation)

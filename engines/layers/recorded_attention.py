@@ -18,6 +18,7 @@ _SUPPORTED = {"norms", "scale", "window", "softcap", "alibi", "sinks", "no rotar
 class RecordedAttention:
     """A `StepAttention` that computes nothing: it adds operations to the recorder of its input."""
 
+    positions: Rows
     tables: RotaryTables
 
     @property

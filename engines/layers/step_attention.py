@@ -17,6 +17,10 @@ class StepAttention(Protocol):
     """The positions of a step's tokens, their slots in the cache, and the keys that they see."""
 
     @property
+    def positions(self) -> torch.Tensor:
+        """The position of each token row in its sequence, [num_rows], int64."""
+
+    @property
     def slot_mapping(self) -> torch.Tensor:
         """The slot of each token row, int64; -1: padding."""
 
@@ -40,6 +44,8 @@ class StepAttention(Protocol):
 class TorchStepAttention:
     """Attention by torch, sequence by sequence (`lmi_kernels.attention`), on CPUs without native kernels."""
 
+    positions: torch.Tensor
+    """[num_tokens], int64."""
     slot_mapping: torch.Tensor
     """[num_tokens], int64."""
     rotary: Mapping[Rotary, tuple[torch.Tensor, torch.Tensor]]

@@ -23,7 +23,7 @@ def record_forward(
         NotRecorded: the model needs an operation that is not native.
     """
     recorder = Recorder(team, max_rows)
-    hidden = model.forward(recorder.ids(), cache, RecordedAttention(tables), num_layers)
+    hidden = model.forward(recorder.ids(), cache, RecordedAttention(recorder.positions(), tables), num_layers)
     return bind(recorder, _rows(hidden))
 
 

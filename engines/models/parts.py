@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -39,6 +40,10 @@ class Parts:
         return split_heads(config.num_heads, config.num_kv_heads, self.comm.world_size, self.comm.rank)
 
     @property
+    def activation(self) -> lmi_kernels.Activation:
+        return cast(lmi_kernels.Activation, self.config.activation)
+
+    @property
     def prefix(self) -> str:
         """Of the names of all tensors but the head's. Checkpoints that were made without a head leave it out."""
         names = self.config.names
@@ -72,7 +77,9 @@ class Parts:
         norms = slopes = None
         if spec.query_key_norms:
             # One weight for all heads, which every rank has.
-            names = (self.layer_prefix(layer) + name for name in (config.names.query_norm, config.names.key_norm))
+            names = (
+                self.layer_prefix(layer) + name for name in (config.names.query_norm, config.names.key_norm)
+            )
             query, key = (self.norm_weight(name, (config.head_dim,)) for name in names)
             norms = query, key
         if spec.alibi_slopes is not None:
@@ -88,7 +95,7 @@ class Parts:
         shards: Sequence[Shard],
         shape: tuple[int, int],
         biased: bool,
-        gated: str | None = None,
+        gated: lmi_kernels.Activation | None = None,
     ) -> lmi_kernels.LinearWeight:
         """Fuse rows of several projections of the same input, or several ranges of rows of one.
 
@@ -101,7 +108,9 @@ class Parts:
             bias = self.weights.pieces(f"{names[0]}.bias", shards, shape[:1]) if biased else None
         else:
             weight = self.weights.rows([f"{name}.weight" for name in names], shards, shape)
-            bias = self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+            bias = (
+                self.weights.rows([f"{name}.bias" for name in names], shards, shape[:1]) if biased else None
+            )
         return self.weights.pack(weight, bias, gated)
 
     def row_parallel(self, name: str, shard: Shard, inputs: int, biased: bool) -> lmi_kernels.LinearWeight:
@@ -200,10 +209,10 @@ def mlp(parts: Parts, layer: int) -> GatedMlp | Mlp | MoeMlp:
     down = parts.row_parallel(prefix + config.names.mlp_output, middle, width, config.mlp_bias)
     if not config.gated_mlp:
         up = parts.column_parallel(names, [middle], (width, config.hidden_size), config.mlp_bias)
-        return Mlp(up, down, config.activation)
+        return Mlp(up, down, parts.activation)
     ups = middle if len(names) == 2 else Shard(width + middle.start, width + middle.stop)
     shape = (2 * width, config.hidden_size)
-    gate_up = parts.column_parallel(names, [middle, ups], shape, config.mlp_bias, config.activation)
+    gate_up = parts.column_parallel(names, [middle, ups], shape, config.mlp_bias, parts.activation)
     return GatedMlp(gate_up, down)
 
 
@@ -220,6 +229,6 @@ def _experts(parts: Parts, prefix: str) -> MoeMlp:
     gate_up = weights.rows(names, [middle] * len(names), (len(names) * width, hidden))
     downs = weights.stacked_columns([f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width))
     packed = lmi_kernels.pack_experts(
-        gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack, config.activation
+        gate_up.view(len(prefixes), 2 * middle.size, hidden), downs, weights.pack, parts.activation
     )
     return MoeMlp(router, packed, spec.top_k, spec.renormalise)

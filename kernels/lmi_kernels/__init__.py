@@ -9,11 +9,11 @@ from lmi_kernels.attention.rotary import rotary_
 from lmi_kernels.attention.store_kv import store_kv
 from lmi_kernels.attention.torch_attention import SequenceRows, attention
 from lmi_kernels.attention.varlen import varlen_attention
-from lmi_kernels.elementwise.gelu import gelu
-from lmi_kernels.elementwise.gelu_and_mul import gelu_and_mul
+from lmi_kernels.elementwise.activate import Activation, activate
+from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 from lmi_kernels.elementwise.layer_norm import add_layer_norms, layer_norms
 from lmi_kernels.elementwise.rms_norm import add_rms_norm, rms_norm
-from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
+from lmi_kernels.elementwise.scale import scale, softcap
 from lmi_kernels.linear.embedding import embedding
 from lmi_kernels.linear.experts import ExpertWeights, experts, pack_experts
 from lmi_kernels.linear.linear import (
@@ -35,6 +35,7 @@ from lmi_kernels.update_block_tables import update_block_tables
 
 __all__ = [
     "MOST_COUNTED",
+    "Activation",
     "DecodePlan",
     "ExpertWeights",
     "LinearWeight",
@@ -42,6 +43,8 @@ __all__ = [
     "Penalties",
     "ScoreRules",
     "SequenceRows",
+    "activate",
+    "activate_and_mul",
     "add_layer_norms",
     "add_rms_norm",
     "attention",
@@ -52,8 +55,6 @@ __all__ = [
     "embedding",
     "experts",
     "gated_linear",
-    "gelu",
-    "gelu_and_mul",
     "layer_norms",
     "likeliest",
     "linear",
@@ -67,7 +68,8 @@ __all__ = [
     "rotary_",
     "row_logprobs",
     "runs_triton",
-    "silu_and_mul",
+    "scale",
+    "softcap",
     "step_inputs",
     "store_kv",
     "token_logprobs",

@@ -162,7 +162,9 @@ def _look_at_bytes(entry: Entry, found: _Findings) -> None:
         meant = entry.text.encode("iso-8859-1").decode("utf-8")
     except UnicodeDecodeError:
         if re.search(r"[\x80-\x9f]", entry.text):
-            found.warning(entry, "bytes 0x80 to 0x9f are control characters in ISO-8859-1; write \\u and 4 hex digits")
+            found.warning(
+                entry, "bytes 0x80 to 0x9f are control characters in ISO-8859-1; write \\u and 4 hex digits"
+            )
         return
     odd = next(character for character in meant if not character.isascii())
     escape = "".join(f"\\u{ord(unit):04x}" for unit in _utf16_units(odd))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lmi_kernels import (
+    activate_and_mul,
     embedding,
     experts,
     gated_linear,
@@ -17,7 +18,6 @@ from lmi_kernels import (
     pack_experts,
     rms_norm,
     rotary_,
-    silu_and_mul,
 )
 from lmi_kernels.cpu.library import load
 from tests.support.seeds import fresh_generator, integers
@@ -43,7 +43,7 @@ def test_linears_and_embeddings(out_features: int, in_features: int, dtype: torc
     generator = fresh_generator()
     weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
     x = torch.randn(_COUNT, in_features, generator=generator)
-    whole, gated = pack(weight, torch.randn(out_features, generator=generator)), pack(weight, gated=True)
+    whole, gated = pack(weight, torch.randn(out_features, generator=generator)), pack(weight, gated="silu")
     _assert_alone_as_in_company(lambda rows: linear(x[rows], whole), generator)
     _assert_alone_as_in_company(lambda rows: gated_linear(x[rows], gated), generator)
     _assert_alone_as_in_company(lambda rows: embedding(rows, whole), generator)
@@ -90,4 +90,4 @@ def test_elementwise_operations() -> None:
         _assert_alone_as_in_company(
             lambda rows, x=x, weight=weight: rms_norm(x[rows], weight, 1e-5), generator
         )
-        _assert_alone_as_in_company(lambda rows, x=x: silu_and_mul(x[rows]), generator)
+        _assert_alone_as_in_company(lambda rows, x=x: activate_and_mul(x[rows], "silu"), generator)

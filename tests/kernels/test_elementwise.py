@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from lmi_kernels import gelu, gelu_and_mul, rms_norm, rotary_, silu_and_mul
-from lmi_kernels.elementwise.gelu_and_mul import Approximate
+from lmi_kernels import Activation, activate, activate_and_mul, rms_norm, rotary_, scale, softcap
+from tests.kernels.references.activate import BY_TORCH
 from tests.support.seeds import fresh_generator
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -89,21 +87,6 @@ def test_rotary_turns_each_pair_by_its_angle() -> None:
     torch.testing.assert_close(y.double(), torch.cat((turned.real, turned.imag), -1), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
-def test_silu_and_mul_in_double_precision(num_tokens: int, intermediate: int, dtype: torch.dtype) -> None:
-    generator = fresh_generator()
-    gate_up = (torch.randn(num_tokens, 2 * intermediate, generator=generator) * 4).to(dtype)
-    before = gate_up.clone()
-    y = silu_and_mul(gate_up)
-    gate, up = before.double().chunk(2, -1)
-    expected = gate / (1 + torch.exp(-gate)) * up
-    assert y.shape == (num_tokens, intermediate)
-    assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), expected, rtol=4 * EPS[dtype], atol=EPS[dtype] * 1e-2)
-    assert torch.equal(gate_up, before)
-
-
 def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
     """`size`: the product that 1 + erf or 1 + tanh, which cancels near -1, is a factor of.
 
@@ -114,33 +97,48 @@ def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gelu_has_the_bits_of_transformers_and_is_right(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        ("gelu", "gelu"),
+        ("gelu_tanh", "gelu_pytorch_tanh"),
+        ("relu", "relu"),
+        ("silu", "silu"),
+        ("quick_gelu", "quick_gelu"),
+        ("relu2", "relu2"),
+    ],
+)
+def test_activations_have_the_bits_of_transformers_and_are_right(
+    kind: Activation, theirs: str, dtype: torch.dtype
+) -> None:
     x = (torch.randn(3, 577, generator=fresh_generator()) * 3).to(dtype)
     before = x.clone()
-    y = gelu(x)
+    y = activate(x, kind)
     assert y.dtype == dtype
-    assert torch.equal(y, ACT2FN["gelu"](x))
-    _assert_near(y, x.double() * torch.special.ndtr(x.double()), x.double())
+    assert torch.equal(y, ACT2FN[theirs](x))
+    _assert_near(y, BY_TORCH[kind](x.double()), x.double())
     assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("kind", list(BY_TORCH))
 @pytest.mark.parametrize(("num_tokens", "intermediate"), [(1, 1), (3, 1536), (40, 7)])
-def test_gelu_and_mul_in_double_precision(
-    num_tokens: int, intermediate: int, approximate: Approximate, dtype: torch.dtype
+def test_activate_and_mul_in_double_precision(
+    num_tokens: int, intermediate: int, kind: Activation, dtype: torch.dtype
 ) -> None:
     generator = fresh_generator()
     gate_up = (torch.randn(num_tokens, 2 * intermediate, generator=generator) * 4).to(dtype)
     before = gate_up.clone()
-    y = gelu_and_mul(gate_up, approximate)
+    y = activate_and_mul(gate_up, kind)
     gate, up = before.double().chunk(2, -1)
-    if approximate == "none":
-        expected = gate * torch.special.ndtr(gate) * up
-    else:
-        cubic = gate + 0.044715 * gate**3
-        expected = gate / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * cubic)) * up
     assert y.shape == (num_tokens, intermediate)
     assert y.dtype == dtype
-    _assert_near(y, expected, gate * up)
+    _assert_near(y, BY_TORCH[kind](gate) * up, gate * up)
     assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scale_and_softcap_have_the_bits_of_transformers(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 577, generator=fresh_generator()) * 40).to(dtype)
+    assert torch.equal(scale(x, 24.0), x * 24.0)
+    assert torch.equal(softcap(x, 30.0), torch.tanh(x / 30.0) * 30.0)

@@ -51,7 +51,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "falcon-7b": _FALCON | {"multi_query": True},
     "falcon-40b": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon-rw": _FALCON
-    | {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True, "hidden_size": 48, "num_attention_heads": 8},
+    | {
+        "alibi": True,
+        "parallel_attn": False,
+        "multi_query": False,
+        "bias": True,
+        "hidden_size": 48,
+        "num_attention_heads": 8,
+    },
     "qwen3_moe": _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 30},
     "gemma": _GEMMA,
     "gemma2": _GEMMA | {"sliding_window": 7},
@@ -59,8 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "phi3": _LLAMA | {"head_dim": 4, "original_max_position_embeddings": 64, "pad_token_id": 0},
     "gpt2": {"vocab_size": VOCAB_SIZE, "n_positions": 64, "n_embd": 36, "n_layer": 2, "n_head": 9},
     "gpt_neox": _COMMON | {"hidden_size": 72, "intermediate_size": 50, "num_attention_heads": 9},
-    "opt": _COMMON
-    | {"hidden_size": 36, "word_embed_proj_dim": 36, "ffn_dim": 50, "num_attention_heads": 9},
+    "opt": _COMMON | {"hidden_size": 36, "word_embed_proj_dim": 36, "ffn_dim": 50, "num_attention_heads": 9},
     "mpt": {"vocab_size": VOCAB_SIZE, "d_model": 36, "n_layers": 2, "n_heads": 9, "max_seq_len": 64},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 36, "n_layer": 2, "n_head": 9},
 }

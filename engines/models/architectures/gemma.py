@@ -33,7 +33,9 @@ def read_gemma2(fields: Fields) -> ModelConfig:
 def read_gemma3(fields: Fields) -> ModelConfig:
     """Five of six layers have a sliding window and a rotary embedding of their own."""
     if fields.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel("use_bidirectional_attention is true; a model that generates text attends backwards")
+        raise UnsupportedModel(
+            "use_bidirectional_attention is true; a model that generates text attends backwards"
+        )
     config = _with_windows(fields, fields.count("sliding_window_pattern", 6))
     near = fields.rotary(config.head_dim, _SLIDING)
     specs = [

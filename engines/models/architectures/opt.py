@@ -32,7 +32,9 @@ def read(fields: Fields) -> ModelConfig:
         ("_remove_final_layer_norm", False),
     ):
         if fields.flag(name, known) != known:
-            raise UnsupportedModel(f"{name} is {str(not known).lower()}; {str(known).lower()} is what we know")
+            raise UnsupportedModel(
+                f"{name} is {str(not known).lower()}; {str(known).lower()} is what we know"
+            )
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("num_hidden_layers", 12)
     num_positions, biased = fields.count("max_position_embeddings", 2048), fields.flag("enable_bias", True)
     return ModelConfig(

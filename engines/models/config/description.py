@@ -12,6 +12,7 @@ from engines.models.config.fields import Fields, UnsupportedModel
 from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
 
+
 def element_bytes(stored: str, dtype: str, quantize: str, native: bool) -> int:
     """Return the bytes of each number of a matrix on a CPU, at most.
 

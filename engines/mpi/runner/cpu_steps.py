@@ -64,6 +64,7 @@ class CpuSteps:
         layout = lay_out(plan)
         positions = torch.from_numpy(layout.positions.astype(np.int64))
         attention = TorchStepAttention(
+            positions,
             torch.from_numpy(layout.slots(self._tables.entries, self._cache.block_size).astype(np.int64)),
             {kind: cosines_and_sines(table, positions) for kind, table in self._rotary_tables.items()},
             tuple(

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.cpu.structs import Embed, Epilogue, Linear, Step, Struct
+from lmi_kernels.cpu.structs import Embed, Linear, Step, Struct
 from lmi_kernels.cpu.team import Program, shared_team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
-    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight silu(gate) * up; fp32.
+    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight
+    activation(gate) * up; fp32.
 
     Raises:
         RuntimeError: there are no native kernels any more.
     """
     x = x.float().contiguous()
-    width = weight.out_features // 2 if weight.gated else weight.out_features
     # Of a gated weight whole panels come out.
-    y = torch.empty(len(x), padded(width) if weight.gated else width)
-    epilogue = Epilogue.SILU_AND_MUL if weight.gated else Epilogue.STORE
+    y = torch.empty(len(x), padded(weight.width) if weight.gated else weight.width)
     scratch = {
         name: torch.empty(size, dtype=dtype) for name, (size, dtype) in weight.scratch_sizes(len(x)).items()
     }
@@ -29,11 +28,11 @@ def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
         y=y.data_ptr(),
         x_stride=x.stride(0),
         y_stride=y.stride(0),
-        epilogue=epilogue,
+        **weight.epilogue,
         **{name: tensor.data_ptr() for name, tensor in scratch.items()},
     )
     _run(linear, Step(num_rows=len(x)))
-    return y[:, :width].contiguous()
+    return y[:, : weight.width].contiguous()
 
 
 def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tensor:

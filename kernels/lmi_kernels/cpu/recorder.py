@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.structs import Epilogue, Struct
+from lmi_kernels.cpu.structs import Function, Struct
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
@@ -86,10 +86,15 @@ class Recorder:
         self.nodes: list[Node] = []
         self.ending: Outside | None = None
         """Turns a run's result into what it returns."""
+        self._ids, self._positions = Rows.make(self, 1), Rows.make(self, 1)
 
     def ids(self) -> Rows:
         """Return the step's token ids."""
-        return Rows.make(self, 1)
+        return self._ids
+
+    def positions(self) -> Rows:
+        """Return the positions of the step's tokens in their sequences."""
+        return self._positions
 
     def gathered(self, source: torch.Tensor, width: int) -> Rows:
         """Gather the rows that the step's `places` name from another program's result, [max_rows, width]."""
@@ -97,36 +102,49 @@ class Recorder:
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
         return self._record(structs.Gather, {}, output, fields, keeps=[source])
 
-    def embedding(self, table: NativeWeight, first_id: int) -> Rows:
+    def embedding(self, numbers: Rows, table: NativeWeight, first_id: int) -> Rows:
+        """Record the lookup of the step's ids or positions."""
+        if numbers is not self._ids and numbers is not self._positions:
+            raise NotRecorded("embeddings of rows that are neither token ids nor positions")
         output = Rows.make(self, table.in_features)
-        fields = {"table": table.handle, "first_id": first_id}
+        of_positions = numbers is self._positions
+        fields = {"table": table.handle, "first_id": first_id, "of_positions": of_positions}
         return self._record(structs.Embed, {}, output, fields, keeps=[table])
 
-    def norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Rows:
-        """Record RMSNorm, or LayerNorm if there is a bias."""
+    def rms_norm(self, x: Rows, weight: torch.Tensor, eps: float) -> Rows:
+        return self._norm(x, weight, None, {"eps": eps})
+
+    def layer_norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Rows:
+        return self._norm(x, weight, bias, {"eps": eps, "is_layer_norm": True})
+
+    def _norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, fields: dict[str, Any]) -> Rows:
         keeps = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
         addresses = [None if each is None else each.data_ptr() for each in keeps]
-        fields = {"weight": addresses[0], "bias": addresses[1], "width": x.width, "eps": eps}
+        fields |= {"weight": addresses[0], "bias": addresses[1], "width": x.width}
         return self._record(structs.Norm, {"x": x}, Rows.make(self, x.width), fields, keeps=[*keeps])
 
     def add(self, x: Rows, other: Rows) -> Rows:
         reads = {"x": x, "other": other}
         return self._record(structs.Add, reads, Rows.make(self, x.width), {"width": x.width})
 
-    def gelu(self, x: Rows) -> Rows:
-        return self._record(structs.Gelu, {"x": x}, Rows.make(self, x.width), {"width": x.width})
+    def elementwise(self, x: Rows, function: Function, parameter: float = 0.0) -> Rows:
+        fields = {"width": x.width, "function": function, "parameter": parameter}
+        return self._record(structs.Elementwise, {"x": x}, Rows.make(self, x.width), fields)
 
     def linear(self, x: Rows, weight: NativeWeight) -> Rows:
-        """Record a product, of a gated weight silu(gate) * up."""
-        width = weight.out_features // 2 if weight.gated else weight.out_features
-        epilogue = Epilogue.SILU_AND_MUL if weight.gated else Epilogue.STORE
-        fields = {"weight": weight.handle, "epilogue": epilogue}
+        """Record a product, of a gated weight activation(gate) * up."""
+        fields = {"weight": weight.handle, **weight.epilogue}
         scratch = weight.scratch_sizes(self.max_rows)
-        output = Rows.make(self, width)
+        output = Rows.make(self, weight.width)
         return self._record(structs.Linear, {"x": x}, output, fields, scratch=scratch, keeps=[weight])
 
     def experts(
-        self, x: Rows, logits: Rows, weights: Sequence[tuple[NativeWeight, NativeWeight]], top_k: int
+        self,
+        x: Rows,
+        logits: Rows,
+        weights: Sequence[tuple[NativeWeight, NativeWeight]],
+        top_k: int,
+        renormalise: bool,
     ) -> Rows:
         """weights: each expert's gate and up, which are gated, and its down."""
         gate_up, down = ([pair[i] for pair in weights] for i in (0, 1))
@@ -145,6 +163,8 @@ class Recorder:
             "down": tables[1].data_ptr(),
             "num_experts": len(weights),
             "top_k": top_k,
+            "gate": gate_up[0].gate,
+            "renormalise": renormalise,
         }
         reads, output, keeps = {"x": x, "logits": logits}, Rows.make(self, hidden), [*tables, *weights]
         return self._record(structs.Experts, reads, output, fields, scratch=scratch, keeps=keeps)

@@ -28,7 +28,7 @@ class OpKind(IntEnum):
     GATHER = 1
     NORM = 2
     ADD = 3
-    GELU = 4
+    ELEMENTWISE = 4
     LINEAR = 5
     ROPE_AND_STORE = 6
     ATTENTION = 7
@@ -41,7 +41,20 @@ class OpKind(IntEnum):
 class Epilogue(IntEnum):
     STORE = 0
     ACCUMULATE = 1
-    SILU_AND_MUL = 2
+    ACTIVATE_AND_MUL = 2
+
+
+class Function(IntEnum):
+    """A function of single numbers; activations have the names of `lmi_kernels.Activation` in capitals."""
+
+    GELU = 0
+    GELU_TANH = 1
+    RELU = 2
+    SILU = 3
+    QUICK_GELU = 4
+    RELU2 = 5
+    SCALE = 6
+    SOFTCAP = 7
 
 
 class Struct(ctypes.Structure):
@@ -89,7 +102,14 @@ class Op(Struct):
 
 class Embed(Struct):
     KIND = OpKind.EMBED
-    _fields_ = (("table", c_void_p), ("y", c_void_p), ("y_stride", c_int64), ("first_id", c_int64))
+    _fields_ = (
+        ("table", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("first_id", c_int64),
+        ("of_positions", c_int32),
+        ("reserved", c_int32),
+    )
 
 
 class Gather(Struct):
@@ -114,7 +134,7 @@ class Norm(Struct):
         ("y_stride", c_int64),
         ("width", c_int64),
         ("eps", c_float),
-        ("reserved", c_int32),
+        ("is_layer_norm", c_int32),
     )
 
 
@@ -131,9 +151,9 @@ class Add(Struct):
     )
 
 
-class Gelu(Struct):
-    KIND = OpKind.GELU
-    _fields_ = Gather._fields_
+class Elementwise(Struct):
+    KIND = OpKind.ELEMENTWISE
+    _fields_ = (*Gather._fields_, ("function", c_int32), ("parameter", c_float))
 
 
 class Linear(Struct):
@@ -145,7 +165,7 @@ class Linear(Struct):
         ("x_stride", c_int64),
         ("y_stride", c_int64),
         ("epilogue", c_int32),
-        ("reserved", c_int32),
+        ("gate", c_int32),
         ("integers", c_void_p),
         ("row_scales", c_void_p),
     )
@@ -199,6 +219,8 @@ class Experts(Struct):
         ("down", c_void_p),
         ("num_experts", c_int32),
         ("top_k", c_int32),
+        ("gate", c_int32),
+        ("renormalise", c_int32),
         ("choices", c_void_p),
         ("shares", c_void_p),
         ("inputs", c_void_p),

@@ -7,7 +7,7 @@ import weakref
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import STORAGES, Storage
+from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
 
 _LANES = 16
 """Rows begin at multiples of so many numbers: 64 bytes."""
@@ -71,15 +71,15 @@ class NativeWeight:
         library: Library,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
-        gated: bool = False,
+        gate: Function | None = None,
         storage: Storage | None = None,
     ) -> None:
         """
         Args:
             weight: [out_features, in_features]; bf16, fp16 or fp32.
             bias: [out_features] or None.
-            gated: the first half of the rows are gates, the second what they let through: they are interleaved for
-                `Epilogue.SILU_AND_MUL`.
+            gate: the activation of gates, which are the first half of the rows; the second is what they let through.
+                They are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: there are no gates.
             storage: None stores the numbers as they are; INT8 rounds them, with a scale for each output feature;
                 BF16_PAIRS stores bf16 as it is, for AMX.
 
@@ -93,9 +93,9 @@ class NativeWeight:
         if storage not in (STORAGES[weight.dtype], Storage.INT8, *_paired(library, weight)):
             raise ValueError(f"a weight of {weight.dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = weight.shape
-        self.gated = gated
+        self.gate = gate
         self.storage = storage
-        columns = self._padded_columns if gated else self.out_features
+        columns = self._padded_columns if self.gated else self.out_features
         handle = library.weight_new(columns, self.in_features, self.storage, bias is not None)
         if not handle:
             raise MemoryError(f"no memory for a weight of {self.out_features} x {self.in_features}")
@@ -113,6 +113,22 @@ class NativeWeight:
                 library.weight_fill_scales(handle, first, 1, scales[rows:].data_ptr(), width)
             if bias is not None:
                 library.weight_fill_bias(handle, first, 1, bias[rows:].data_ptr(), width)
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    @property
+    def width(self) -> int:
+        """Numbers in each row of a product, after its epilogue."""
+        return self.out_features // 2 if self.gated else self.out_features
+
+    @property
+    def epilogue(self) -> dict[str, int]:
+        """Fields of the struct of a product."""
+        if self.gate is None:
+            return {"epilogue": Epilogue.STORE}
+        return {"epilogue": Epilogue.ACTIVATE_AND_MUL, "gate": self.gate}
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Numbers that a product of so many rows needs for itself, by field of its struct: rows as integers, where

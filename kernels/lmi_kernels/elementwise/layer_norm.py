@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.cpu.recorder import Rows
 
-Affine = tuple[torch.Tensor, torch.Tensor]
-"""A LayerNorm's weight and bias, [hidden] each."""
+Affine = tuple[torch.Tensor, torch.Tensor | None]
+"""A LayerNorm's weight and bias, [hidden] each; None: no bias."""
 Results = tuple[torch.Tensor, ...]
 
 
@@ -31,7 +31,7 @@ def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Resul
     """
     _check(affines)
     if isinstance(x, Rows):
-        return tuple(x.recorder.norm(x, weight, bias, eps) for weight, bias in affines)
+        return tuple(x.recorder.layer_norm(x, weight, bias, eps) for weight, bias in affines)
     if not uses_triton(x):
         return _layer_norms_torch(x, affines, eps)
     return _launch(x, None, affines, eps)

@@ -12,7 +12,7 @@ from lmi_kernels.cpu.recorder import Rows
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise rows. x: [num_tokens, hidden], weight: [hidden] -> [num_tokens, hidden] in x's dtype."""
     if isinstance(x, Rows):
-        return x.recorder.norm(x, weight, None, eps)
+        return x.recorder.rms_norm(x, weight, eps)
     if not uses_triton(x):
         return _rms_norm_torch(x, weight, eps)
     return _launch(x, None, weight, eps)

@@ -1,5 +1,6 @@
 """Mixture of experts (Jiang et al. 2024, arXiv:2401.04088, section 2.1): each row goes through its `top_k` best gated
-MLPs, y = sum over them of p_e * down_e @ (silu(gate_e @ x) * (up_e @ x)), p being the softmax over the chosen logits.
+MLPs, y = sum over them of p_e * down_e @ (activation(gate_e @ x) * (up_e @ x)), p being the softmax over the logits of
+all experts or, renormalised, over the chosen ones.
 
 On a CPU experts are computed one after another. Elsewhere the host does not know the choice: rows are sorted by expert
 on the device (`route`), and two grouped products compute all experts at once (`grouped_matmul`).
@@ -14,6 +15,7 @@ import torch
 
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.cpu.recorder import NotRecorded, Rows
+from lmi_kernels.elementwise.activate import Activation, torch_activation
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear.linear import LinearWeight, gated_linear, linear, pack
 from lmi_kernels.linear.route import route
@@ -32,10 +34,15 @@ class ExpertWeights:
     """Each expert's gate and up, and its down."""
     stacked: tuple[torch.Tensor, torch.Tensor] | None
     """[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]."""
+    gated: Activation = "silu"
+    """The activation of the gates."""
 
 
 def pack_experts(
-    gate_up: torch.Tensor, down: torch.Tensor, pack: Callable[..., LinearWeight] = pack
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    pack: Callable[..., LinearWeight] = pack,
+    gated: Activation = "silu",
 ) -> ExpertWeights:
     """Make a layer's experts ready for `experts`.
 
@@ -43,10 +50,12 @@ def pack_experts(
         gate_up: [num_experts, 2 * intermediate, hidden], gates in the first half; `intermediate` is this rank's share.
         down: [num_experts, hidden, intermediate].
         pack: makes each of them ready for `linear` and `gated_linear` on a CPU.
+        gated: the activation of the gates.
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: the shapes do not belong together, or there is no activation of this name.
     """
+    torch_activation(gated)
     num_experts, twice, hidden = gate_up.shape
     if twice % 2 or down.shape != (num_experts, hidden, twice // 2):
         raise ValueError(
@@ -54,9 +63,9 @@ def pack_experts(
             "[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]"
         )
     if uses_triton(gate_up):
-        return ExpertWeights(None, (gate_up.contiguous(), down.contiguous()))
+        return ExpertWeights(None, (gate_up.contiguous(), down.contiguous()), gated)
     return ExpertWeights(
-        tuple((pack(g, gated=True), pack(d)) for g, d in zip(gate_up, down, strict=True)), None
+        tuple((pack(g, gated=gated), pack(d)) for g, d in zip(gate_up, down, strict=True)), None, gated
     )
 
 
@@ -66,6 +75,7 @@ def experts(
     weights: ExpertWeights,
     top_k: int,
     slots: torch.Tensor | None = None,
+    renormalise: bool = True,
 ) -> torch.Tensor:
     """Each row's weighted sum over the experts that it chooses.
 
@@ -76,14 +86,15 @@ def experts(
         top_k: experts a row, at most num_experts.
         slots: [num_rows], int64: rows with -1 are padding: no expert's weights are read, and the result is 0. Not read
             on a CPU, where there is no padding. None: all rows are real.
+        renormalise: experts are weighted by the softmax over the chosen ones' logits; else by that over all logits.
 
     Returns: [num_rows, hidden] in x's dtype; this rank's part, to be summed over ranks. With
     native weights a row's bits do not depend on the other rows.
     """
     if isinstance(x, Rows):
-        return _recorded(x, router_logits, weights, top_k)
+        return _recorded(x, router_logits, weights, top_k, renormalise)
     if weights.single is not None:
-        return _experts_torch(x, router_logits, weights.single, top_k)
+        return _experts_torch(x, router_logits, weights.single, top_k, renormalise)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
     gate_up, down = weights.stacked
@@ -93,18 +104,22 @@ def experts(
     # The host knows the mean, which a CUDA graph keeps; it does not know how rows spread over experts.
     mean = num_rows * top_k / num_experts
     key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
-    routing = route(router_logits, top_k, parameters("experts", key, x.device)["block_m"], slots)
-    middle = gate_up_matmul(x, gate_up, routing, parameters("experts_gate_up", key, x.device))
+    block_m = parameters("experts", key, x.device)["block_m"]
+    routing = route(router_logits, top_k, block_m, slots, renormalise)
+    tiles = parameters("experts_gate_up", key, x.device)
+    middle = gate_up_matmul(x, gate_up, routing, tiles, weights.gated)
     parts = down_matmul(middle, down, routing, parameters("experts_down", key, x.device))
     return parts if top_k == 1 and slots is None else sum_choices(parts, top_k, slots)
 
 
-def _recorded(x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int) -> torch.Tensor:
+def _recorded(
+    x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int, renormalise: bool
+) -> torch.Tensor:
     pairs = [(g.native, d.native) for g, d in weights.single or ()]
     natives = [(g, d) for g, d in pairs if g is not None and d is not None]
     if not isinstance(router_logits, Rows) or not natives or len(natives) < len(pairs):
         raise NotRecorded("experts whose weights are not native")
-    return x.recorder.experts(x, router_logits, natives, top_k)
+    return x.recorder.experts(x, router_logits, natives, top_k, renormalise)
 
 
 def _experts_torch(
@@ -112,13 +127,15 @@ def _experts_torch(
     router_logits: torch.Tensor,
     singles: tuple[tuple[LinearWeight, LinearWeight], ...],
     top_k: int,
+    renormalise: bool,
 ) -> torch.Tensor:
     """The order of operations is that of transformers' MixtralSparseMoeBlock, choices being summed best first."""
     logits = router_logits.float()
     # Stable: torch.topk does not say which of equal ones it takes.
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     shares = torch.softmax(logits, dim=-1).gather(1, chosen)
-    shares /= shares.sum(dim=-1, keepdim=True)
+    if renormalise:
+        shares /= shares.sum(dim=-1, keepdim=True)
     by_expert = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=len(singles)).tolist()
     parts = x.new_empty(len(x) * top_k, x.shape[1])

@@ -1,6 +1,6 @@
 """Grouped products: y_c = w_e @ a_c for every choice c, whose expert is e (`route`), in one launch for all experts,
-accumulated in fp32. They are the two products of a gated MLP: the first followed by silu(gate) * up (Shazeer 2020,
-arXiv:2002.05202), the second multiplied by the choice's share.
+accumulated in fp32. They are the two products of a gated MLP: the first followed by activation(gate) * up (Shazeer
+2020, arXiv:2002.05202), the second multiplied by the choice's share.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
+from lmi_kernels.elementwise.activate import Activation, activated
 from lmi_kernels.linear.route import Routing
 from lmi_kernels.tuning import Parameters
 
@@ -27,14 +28,15 @@ def _grouped_matmul_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHOICES_PER_ROW: tl.constexpr,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Multiply one block of choices by BLOCK_N rows of its expert's weight (GATED: gates, and as many ups).
+    """Multiply one block of choices by BLOCK_N rows of its expert's weight (gates, and as many ups, where GATE is an
+    `Activation`).
 
     Programs compute GROUP_M blocks of choices before the next columns: programs that share weights or rows run
     together and find them in the L2 cache.
@@ -59,7 +61,7 @@ def _grouped_matmul_kernel(
     # Columns beyond the last read other weights, and are not stored: no mask in the loop.
     weight_rows = tl.where(columns < N, columns, 0).to(tl.int64)
     a_ptrs = a_ptr + (choices // CHOICES_PER_ROW).to(tl.int64)[:, None] * K + ks[None, :]
-    weight_ptr += expert.to(tl.int64) * ((2 if GATED else 1) * N * K)
+    weight_ptr += expert.to(tl.int64) * ((1 if GATE is None else 2) * N * K)
     w_ptrs = weight_ptr + weight_rows[None, :] * K + ks[:, None]
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ups = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -72,7 +74,7 @@ def _grouped_matmul_kernel(
             a = tl.load(a_ptrs, mask=real[:, None] & (ks < K - k)[None, :], other=0.0)
             w = tl.load(w_ptrs, mask=(ks < K - k)[:, None], other=0.0)
         sums = tl.dot(a, w, sums, input_precision="ieee")
-        if GATED:
+        if GATE is not None:
             if K % BLOCK_K == 0:
                 w_up = tl.load(w_ptrs + N * K)
             else:
@@ -80,8 +82,8 @@ def _grouped_matmul_kernel(
             ups = tl.dot(a, w_up, ups, input_precision="ieee")
         a_ptrs += BLOCK_K
         w_ptrs += BLOCK_K
-    if GATED:
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    if GATE is not None:
+        sums = activated(sums, GATE) * ups
     else:
         sums *= tl.load(shares_ptr + choices, mask=real, other=0.0)[:, None]
     out_ptrs = out_ptr + choices.to(tl.int64)[:, None] * N + columns[None, :]
@@ -89,20 +91,21 @@ def _grouped_matmul_kernel(
 
 
 def gate_up_matmul(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: Parameters, gate: Activation
 ) -> torch.Tensor:
-    """silu(gate_e @ x) * (up_e @ x) of every choice.
+    """activation(gate_e @ x) * (up_e @ x) of every choice.
 
     Args:
         x: [num_rows, hidden].
         weight: [num_experts, 2 * intermediate, hidden], gates in the first half.
         routing: of these rows.
         tiles: block_n (of gates, and as many of ups), block_k, group_m, num_warps, num_stages.
+        gate: the activation.
 
     Returns: [num_choices, intermediate] in x's dtype.
     """
     out = x.new_empty(routing.num_choices, weight.shape[1] // 2)
-    _launch(x, weight, routing, out, tiles, gated=True)
+    _launch(x, weight, routing, out, tiles, gate)
     return out
 
 
@@ -117,7 +120,7 @@ def down_matmul(a: torch.Tensor, weight: torch.Tensor, routing: Routing, tiles: 
     Returns: [num_choices, hidden] in a's dtype.
     """
     out = a.new_empty(routing.num_choices, weight.shape[1])
-    _launch(a, weight, routing, out, tiles, gated=False)
+    _launch(a, weight, routing, out, tiles, None)
     return out
 
 
@@ -127,7 +130,7 @@ def _launch(
     routing: Routing,
     out: torch.Tensor,
     tiles: Parameters,
-    gated: bool,
+    gate: Activation | None,
 ) -> None:
     num_experts, n = weight.shape[0], out.shape[1]
     grid = (routing.num_blocks * cdiv(n, tiles["block_n"]),)
@@ -145,7 +148,7 @@ def _launch(
         NUM_EXPERTS=num_experts,
         EXPERTS=next_power_of_2(num_experts),
         CHOICES_PER_ROW=routing.num_choices // a.shape[0],
-        GATED=gated,
+        GATE=gate,
         BLOCK_M=routing.block_m,
         BLOCK_N=tiles["block_n"],
         # Tiles are tuned for 2-byte numbers; fp32, which only tests use, gets half of them.

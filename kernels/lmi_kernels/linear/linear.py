@@ -19,7 +19,8 @@ from lmi_kernels.cpu.library import load
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.weight import NativeWeight
-from lmi_kernels.elementwise.silu_and_mul import silu_and_mul
+from lmi_kernels.elementwise.activate import Activation, native_activation
+from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class LinearWeight:
     dense: torch.Tensor | None
     bias: torch.Tensor | None
     native: NativeWeight | None = None
+    gated: Activation | None = None
+    """The activation of its gates, if it has gates."""
 
 
 def pack(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    gated: bool = False,
+    gated: Activation | None = None,
     storage: Storage | None = None,
 ) -> LinearWeight:
     """Make a weight ready for `linear`, or (gated) for `gated_linear`.
@@ -43,26 +46,29 @@ def pack(
     Args:
         weight: [out_features, in_features], any float dtype, any device.
         bias: [out_features] or None.
-        gated: the first half of the rows are gates, the second what they let through.
+        gated: the activation of gates, which are the first half of the rows; the second is what they let through.
+            None: there are no gates.
         storage: how native kernels store it; None: as it is, bf16 in the layout for AMX where there is AMX.
 
     Raises:
-        ValueError: there is a storage, but there are no native kernels.
+        ValueError: there is no activation of this name; or there is a storage, but there are no native kernels.
     """
+    gate = None if gated is None else native_activation(gated)
     if weight.device.type != "cpu":
-        return LinearWeight(None, weight, bias)
+        return LinearWeight(None, weight, bias, None, gated)
     library = None if runs_triton(weight.device) else load()
     if library is not None:
         if storage is None and weight.dtype is torch.bfloat16 and library.instructions == "amx":
             storage = Storage.BF16_PAIRS
-        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gated, storage))
+        return LinearWeight(None, None, None, NativeWeight(library, weight, bias, gate, storage), gated)
     if storage is not None:
         raise ValueError("only native kernels have storages of their own")
     dense = weight.float()
     fp32_bias = None if bias is None else bias.float()
     if "fbgemm" in torch.backends.quantized.supported_engines and _exact_in_fp16(dense):
-        return LinearWeight(torch.ops.quantized.linear_prepack_fp16(dense, fp32_bias), None, None)
-    return LinearWeight(None, dense, fp32_bias)
+        packed = torch.ops.quantized.linear_prepack_fp16(dense, fp32_bias)
+        return LinearWeight(packed, None, None, None, gated)
+    return LinearWeight(None, dense, fp32_bias, None, gated)
 
 
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
@@ -78,15 +84,21 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """Return silu(gate(x)) * up(x) (Shazeer 2020, arXiv:2002.05202).
+    """Return activation(gate(x)) * up(x) (Shazeer 2020, arXiv:2002.05202).
 
     Args:
         x: [num_rows, in_features].
         weight: packed as gated, [2 * middle, in_features].
 
     Returns: [num_rows, middle], in x's dtype.
+
+    Raises:
+        ValueError: the weight is not packed as gated.
     """
-    return linear(x, weight) if weight.native is not None else silu_and_mul(linear(x, weight))
+    if weight.gated is None:
+        raise ValueError("a gated linear takes a weight that is packed as gated")
+    y = linear(x, weight)
+    return y if weight.native is not None else activate_and_mul(y, weight.gated)
 
 
 def _exact_in_fp16(weight: torch.Tensor) -> bool:

@@ -1,5 +1,6 @@
-"""Which rows go to which experts: p = softmax over the `top_k` largest router logits of a row, and all choices sorted
-by expert, those of each expert padded to whole blocks. One launch computes it, and the host learns nothing of it.
+"""Which rows go to which experts: p = softmax over the router logits of a row, or over its `top_k` largest ones, and
+all choices sorted by expert, those of each expert padded to whole blocks. One launch computes it, and the host learns
+nothing of it.
 
 Choice c = row * top_k + rank names a row's rank-th best expert, here and in `grouped_matmul`.
 """
@@ -53,6 +54,7 @@ def _choose(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
 ):
     """Return the rank of each expert for each row (TOP_K: not chosen) and its share, both [rows, EXPERTS]."""
@@ -69,7 +71,8 @@ def _choose(
         is_best = experts == tl.argmax(left, axis=1)[:, None]  # of equal ones the first
         ranks = tl.where(is_best, rank, ranks)
         left = tl.where(is_best, float("-inf"), left)
-    exponentials = tl.exp(tl.where(ranks < TOP_K, logits - highest[:, None], float("-inf")))
+    weighed = ranks < TOP_K if RENORMALISE else experts < NUM_EXPERTS
+    exponentials = tl.exp(tl.where(weighed, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
     if HAS_SLOTS:
         # Only here: it saves registers.
@@ -88,6 +91,7 @@ def _route_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -98,7 +102,9 @@ def _route_kernel(
     counts = tl.zeros([EXPERTS], tl.int32)
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
-        ranks, shares = _choose(logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, HAS_SLOTS)
+        ranks, shares = _choose(
+            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALISE, HAS_SLOTS
+        )
         counts += tl.sum((ranks < TOP_K).to(tl.int32), axis=0)
     blocks = (counts + BLOCK_M - 1) // BLOCK_M
     end = tl.sum(tl.where(experts <= expert, blocks, 0))
@@ -108,7 +114,9 @@ def _route_kernel(
     place = first
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
-        ranks, shares = _choose(logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, HAS_SLOTS)
+        ranks, shares = _choose(
+            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALISE, HAS_SLOTS
+        )
         mine = experts[None, :] == expert
         rank = tl.sum(tl.where(mine, ranks, 0), axis=1)
         share = tl.sum(tl.where(mine, shares, 0.0), axis=1)
@@ -125,7 +133,11 @@ def _route_kernel(
 
 
 def route(
-    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+    router_logits: torch.Tensor,
+    top_k: int,
+    block_m: int,
+    slots: torch.Tensor | None = None,
+    renormalise: bool = True,
 ) -> Routing:
     """Choose experts and sort the choices.
 
@@ -134,6 +146,7 @@ def route(
         top_k: experts a row, at most num_experts.
         block_m: rows that the products take together.
         slots: [num_rows], int64: rows with -1 are padding, which goes to no expert. None: all are real.
+        renormalise: shares are the softmax over the chosen experts' logits; else over those of all experts.
     """
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k
@@ -151,6 +164,7 @@ def route(
         NUM_EXPERTS=num_experts,
         EXPERTS=next_power_of_2(num_experts),
         TOP_K=top_k,
+        RENORMALISE=renormalise,
         HAS_SLOTS=slots is not None,
         BLOCK_M=block_m,
         BLOCK_ROWS=_FEW_ROWS if num_rows <= _FEW_ROWS else _MANY_ROWS,

@@ -46,7 +46,7 @@ def test_what_a_backend_does_not_support_is_refused_by_name(changes: dict[str, A
     assert _rule(PLAIN).features == frozenset()
     rule = _rule(replace(PLAIN, **changes))
     assert rule.features == {feature}
-    torch_step = TorchStepAttention(torch.zeros(1, dtype=torch.int64), {}, ())
+    torch_step = TorchStepAttention(*torch.zeros(2, 1, dtype=torch.int64), {}, ())
     with pytest.raises(ValueError, match=f"attention with {feature} is not supported"):
         torch_step.attend(torch.zeros(1, 64), rule, POOL)
 
@@ -61,13 +61,14 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     team = shared_team()
     if team is None:
         pytest.skip("native kernels are not built")
-    rows = Recorder(team, 4).gathered(torch.zeros(4, 64), 64)
+    recorder = Recorder(team, 4)
+    rows = recorder.gathered(torch.zeros(4, 64), 64)
     calls: list[Any] = []
     monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
     monkeypatch.setattr(
         Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
     )
-    step = RecordedAttention(TABLES)
+    step = RecordedAttention(recorder.positions(), TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
     step.attend(rows, _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
     assert calls[0] is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from engines.models.config import AttentionSpec, ModelConfig, RopeScaling, Rotary, UnsupportedModel
+from engines.models.config import AttentionSpec, ModelConfig, NormSpec, RopeScaling, Rotary, UnsupportedModel
 
 GOOD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

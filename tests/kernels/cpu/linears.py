@@ -7,16 +7,17 @@ from collections.abc import Callable
 import torch
 
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Epilogue, Linear, Step, Storage
+from lmi_kernels.cpu.structs import Epilogue, Function, Linear, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight
+from tests.kernels.references.activate import BY_TORCH
 from tests.support.randomness import random_seed
 
 
 def multiply(
-    team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue = Epilogue.STORE
+    team: Team, weight: NativeWeight, x: torch.Tensor, y: torch.Tensor, epilogue: Epilogue | None = None
 ) -> None:
-    """Put the products of the rows of x, or add them, into y."""
+    """Put the products of the rows of x into y. epilogue: None: the weight's."""
     scratch = {
         name: torch.full((size,), 77, dtype=dtype)
         for name, (size, dtype) in weight.scratch_sizes(len(x)).items()
@@ -27,7 +28,7 @@ def multiply(
         y=y.data_ptr(),
         x_stride=x.stride(0),
         y_stride=y.stride(0),
-        epilogue=epilogue,
+        **(weight.epilogue if epilogue is None else {"epilogue": epilogue}),
         **{name: tensor.data_ptr() for name, tensor in scratch.items()},
     )
     team.run(Program([linear]), Step(num_rows=len(x)))
@@ -45,23 +46,21 @@ def check_accumulation(library: Library, team: Team, storage: Storage | None = N
     assert torch.equal(y, before + product)
 
 
-def check_silu_and_mul(
+def check_gates(
     library: Library,
     team: Team,
     middle: int,
     product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     storage: Storage | None = None,
 ) -> None:
-    """Columns of a gated weight are interleaved. product: of x, weight and bias, in fp64."""
+    """Columns of a gated weight are interleaved, whatever the activation. product: of x, weight and bias, in fp64."""
     generator = torch.Generator().manual_seed(random_seed())
     weight = torch.randn(2 * middle, 20, generator=generator).bfloat16()
     bias = torch.randn(2 * middle, generator=generator)
     x = torch.randn(17, 20, generator=generator)
-    y = torch.full((17, -(-middle // 16) * 16), torch.nan)
-    native = NativeWeight(library, weight, bias, gated=True, storage=storage)
-    multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
     gate, up = product(x, weight, bias).chunk(2, dim=-1)
-    torch.testing.assert_close(
-        y[:, :middle].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5
-    )
-    assert (y[:, middle:] == 0).all()
+    for kind, activation in BY_TORCH.items():
+        y = torch.full((17, -(-middle // 16) * 16), torch.nan)
+        multiply(team, NativeWeight(library, weight, bias, Function[kind.upper()], storage), x, y)
+        torch.testing.assert_close(y[:, :middle].double(), activation(gate) * up, atol=1e-4, rtol=1e-5)
+        assert (y[:, middle:] == 0).all()

@@ -8,7 +8,7 @@ import torch
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
-from tests.kernels.cpu.linears import check_accumulation, check_silu_and_mul, multiply
+from tests.kernels.cpu.linears import check_accumulation, check_gates, multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576))
@@ -57,5 +57,5 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
-def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
-    check_silu_and_mul(library, team, middle, lambda x, weight, bias: x.double() @ weight.double().T + bias)
+def test_gates_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
+    check_gates(library, team, middle, lambda x, weight, bias: x.double() @ weight.double().T + bias)

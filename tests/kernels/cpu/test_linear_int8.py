@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library
-from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Step, Storage
+from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Function, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight, quantise_rows, rotate_rows
-from tests.kernels.cpu.linears import check_accumulation, check_silu_and_mul, multiply
+from tests.kernels.cpu.linears import check_accumulation, check_gates, multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
@@ -107,8 +107,8 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
 
 
 @pytest.mark.parametrize("middle", [1, 16, 50])
-def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
-    check_silu_and_mul(library, team, middle, _product, Storage.INT8)
+def test_gates_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
+    check_gates(library, team, middle, _product, Storage.INT8)
 
 
 def test_rows_keep_their_places_with_strides(library: Library, team: Team) -> None:
@@ -184,8 +184,8 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
     gate_up = torch.randn(num_experts, 2 * middle, hidden, generator=generator).bfloat16()
     down = torch.randn(num_experts, hidden, middle, generator=generator).bfloat16()
     weights = [
-        [NativeWeight(library, each, gated=gated, storage=Storage.INT8) for each in stack]
-        for stack, gated in ((gate_up, True), (down, False))
+        [NativeWeight(library, each, None, gate, Storage.INT8) for each in stack]
+        for stack, gate in ((gate_up, Function.SILU), (down, None))
     ]
     handles = [torch.tensor([each.handle for each in stack]) for stack in weights]
     integers, row_scales = _scratch(rows * top_k, max(hidden, middle))
@@ -205,6 +205,8 @@ def test_experts_multiply_their_own_rows(library: Library, team: Team) -> None:
         down=handles[1].data_ptr(),
         num_experts=num_experts,
         top_k=top_k,
+        gate=Function.SILU,
+        renormalise=True,
         choices=choices.data_ptr(),
         shares=shares.data_ptr(),
         inputs=inputs.data_ptr(),

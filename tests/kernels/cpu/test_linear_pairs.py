@@ -11,7 +11,7 @@ from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Embed, Epilogue, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight
-from tests.kernels.cpu.linears import multiply
+from tests.kernels.cpu.linears import check_gates, multiply
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576))
@@ -91,17 +91,11 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team, rows: in
     assert torch.equal(y, before + product)
 
 
-def test_silu_and_mul_of_interleaved_columns(library: Library, team: Team) -> None:
-    generator = torch.Generator().manual_seed(random_seed())
-    weight = torch.randn(100, 20, generator=generator).bfloat16()
-    bias = torch.randn(100, generator=generator)
-    x = torch.randn(17, 20, generator=generator)
-    y = torch.full((17, 64), torch.nan)
-    native = NativeWeight(library, weight, bias, gated=True, storage=Storage.BF16_PAIRS)
-    multiply(team, native, x, y, Epilogue.SILU_AND_MUL)
-    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=-1)
-    torch.testing.assert_close(y[:, :50].double(), torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-5)
-    assert (y[:, 50:] == 0).all()
+def test_gates_of_interleaved_columns(library: Library, team: Team) -> None:
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return x.double() @ weight.double().T + bias.double()
+
+    check_gates(library, team, 50, product, Storage.BF16_PAIRS)
 
 
 def test_embedding_from_a_table_in_pairs(library: Library, team: Team) -> None:

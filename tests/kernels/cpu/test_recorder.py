@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmi_kernels import add_layer_norms, add_rms_norm, embedding, gelu, layer_norms, linear, rms_norm
+from lmi_kernels import activate, add_layer_norms, add_rms_norm, embedding, layer_norms, linear, rms_norm
 from lmi_kernels.cpu.binding import Recording, bind
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
@@ -67,7 +67,7 @@ def test_operations_on_rows_are_those_on_tensors(parts: _Parts) -> None:
     weight = parts.normal(_WIDTH)
     first = rms_norm(parts.embedded(), weight, _EPS)
     second = layer_norms(parts.embedded(), [affine], _EPS)[0]
-    found = parts.run(gelu(first) + second)
+    found = parts.run(activate(first, "gelu") + second)
     x = parts.table[parts.ids[:7]].double()
     normed = x * (x.square().mean(-1, keepdim=True) + _EPS).rsqrt() * weight
     expected = F.gelu(normed) + F.layer_norm(x, (_WIDTH,), affine[0].double(), affine[1].double(), _EPS)
@@ -75,7 +75,9 @@ def test_operations_on_rows_are_those_on_tensors(parts: _Parts) -> None:
 
 
 def test_ids_of_other_ranks_give_zeros(parts: _Parts) -> None:
-    rows = parts.recorder.embedding(NativeWeight(parts._library, parts.table[30:60]), first_id=30)
+    rows = parts.recorder.embedding(
+        parts.recorder.ids(), NativeWeight(parts._library, parts.table[30:60]), first_id=30
+    )
     found = parts.run(rows, _MOST)
     mine = (parts.ids >= 30) & (parts.ids < 60)
     expected = torch.where(mine[:, None], parts.table[parts.ids], 0.0)
@@ -123,7 +125,7 @@ def test_a_stream_that_is_read_later_is_not_overwritten(parts: _Parts) -> None:
 def test_layers_share_buffers(parts: _Parts) -> None:
     x = parts.embedded()
     for _ in range(10):
-        x = gelu(gelu(x))
+        x = activate(activate(x, "gelu"), "gelu")
     recording = bind(parts.recorder, x)
     keeps = {
         part.data_ptr()

@@ -16,6 +16,14 @@ def _rope(what: str, right: str, wrong: str) -> Planted:
     return Planted(what, "attention.rope_and_store", "rope_and_store", right, wrong)
 
 
+def _activation(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "elementwise.activate", "activate", right, wrong)
+
+
+def _gated(what: str, right: str, wrong: str) -> Planted:
+    return Planted(what, "elementwise.activate_and_mul", "activate_and_mul", right, wrong)
+
+
 def _step(what: str, right: str, wrong: str) -> Planted:
     return Planted(what, "step_inputs", "step_inputs", right, wrong)
 
@@ -82,54 +90,20 @@ PLANTED = (
         "tl.store(residual_ptr",
         "tl.store(out_ptr",
     ),
-    Planted(
-        "missing tail",
-        "elementwise.silu_and_mul",
-        "silu_and_mul",
-        "inside = columns < width",
-        "inside = columns < width - 1",
-    ),
-    Planted("row too short", "elementwise.silu_and_mul", "silu_and_mul", "row * 2 * width", "row * width"),
-    Planted(
-        "gate for up",
-        "elementwise.silu_and_mul",
-        "silu_and_mul",
-        "tl.load(source + width,",
-        "tl.load(source,",
-    ),
-    Planted("sigmoid alone", "elementwise.silu_and_mul", "silu_and_mul", "y = gate * sig", "y = sig"),
-    Planted(
-        "missing tail", "elementwise.gelu", "gelu", "inside = places < count", "inside = places < count - 1"
-    ),
-    Planted("no square root", "elementwise.gelu", "gelu", "0.7071067811865476", "0.5"),
-    Planted(
-        "erf for tanh", "elementwise.gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=False"
-    ),
-    Planted(
-        "tanh for erf", "elementwise.gelu_and_mul", "gelu_and_mul", 'TANH=approximate == "tanh"', "TANH=True"
-    ),
-    Planted(
-        "missing tail",
-        "elementwise.gelu_and_mul",
-        "gelu_and_mul",
-        "inside = columns < width",
-        "inside = columns < width - 1",
-    ),
-    Planted(
-        "sigmoid of half",
-        "elementwise.gelu_and_mul",
-        "gelu_and_mul",
-        "1.5957691216057308",
-        "0.7978845608028654",
-    ),
-    Planted(
-        "negative as positive",
-        "elementwise.silu_and_mul",
-        "silu_and_mul",
-        "x < 0, small, 1.0",
-        "x < 0, 1.0, 1.0",
-    ),
-    Planted("up and gate", "elementwise.gelu_and_mul", "gelu_and_mul", "gelu_erf(gate)", "gelu_erf(up)"),
+    _gated("missing tail", "inside = columns < width", "inside = columns < width - 1"),
+    _gated("row too short", "row * 2 * width", "row * width"),
+    _gated("gate for up", "tl.load(source + width,", "tl.load(source,"),
+    _gated("up and gate", "activated(gate, KIND) * up", "activated(up, KIND) * gate"),
+    _gated("silu for all", "gate_up, out, width, KIND=kind", 'gate_up, out, width, KIND="silu"'),
+    _activation("missing tail", "inside = places < count", "inside = places < count - 1"),
+    _activation("no square root", "0.7071067811865476", "0.5"),
+    _activation("erf for tanh", 'KIND == "gelu":', 'KIND in ("gelu", "gelu_tanh"):'),
+    _activation("sigmoid of half", "1.5957691216057308", "0.7978845608028654"),
+    _activation("sigmoid alone", "y = x * _sigmoid(x)", "y = _sigmoid(x)"),
+    _activation("negative as positive", "x < 0, small, 1.0", "x < 0, 1.0, 1.0"),
+    _activation("quick as silu", "_sigmoid(1.702 * x)", "_sigmoid(x)"),
+    _activation("negative let through", "tl.where(x < 0, 0.0, x)", "x"),
+    _activation("not squared", "y = y * y", "y = y"),
     _step("wrong page", "position // BLOCK_SIZE", "position // BLOCK_SIZE + 1"),
     _step("slot in 32 bits", "mask=real, other=0).to(tl.int64)\n    slot", "mask=real, other=0)\n    slot"),
     _step(

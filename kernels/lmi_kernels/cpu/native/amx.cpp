@@ -21,6 +21,7 @@ constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied
 #include "vec_avx512.inc"
 #include "dot_avx512_vnni.inc"
 #include "math.inc"
+#include "activations.inc"
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"

@@ -17,6 +17,7 @@ constexpr int64_t kBlockBytes = 512 * 1024;  // of the second cache, for rows of
 #include "vec_avx512.inc"
 #include "dot_avx512_vnni.inc"
 #include "math.inc"
+#include "activations.inc"
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"

@@ -111,7 +111,7 @@ enum OpKind : int32_t {
   kGather = 1,
   kNorm = 2,
   kAdd = 3,
-  kGelu = 4,
+  kElementwise = 4,
   kLinear = 5,
   kRopeAndStore = 6,
   kAttention = 7,
@@ -128,12 +128,14 @@ struct Op {
   const void* what;
 };
 
-// y = the embedding of each row's token, 0 where it is not one of [first_id, first_id + num_ids).
+// y = the embedding of each row's token or position, 0 where it is not one of [first_id, first_id + num_ids).
 struct Embed {
   const Weight* table;  // in panels, as the head's: out_features are the ids
   float* y;
   int64_t y_stride;
   int64_t first_id;
+  int32_t of_positions;
+  int32_t reserved;
 };
 
 // y[i] = x[places[i]]
@@ -145,17 +147,17 @@ struct Gather {
   int64_t width;
 };
 
-// RMSNorm (bias null) or LayerNorm of each row.
+// RMSNorm or LayerNorm of each row.
 struct Norm {
   const float* x;
   float* y;
   const float* weight;
-  const float* bias;
+  const float* bias;  // of a LayerNorm, or null
   int64_t x_stride;
   int64_t y_stride;
   int64_t width;
   float eps;
-  int32_t reserved;
+  int32_t is_layer_norm;
 };
 
 // y = x + other; y may be one of them.
@@ -169,19 +171,33 @@ struct Add {
   int64_t width;
 };
 
-// y = gelu(x), the exact one; y may be x.
-struct Gelu {
+// Functions of single numbers. `parameter` is the factor of kScale and the cap of kSoftcap; the others are activations.
+enum Function : int32_t {
+  kGelu = 0,  // by erf
+  kGeluTanh = 1,
+  kRelu = 2,
+  kSilu = 3,
+  kQuickGelu = 4,    // x sigmoid(1.702 x)
+  kRelu2 = 5,  // relu(x)^2
+  kScale = 6,        // parameter x
+  kSoftcap = 7,      // parameter tanh(x / parameter)
+};
+
+// y = function(x); y may be x.
+struct Elementwise {
   const float* x;
   float* y;
   int64_t x_stride;
   int64_t y_stride;
   int64_t width;
+  int32_t function;
+  float parameter;
 };
 
 enum Epilogue : int32_t {
-  kStore = 0,       // y = product
-  kAccumulate = 1,  // y += product
-  kSiluAndMul = 2,  // of a panel, columns 0..15 are gates, 16..31 what they let through: y has half as many columns
+  kStore = 0,           // y = product
+  kAccumulate = 1,      // y += product
+  kActivateAndMul = 2,  // of a panel, columns 0..15 are gates, 16..31 what they let through: y has half as many columns
 };
 
 struct Linear {
@@ -191,7 +207,7 @@ struct Linear {
   int64_t x_stride;
   int64_t y_stride;
   int32_t epilogue;
-  int32_t reserved;
+  int32_t gate;  // of kActivateAndMul: the gates' `Function`
   // Where rows are put as they are multiplied. With int8 weights: integers, [max_rows, in_features rounded up to 64],
   // and their scales, [max_rows]. With bf16 in pairs: three parts of bf16, [max_rows, 3, in_features rounded up to 32].
   // Null for others.
@@ -253,7 +269,8 @@ static inline int64_t attention_floats(int64_t num_heads, int64_t num_kv_heads, 
   return attention_rows(num_heads, num_kv_heads) * (3 * width + 16 + 4) + 2 * kTileKeys * (width + 1);
 }
 
-// Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over these.
+// Mixture of experts: each row goes through its `top_k` likeliest gated MLPs, weighted by the softmax over all experts
+// or, renormalised, over these.
 struct Experts {
   const float* x;
   const float* logits;  // the router's, [rows, num_experts]
@@ -261,10 +278,12 @@ struct Experts {
   int64_t x_stride;
   int64_t logits_stride;
   int64_t y_stride;
-  const Weight* const* gate_up;  // [num_experts], interleaved as for kSiluAndMul
+  const Weight* const* gate_up;  // [num_experts], interleaved as for kActivateAndMul
   const Weight* const* down;     // [num_experts]
   int32_t num_experts;
   int32_t top_k;
+  int32_t gate;  // the gates' `Function`
+  int32_t renormalise;
   int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
   float* shares;     // scratch: [max_rows * top_k]
   float* inputs;     // scratch: [max_rows * top_k, hidden]

@@ -1,0 +1,109 @@
+"""Activations, each number by itself:
+
+gelu        x Phi(x), by erf (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+gelu_tanh   x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), its approximation (section 2 there)
+relu        max(x, 0)
+silu        x sigmoid(x)
+quick_gelu  x sigmoid(1.702 x)
+relu2       max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from lmi_kernels._triton import cdiv, jit, tl, uses_triton
+from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.cpu.structs import Function
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "relu2"]
+_BLOCK, _NUM_WARPS = 1024, 4
+"""16 bytes a thread and load in 16-bit dtypes."""
+
+_BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+def torch_activation(kind: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return an activation by torch.
+
+    Raises:
+        ValueError: there is no activation of this name.
+    """
+    if kind not in _BY_TORCH:
+        raise ValueError(f"activation: unknown (got {kind!r}); allowed: {', '.join(_BY_TORCH)}")
+    return _BY_TORCH[kind]
+
+
+def native_activation(kind: Activation) -> Function:
+    """Return an activation of the native kernels.
+
+    Raises:
+        ValueError: as `torch_activation`.
+    """
+    torch_activation(kind)
+    return Function[kind.upper()]
+
+
+def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
+    """Apply an activation. x: [num_rows, width], contiguous -> the same shape and dtype.
+
+    Raises:
+        ValueError: there is no activation of this name.
+    """
+    by_torch = torch_activation(kind)
+    if isinstance(x, Rows):
+        return x.recorder.elementwise(x, native_activation(kind))
+    if not uses_triton(x):
+        return by_torch(x)
+    out = torch.empty_like(x)
+    _activate_kernel[(cdiv(x.numel(), _BLOCK),)](
+        x, out, x.numel(), KIND=kind, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+    )
+    return out
+
+
+@jit
+def _sigmoid(x):
+    """x in fp32. Of the negative absolute value, so that exp never overflows."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, small, 1.0) / (1.0 + small)
+
+
+@jit
+def activated(x, KIND: tl.constexpr):
+    """x in fp32; KIND: an `Activation`."""
+    if KIND == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        # (1 + tanh(z)) / 2 is sigmoid(2 z), which does not cancel where tanh is near -1.
+        y = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == "silu":
+        y = x * _sigmoid(x)
+    elif KIND == "quick_gelu":
+        y = x * _sigmoid(1.702 * x)
+    else:
+        # Not `tl.maximum`, which makes 0 of a NaN.
+        y = tl.where(x < 0, 0.0, x)
+        if KIND == "relu2":
+            y = y * y
+    return y
+
+
+@jit
+def _activate_kernel(x_ptr, out_ptr, count, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute BLOCK numbers in fp32, rounded once."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < count
+    x = tl.load(x_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, activated(x, KIND).to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,102 @@
+"""Native functions of single numbers, alone and recorded, against fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lmi_kernels import activate, scale, softcap
+from lmi_kernels.cpu.binding import bind
+from lmi_kernels.cpu.recorder import Recorder, Rows
+from lmi_kernels.cpu.structs import Elementwise, Function, Step
+from lmi_kernels.cpu.team import Program, Team
+from tests.kernels.cpu.conftest import Tensors
+from tests.kernels.references.activate import BY_TORCH
+from tests.support.randomness import random_seed
+
+_EPS = 2.0**-24
+_CAP, _FACTOR = 30.0, 0.78125
+_REFERENCES: dict[Function, tuple[float, Callable[[torch.Tensor], torch.Tensor]]] = {
+    **{Function[kind.upper()]: (0.0, reference) for kind, reference in BY_TORCH.items()},
+    Function.SCALE: (_FACTOR, lambda x: x * _FACTOR),
+    Function.SOFTCAP: (_CAP, lambda x: _CAP * torch.tanh(x / _CAP)),
+}
+
+
+def _apply(team: Team, function: Function, x: torch.Tensor) -> torch.Tensor:
+    y = torch.full((len(x), x.shape[1] + 3), 5.0)
+    operation = Elementwise(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        width=x.shape[1],
+        function=function,
+        parameter=_REFERENCES[function][0],
+    )
+    team.run(Program([operation]), Step(num_rows=len(x)))
+    assert (y[:, x.shape[1] :] == 5).all()
+    return y[:, : x.shape[1]]
+
+
+def _inputs() -> torch.Tensor:
+    """Numbers of all sizes, of both signs, dense where functions bend; an odd width."""
+    generator = torch.Generator().manual_seed(random_seed())
+    near = torch.randn(7, 501, generator=generator) * torch.tensor([0.1, 0.5, 1, 2, 4, 8, 30])[:, None]
+    signs = torch.randn(2, 501, generator=generator).sign()
+    return torch.cat((near, signs * 10 ** (torch.rand(2, 501, generator=generator) * 25 - 20)))
+
+
+@pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
+def test_functions_are_right_to_a_few_units_in_the_last_place(function: Function, team: Team) -> None:
+    x = _inputs()
+    found = _apply(team, function, x).double()
+    wide = x.double().requires_grad_()
+    expected = _REFERENCES[function][1](wide)
+    (slope,) = torch.autograd.grad(expected.sum(), wide)
+    # What rounding x itself would change belongs to the function's condition.
+    bound = 6 * _EPS * (expected.detach().abs() + (x * slope.nan_to_num(0)).abs()) + 1e-30
+    assert ((found - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
+def test_what_is_no_number_stays_none_and_nothing_else_becomes_so(function: Function, team: Team) -> None:
+    x = torch.tensor([[torch.nan, 0.0, -0.0, 1e10, -1e10, 80.0, -80.0, 13.5, -13.5, 1e-40]])
+    found = _apply(team, function, x)
+    assert found[0, 0].isnan()
+    expected = _REFERENCES[function][1](x[:, 1:].double())
+    torch.testing.assert_close(found[:, 1:].double(), expected, rtol=1e-5, atol=1e-18)
+
+
+@pytest.mark.parametrize("function", list(Function), ids=lambda function: function.name.lower())
+def test_instruction_sets_threads_and_other_rows_change_no_bit(
+    function: Function, everywhere: Callable[[Callable[[Team], Tensors]], Tensors]
+) -> None:
+    x = _inputs()
+    (every,) = everywhere(lambda team: (_apply(team, function, x),))
+    (some,) = everywhere(lambda team: (_apply(team, function, x[2:5]),))
+    assert torch.equal(some, every[2:5])
+
+
+def test_recorded_operations_are_the_functions(team: Team) -> None:
+    x = _inputs()
+    recorder = Recorder(team, len(x))
+    rows = recorder.gathered(x, x.shape[1])
+    total = softcap(scale(rows, _FACTOR), _CAP)
+    for kind in BY_TORCH:
+        total = total + activate(rows, kind)
+    assert isinstance(total, Rows)
+    places = torch.arange(len(x), dtype=torch.int32)
+    found = bind(recorder, total).run(Step(num_rows=len(x), places=places.data_ptr()))
+    wide = x.double()
+    expected = _CAP * torch.tanh(wide * _FACTOR / _CAP) + sum(each(wide) for each in BY_TORCH.values())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_activation_is_refused_by_name(team: Team) -> None:
+    rows = Recorder(team, 1).gathered(torch.zeros(1, 4), 4)
+    for x in (rows, torch.zeros(1, 4)):
+        with pytest.raises(ValueError, match=r"activation: unknown \(got 'gelu_new'\); allowed: gelu, gelu_"):
+            activate(x, "gelu_new")  # type: ignore[arg-type]
