@@ -18,13 +18,17 @@ def rotary_tables(rotaries: Iterable[Rotary], num_positions: int, device: torch.
     return {rotary: _table(rotary, num_positions).to(device) for rotary in rotaries}
 
 
-def cosines_and_sines(table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cosines_and_sines(
+    table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Look positions up in a table, [num_rows], int64.
 
     Returns: cosines and signed sines as `lmi_kernels.rotary_` takes them, each [num_rows, 1, dim], fp32.
     """
     cos, sin = table[positions].chunk(2, dim=-1)
-    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+    dim = -1 if interleaved else -2
+    pairs = torch.stack((cos, cos), dim), torch.stack((-sin, sin), dim)
+    return pairs[0].flatten(1)[:, None], pairs[1].flatten(1)[:, None]
 
 
 def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
