@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from engines.models.config import AttentionSpec
+from lmi_kernels import ScoreRules
 
 
 @dataclass(frozen=True)
@@ -27,26 +26,7 @@ class AttentionRule:
     sinks: torch.Tensor | None = None
     """[num_heads], fp32."""
 
-    @cached_property
-    def features(self) -> frozenset[str]:
-        """Names of what the rule asks for beyond attention with fully rotated heads and scale 1 / sqrt(head_dim)."""
+    @property
+    def scores(self) -> ScoreRules:
         spec = self.spec
-        rotary = spec.rotary
-        uses = {
-            "scale": spec.scale != self.head_dim**-0.5,
-            "norms": self.norms is not None,
-            "window": spec.window is not None,
-            "softcap": spec.softcap is not None,
-            "alibi": self.alibi_slopes is not None,
-            "sinks": self.sinks is not None,
-            "no rotary": rotary is None,
-            "partial rotary": rotary is not None and rotary.dim != self.head_dim,
-            "interleaved rotary": rotary is not None and rotary.interleaved,
-        }
-        return frozenset(name for name, used in uses.items() if used)
-
-    def require(self, supported: Collection[str], error: type[Exception] = ValueError) -> None:
-        """Raise `error` when the rule has features that a backend does not support."""
-        missing = self.features.difference(supported)
-        if missing:
-            raise error(f"attention with {', '.join(sorted(missing))} is not supported here")
+        return ScoreRules(spec.scale, spec.window, spec.softcap, self.alibi_slopes, self.sinks)

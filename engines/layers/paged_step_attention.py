@@ -10,7 +10,7 @@ import torch
 import lmi_kernels
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.rotary import RotaryTables
-from lmi_kernels import DecodePlan, PagedSequences, ScoreRules
+from lmi_kernels import DecodePlan, PagedSequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,7 @@ class PagedStepAttention:
     """Length of the longest chunk."""
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
-        rule.require({"norms", "scale", "window", "softcap", "alibi", "no rotary"})
-        spec = rule.spec
-        rules = ScoreRules(spec.scale, spec.window, spec.softcap, rule.alibi_slopes)
+        spec, rules = rule.spec, rule.scores
         q = lmi_kernels.rope_and_store(
             qkv,
             None if spec.rotary is None else self.tables[spec.rotary],
@@ -46,6 +44,7 @@ class PagedStepAttention:
             rule.num_heads,
             rule.norms,
             rule.norm_eps,
+            spec.rotary is not None and spec.rotary.interleaved,
         )
         out = torch.empty_like(q)
         num_singles = len(self.singles.seq_lens)

@@ -11,8 +11,6 @@ from engines.layers.attention_rule import AttentionRule
 from engines.layers.rotary import RotaryTables
 from lmi_kernels.cpu import NotRecorded, Rows
 
-_SUPPORTED = {"norms", "scale", "window", "softcap", "alibi", "sinks", "no rotary", "partial rotary"}
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttention:
@@ -27,13 +25,19 @@ class RecordedAttention:
         return torch.empty(0, dtype=torch.int64)
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: Any) -> torch.Tensor:
-        """pool: the layer's `KvLayer`. Raises `NotRecorded` where native kernels do not support the rule."""
+        """pool: the layer's `KvLayer`."""
         if not isinstance(qkv, Rows):
             raise NotRecorded("attention over something other than recorded rows")
-        rule.require(_SUPPORTED, NotRecorded)
-        spec = rule.spec
-        table = None if spec.rotary is None else self.tables[spec.rotary]
-        turned = qkv.recorder.rope_and_store(qkv, rule.num_heads, rule.norms, rule.norm_eps, table, pool)
+        spec, rotary = rule.spec, rule.spec.rotary
+        turned = qkv.recorder.rope_and_store(
+            qkv,
+            rule.num_heads,
+            rule.norms,
+            rule.norm_eps,
+            None if rotary is None else self.tables[rotary],
+            pool,
+            rotary is not None and rotary.interleaved,
+        )
         return qkv.recorder.attention(
             turned,
             rule.num_heads,

@@ -7,38 +7,54 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from engines.layers.dynamic_rope import dynamic_theta
+from engines.layers.long_rope import long_rope_frequencies
 from engines.layers.yarn import yarn_frequencies
-from engines.models.config import RopeScaling, Rotary, Yarn
+from engines.models.config import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
 RotaryTables = Mapping[Rotary, torch.Tensor]
 """[num_positions, dim], fp32, for each kind of rotary embedding in a model: cosines of dim / 2 angles, then sines."""
 
 
 def rotary_tables(rotaries: Iterable[Rotary], num_positions: int, device: torch.device) -> RotaryTables:
+    """num_positions: of the longest sequence, by which some kinds of scaling choose their frequencies."""
     return {rotary: _table(rotary, num_positions).to(device) for rotary in rotaries}
 
 
-def cosines_and_sines(table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cosines_and_sines(
+    table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Look positions up in a table, [num_rows], int64.
 
     Returns: cosines and signed sines as `lmi_kernels.rotary_` takes them, each [num_rows, 1, dim], fp32.
     """
     cos, sin = table[positions].chunk(2, dim=-1)
-    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+    dim = -1 if interleaved else -2
+    pairs = torch.stack((cos, cos), dim), torch.stack((-sin, sin), dim)
+    return pairs[0].flatten(1)[:, None], pairs[1].flatten(1)[:, None]
 
 
 def _table(rotary: Rotary, num_positions: int) -> torch.Tensor:
-    scaling = rotary.scaling
-    if isinstance(scaling, Yarn):
-        frequencies = yarn_frequencies(rotary.dim, rotary.theta, scaling)
-    else:
-        exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
-        frequencies = 1.0 / (rotary.theta**exponents)
-        if scaling is not None:
-            frequencies = _scale(frequencies, scaling)
+    dim, theta, scaling = rotary.dim, rotary.theta, rotary.scaling
+    match scaling:
+        case Yarn():
+            frequencies = yarn_frequencies(dim, theta, scaling)
+        case LongRope():
+            frequencies = long_rope_frequencies(dim, theta, scaling, num_positions)
+        case DynamicRope():
+            frequencies = _frequencies(dim, dynamic_theta(dim, theta, scaling, num_positions))
+        case RopeScaling():
+            frequencies = _scale(_frequencies(dim, theta), scaling)
+        case None:
+            frequencies = _frequencies(dim, theta)
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return table * scaling.attention_factor if isinstance(scaling, Yarn) else table
+    return table * scaling.attention_factor if isinstance(scaling, Yarn | LongRope) else table
+
+
+def _frequencies(dim: int, theta: float) -> torch.Tensor:
+    """[dim / 2], fp32."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
 
 
 def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:

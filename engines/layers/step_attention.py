@@ -34,9 +34,6 @@ class StepAttention(Protocol):
             pool: the layer's part of the cache, [2, num_kv_heads, num_blocks, block_size, head_dim], written.
 
         Returns: [num_rows, num_heads * head_dim]; padding rows hold finite numbers.
-
-        Raises:
-            ValueError: the rule has features that this backend does not support.
         """
 
 
@@ -49,11 +46,10 @@ class TorchStepAttention:
     slot_mapping: torch.Tensor
     """[num_tokens], int64."""
     rotary: Mapping[Rotary, tuple[torch.Tensor, torch.Tensor]]
-    """Cosines and signed sines of the rows' positions, [num_tokens, 1, head_dim] each, fp32."""
+    """Cosines and signed sines of the rows' positions, [num_tokens, 1, dim] each, fp32."""
     sequences: tuple[lmi_kernels.SequenceRows, ...]
 
     def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: torch.Tensor) -> torch.Tensor:
-        rule.require({"norms"})
         num_tokens = len(qkv)
         qkv = qkv.view(num_tokens, -1, rule.head_dim)
         values_from = rule.num_heads + rule.num_kv_heads
@@ -61,12 +57,14 @@ class TorchStepAttention:
             parts = qkv[:, : rule.num_heads], qkv[:, rule.num_heads : values_from]
             for part, weight in zip(parts, rule.norms, strict=True):
                 part.copy_(lmi_kernels.rms_norm(part, weight, rule.norm_eps))
-        if rule.spec.rotary is not None:
+        rotary = rule.spec.rotary
+        if rotary is not None:
             # Queries and keys turn alike and are adjacent: one call turns both.
-            lmi_kernels.rotary_(qkv[:, :values_from], *self.rotary[rule.spec.rotary])
+            turned = qkv[:, :values_from, : rotary.dim]
+            lmi_kernels.rotary_(turned, *self.rotary[rotary], rotary.interleaved)
         keys_values = qkv[:, rule.num_heads :].view(num_tokens, 2, rule.num_kv_heads, rule.head_dim)
         lmi_kernels.store_kv(keys_values, pool, self.slot_mapping)
         q = qkv[:, : rule.num_heads]
         out = q.new_empty(q.shape)
-        lmi_kernels.attention(q, pool, self.sequences, out)
+        lmi_kernels.attention(q, pool, self.sequences, rule.scores, out)
         return out.view(num_tokens, -1)

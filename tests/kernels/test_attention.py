@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,26 +20,52 @@ LENGTHS = ((9, 1), (1, 1), (21, 21), (40, 13), (17, 1), (12, 12))
 def _tables(generator: torch.Generator) -> torch.Tensor:
     """[num_seqs, blocks]: each sequence's blocks, shuffled."""
     most = max(-(-keys // BLOCK_SIZE) for keys, _ in LENGTHS)
-    return torch.randperm(len(LENGTHS) * most, generator=generator).view(len(LENGTHS), most)
+    return 1 + torch.randperm(len(LENGTHS) * most, generator=generator).view(len(LENGTHS), most)
 
 
-def _attend(q: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+def _rules(head_dim: int, num_heads: int) -> dict[str, ScoreRules]:
+    generator = fresh_generator()
+    plain = ScoreRules(head_dim**-0.5)
+    slopes = torch.rand(num_heads, generator=generator)
+    sinks = torch.randn(num_heads, generator=generator) * 2
+    return {
+        "plain": plain,
+        "scale": replace(plain, scale=1.7),
+        "window": replace(plain, window=7),
+        "window of one": replace(plain, window=1),
+        "window of all": replace(plain, window=40),
+        "softcap": replace(plain, softcap=1.5),
+        "alibi": replace(plain, alibi_slopes=slopes),
+        "sinks": replace(plain, sinks=sinks),
+        "all": ScoreRules(0.4, 6, 2.0, slopes, sinks),
+    }
+
+
+def _attend(q: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor, rules: ScoreRules) -> torch.Tensor:
+    """Blocks before a sequence's window are given to others: the first, which holds NaN."""
     sequences, row = [], 0
     for table, (keys, queries) in zip(tables, LENGTHS, strict=True):
-        sequences.append(SequenceRows.of(row, queries, keys, table[: -(-keys // BLOCK_SIZE)]))
+        blocks = table[: -(-keys // BLOCK_SIZE)].clone()
+        if rules.window is not None:
+            blocks[: max(0, keys - queries + 1 - rules.window) // BLOCK_SIZE] = 0
+        sequences.append(SequenceRows(row, queries, keys, blocks))
         row += queries
     out = torch.full_like(q, UNTOUCHED)
-    attention(q, pool, sequences, out)
+    attention(q, pool, sequences, rules, out)
     return out
 
 
+@pytest.mark.parametrize("name", _rules(1, 1))
 @pytest.mark.parametrize(("kv_heads", "share", "head_dim"), [(1, 1, 2), (3, 3, 64), (2, 4, 6), (1, 7, 80)])
 @torch.inference_mode()
-def test_equals_the_reference_and_reads_no_foreign_slot(kv_heads: int, share: int, head_dim: int) -> None:
+def test_equals_the_reference_and_reads_no_foreign_slot(
+    kv_heads: int, share: int, head_dim: int, name: str
+) -> None:
+    rules = _rules(head_dim, kv_heads * share)[name]
     generator = fresh_generator()
     tables = _tables(generator)
     # One layer of a cache of three; what was not written is NaN.
-    pool = torch.full((3, 2, kv_heads, tables.numel(), BLOCK_SIZE, head_dim), torch.nan)[1]
+    pool = torch.full((3, 2, kv_heads, 1 + tables.numel(), BLOCK_SIZE, head_dim), torch.nan)[1]
     for table, (keys, _) in zip(tables, LENGTHS, strict=True):
         places = torch.arange(keys)
         kv = torch.randn(keys, 2, kv_heads, head_dim, generator=generator)
@@ -46,7 +74,7 @@ def test_equals_the_reference_and_reads_no_foreign_slot(kv_heads: int, share: in
     query_lens = torch.tensor([queries for _, queries in LENGTHS])
     num_tokens = int(query_lens.sum())
     q = torch.randn(num_tokens + 2, kv_heads * share, head_dim, generator=generator)
-    out = _attend(q, pool, tables)
+    out = _attend(q, pool, tables, rules)
     expected = attention_reference(
         q[:num_tokens],
         pool,
@@ -54,7 +82,7 @@ def test_equals_the_reference_and_reads_no_foreign_slot(kv_heads: int, share: in
         torch.arange(len(LENGTHS)),
         torch.tensor([keys for keys, _ in LENGTHS]),
         torch.cat((torch.zeros(1, dtype=torch.int64), query_lens.cumsum(0))),
-        ScoreRules(head_dim**-0.5),
+        rules,
     )
     torch.testing.assert_close(out[:num_tokens].double(), expected, rtol=0, atol=1e-5)
     assert bool((out[num_tokens:] == UNTOUCHED).all())

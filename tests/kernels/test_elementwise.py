@@ -70,21 +70,28 @@ def test_rotary_is_that_of_transformers(
     assert torch.equal(y, expected.to(dtype))
 
 
-def test_rotary_turns_each_pair_by_its_angle() -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_turns_each_pair_by_its_angle(interleaved: bool) -> None:
     generator = fresh_generator()
-    x = torch.randn(6, 3, 8, generator=generator)
+    # The first features of a head.
+    heads = torch.randn(6, 3, 11, generator=generator)
     angles = torch.rand(6, 4, generator=generator) * 6.3
-    y = x.clone()
+    dim = -1 if interleaved else -2
+    y = heads.clone()
     rotary_(
-        y,
-        torch.cat((angles, angles), -1).cos()[:, None],
-        torch.cat((-angles.sin(), angles.sin()), -1)[:, None],
+        y[..., :8],
+        torch.stack((angles, angles), dim).flatten(1).cos()[:, None],
+        torch.stack((-angles.sin(), angles.sin()), dim).flatten(1)[:, None],
+        interleaved,
     )
+    x = heads[..., :8].double().unflatten(-1, (4, 2) if interleaved else (2, 4))
     # As complex numbers a rotation is one product.
-    turned = torch.complex(x[..., :4].double(), x[..., 4:].double()) * torch.polar(
+    turned = torch.complex(*x.unbind(dim)) * torch.polar(
         torch.ones_like(angles).double(), angles.double()
     ).unsqueeze(1)
-    torch.testing.assert_close(y.double(), torch.cat((turned.real, turned.imag), -1), rtol=0, atol=2e-6)
+    expected = torch.stack((turned.real, turned.imag), dim).flatten(-2)
+    torch.testing.assert_close(y[..., :8].double(), expected, rtol=0, atol=2e-6)
+    assert torch.equal(y[..., 8:], heads[..., 8:])
 
 
 def _assert_near(y: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def save_model(
     Every parameter is random, norms and biases too, and large enough that logits differ clearly.
     `exact_in_fp16`: weights have few bits, as those of a quantised model, and survive fp16 and bf16.
     """
-    config = AutoConfig.for_model(kind.partition("-")[0], **{**SHAPES[kind], **changes})
+    # A copy: transformers writes into the dictionaries that it gets.
+    config = AutoConfig.for_model(kind.partition("-")[0], **deepcopy({**SHAPES[kind], **changes}))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -108,9 +110,11 @@ def save_llama(folder: Path, **changes: Any) -> None:
 
 def load_oracle(folder: Path, dtype: str) -> Any:
     """transformers' model, its weights rounded to `dtype`, computing in fp32."""
+    # The eager attention of Falcon adds ALiBi twice: to the scores, and to the mask that it adds to them.
+    attention = "sdpa" if getattr(AutoConfig.from_pretrained(folder), "alibi", False) else "eager"
     # Experts one by one: the grouped product asks for shapes that are multiples of something.
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], attn_implementation="eager", experts_implementation="eager"
+        folder, dtype=DTYPES[dtype], attn_implementation=attention, experts_implementation="eager"
     )
     return model.float().eval()
 

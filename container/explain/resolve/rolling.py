@@ -226,8 +226,10 @@ def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: st
 def _max_model_len(options: EngineOptions, model: ModelConfig, capacity: int | None, made: Decisions) -> int:
     name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
     if given is not None:
-        if given > trained:
-            raise CannotServe(f"{name}={given} is more than the model's context, {trained} tokens")
+        if given > model.longest_sequence:
+            raise CannotServe(
+                f"{name}={given} is more than the model's context, {model.longest_sequence} tokens"
+            )
         if capacity is not None and given > capacity:
             raise CannotServe(
                 f"{name}={given} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"

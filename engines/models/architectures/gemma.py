@@ -36,7 +36,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
         raise UnsupportedModel(
             "use_bidirectional_attention is true; a model that generates text attends backwards"
         )
-    config = _with_windows(fields, fields.count("sliding_window_pattern", 6))
+    config = _with_windows(fields, fields.count("sliding_window_pattern", 6), layer_type="full_attention")
     near = fields.rotary(config.head_dim, _SLIDING)
     specs = [
         replace(spec, query_key_norms=True, rotary=near if spec.window else spec.rotary)
@@ -58,13 +58,14 @@ def _read(fields: Fields, **changes: Any) -> ModelConfig:
     )
 
 
-def _with_windows(fields: Fields, pattern: int) -> ModelConfig:
+def _with_windows(fields: Fields, pattern: int, **changes: Any) -> ModelConfig:
     """pattern: each layer whose number, from 1 on, is a multiple of it attends to all tokens."""
     config = _read(
         fields,
         names=_NORMS,
         activation=activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         logit_softcap=fields.positive_or_none("final_logit_softcapping"),
+        **changes,
     )
     scale = fields.positive("query_pre_attn_scalar", 256) ** -0.5
     window, softcap = fields.count("sliding_window", 4096), fields.positive_or_none("attn_logit_softcapping")

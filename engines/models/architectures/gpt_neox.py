@@ -25,7 +25,8 @@ def read(fields: Fields) -> ModelConfig:
     """Defaults are those of transformers' `GPTNeoXConfig`."""
     hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim, num_layers = fields.head_dim(hidden_size, heads), fields.count("num_hidden_layers")
-    rotary = fields.rotary(fields.rotated_features(head_dim, 0.25))
+    theta = fields.positive("rotary_emb_base", 10000.0)
+    rotary = fields.rotary(fields.rotated_features(head_dim, 0.25), default_theta=theta)
     biased = fields.flag("attention_bias", True)
     return ModelConfig(
         architecture=fields.architecture,

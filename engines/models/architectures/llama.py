@@ -12,11 +12,20 @@ from engines.models.config.description import ExpertsConfig, ModelConfig, NormSp
 from engines.models.config.fields import Fields, UnsupportedModel
 
 
-def read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
-    """Llama. head_dim: the default; None: hidden_size / heads. changes: what other architectures have otherwise."""
+def read(
+    fields: Fields, head_dim: int | None = None, layer_type: str | None = None, **changes: Any
+) -> ModelConfig:
+    """Read the fields of Llama.
+
+    Args:
+        head_dim: the default; None: hidden_size / heads.
+        layer_type: as in `Fields.rotary`.
+        changes: what another architecture has otherwise.
+    """
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", head_dim or hidden_size // heads)
+    rotary = fields.rotary(fields.rotated_features(head_dim, 1.0), layer_type)
     biased = fields.flag("attention_bias", False)
     config = ModelConfig(
         architecture=fields.architecture,
@@ -29,7 +38,7 @@ def read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelCo
         head_dim=head_dim,
         max_position_embeddings=fields.count("max_position_embeddings"),
         norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
-        attention=(AttentionSpec(head_dim**-0.5, fields.rotary(head_dim)),) * num_layers,
+        attention=(AttentionSpec(head_dim**-0.5, rotary),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=fields.dtype,
         eos_token_ids=fields.token_ids("eos_token_id"),

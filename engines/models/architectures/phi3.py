@@ -1,5 +1,4 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024, arXiv:2404.14219): Llama with fused projections, and with part of each head
-rotated in the small Phi-4."""
+"""Phi-3 and Phi-4 (Abdin et al. 2024, arXiv:2404.14219): Llama with fused projections."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ _NAMES = WeightNames(qkv=("self_attn.qkv_proj",), mlp_inputs=("mlp.gate_up_proj"
 
 def read(fields: Fields) -> ModelConfig:
     config = llama.read(fields, names=_NAMES, qkv_bias=False, output_bias=False, mlp_bias=False)
-    rotary = fields.rotary(fields.rotated_features(config.head_dim, 1.0))
     window = fields.count_or_none("sliding_window")
-    specs = tuple(replace(spec, rotary=rotary, window=window) for spec in config.attention)
+    specs = tuple(replace(spec, window=window) for spec in config.attention)
     return replace(config, attention=specs)

@@ -1,12 +1,14 @@
 """A model's shape, read from its config.json. Plain Python: `lmi check` needs no torch."""
 
-from engines.models.config.attention import AttentionSpec, RopeScaling, Rotary, Yarn
+from engines.models.config.attention import AttentionSpec, DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 from engines.models.config.description import ExpertsConfig, ModelConfig, NormSpec, element_bytes
 from engines.models.config.fields import UnsupportedModel
 
 __all__ = [
     "AttentionSpec",
+    "DynamicRope",
     "ExpertsConfig",
+    "LongRope",
     "ModelConfig",
     "NormSpec",
     "RopeScaling",

@@ -36,13 +36,35 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each pair of features has its own factor."""
+
+    short_factors: tuple[float, ...]
+    """[dim / 2]: divisors of the frequencies where no sequence is longer than the trained context."""
+    long_factors: tuple[float, ...]
+    """[dim / 2]: divisors where one may be longer."""
+    original_max_position_embeddings: int
+    attention_factor: float
+    """Cosines and sines are multiplied by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicRope:
+    """Dynamic NTK scaling: theta grows with the longest sequence, beyond the trained context."""
+
+    factor: float
+    max_position_embeddings: int
+    """Length of the trained context."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys."""
 
     dim: int
     """Features of each head that are turned, from the first one on; the others pass unchanged."""
     theta: float = 10000.0
-    scaling: RopeScaling | Yarn | None = None
+    scaling: RopeScaling | Yarn | LongRope | DynamicRope | None = None
     interleaved: bool = False
     """True: feature 2i turns with feature 2i + 1. False: feature i turns with feature i + dim / 2."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.models.architectures import ARCHITECTURES
-from engines.models.config.attention import AttentionSpec, Rotary
+from engines.models.config.attention import AttentionSpec, DynamicRope, Rotary
 from engines.models.config.fields import Fields, UnsupportedModel
 from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
@@ -117,6 +117,12 @@ class ModelConfig:
     def rotaries(self) -> set[Rotary]:
         """All kinds of rotary embedding in the model."""
         return {spec.rotary for spec in self.attention if spec.rotary is not None}
+
+    @property
+    def longest_sequence(self) -> int:
+        """What `option.max_model_len` may be at most: more than the model's context with dynamic rotary scaling."""
+        factors = [r.scaling.factor for r in self.rotaries if isinstance(r.scaling, DynamicRope)]
+        return int(self.max_position_embeddings * max([1.0, *factors]))
 
     @property
     def kv_elements_per_token(self) -> int:

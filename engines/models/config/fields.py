@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engines.models.config.attention import RopeScaling, Rotary, Yarn
+from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
 
 class UnsupportedModel(ValueError):
@@ -99,16 +99,35 @@ class Fields:
             raise UnsupportedModel(f"{name} is {value!r}; a token id or a list of them is needed")
         return tuple(ids)
 
-    def rotary(self, dim: int) -> Rotary:
-        """Rotary embedding of the first `dim` features of each head."""
+    def rotary(self, dim: int, layer_type: str | None = None, default_theta: float = 10000.0) -> Rotary:
+        """Rotary embedding of the first `dim` features of each head.
+
+        Args:
+            layer_type: `full_attention` or `sliding_attention`, where these have thetas and scalings of their own.
+            default_theta: where the file names none.
+        """
         if dim % 2:
             raise UnsupportedModel(f"head_dim is {dim}; rotary embedding needs an even number")
+        rope = self._rope(layer_type)
+        theta = _positive("rope_theta", rope.get("rope_theta") or default_theta)
+        name = "max_position_embeddings"
+        longest = None if self._data.get(name) is None else self.count(name)
+        return Rotary(dim, theta, _rope_scaling(rope, dim, longest))
+
+    def _rope(self, layer_type: str | None) -> dict[str, Any]:
+        """Return `rope_parameters`, or its entry for a layer type. Older files have the same in several fields."""
         rope = self._data.get("rope_parameters") or self._data.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
+        if isinstance(rope, dict) and isinstance(rope.get(layer_type), dict):
+            return dict(rope[layer_type])
+        if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
-        theta = rope.get("rope_theta") or self._data.get("rope_theta") or 10000.0
-        longest = self._data.get("max_position_embeddings")
-        return Rotary(dim, _positive("rope_theta", theta), _rope_scaling(rope, longest))
+        if layer_type == "sliding_attention":
+            return {"rope_theta": self._data.get("rope_local_base_freq")}
+        trained = "original_max_position_embeddings"
+        outer = {name: self._data[name] for name in ("rope_theta", trained) if self._data.get(name)}
+        # As in transformers: a theta within `rope` counts more than one beside it, a length less.
+        inner = {name: value for name, value in rope.items() if value is not None}
+        return {**outer, **inner, **{name: outer[name] for name in (trained,) if name in outer}}
 
     def rotated_features(self, head_dim: int, default: float) -> int:
         """Return how many features of a head rotary embedding turns; default: the share where the file is silent."""
@@ -133,15 +152,30 @@ class Fields:
         return heads, kv_heads
 
 
-def _rope_scaling(rope: dict[str, Any], longest: int | None) -> RopeScaling | Yarn | None:
+def _rope_scaling(
+    rope: dict[str, Any], dim: int, longest: int | None
+) -> RopeScaling | Yarn | LongRope | DynamicRope | None:
     """longest: `max_position_embeddings`."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "yarn":
-        return _yarn(rope, longest)
-    if kind not in ("linear", "llama3"):
-        raise UnsupportedModel(f"rope type {kind!r} is not known; known are default, linear, llama3 and yarn")
+    match rope.get("rope_type") or rope.get("type") or "default":
+        case "default":
+            return None
+        case "linear" | "llama3" as kind:
+            return _stretched(kind, rope)
+        case "yarn":
+            return _yarn(rope, longest)
+        case "longrope" | "su":  # an older name
+            return _long_rope(rope, dim, longest)
+        case "dynamic":
+            if dim == 2:
+                raise UnsupportedModel("rope type 'dynamic' needs more than 2 features that turn")
+            trained = Fields({"max_position_embeddings": longest}).count("max_position_embeddings")
+            return DynamicRope(_positive("factor", rope["factor"]), trained)
+        case kind:
+            known = "default, dynamic, linear, llama3, longrope and yarn"
+            raise UnsupportedModel(f"rope type {kind!r} is not known; known are {known}")
+
+
+def _stretched(kind: str, rope: dict[str, Any]) -> RopeScaling:
     names = ("low_freq_factor", "high_freq_factor")
     values: dict[str, Any] = {name: _positive(name, rope[name]) for name in names if name in rope}
     trained = "original_max_position_embeddings"
@@ -150,19 +184,43 @@ def _rope_scaling(rope: dict[str, Any], longest: int | None) -> RopeScaling | Ya
     return RopeScaling(kind, _positive("factor", rope["factor"]), **values)
 
 
-def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
-    """Defaults are those of transformers."""
+def _trained(rope: dict[str, Any], longest: int | None) -> tuple[int, float]:
+    """Return the length of the trained context, and the factor by which it is stretched."""
     trained = Fields(rope).count("original_max_position_embeddings", longest)
     stretched = None if longest is None else longest / trained
-    factor = _positive("factor", stretched if rope.get("factor") is None else rope["factor"])
+    return trained, _positive("factor", stretched if rope.get("factor") is None else rope["factor"])
+
+
+def _yarn(rope: dict[str, Any], longest: int | None) -> Yarn:
+    """Defaults are those of transformers."""
+    trained, factor = _trained(rope, longest)
     if rope.get("attention_factor") is not None:
         attention_factor = _positive("attention_factor", rope["attention_factor"])
     elif rope.get("mscale") and rope.get("mscale_all_dim"):
-        attention_factor = _mscale(factor, rope["mscale"]) / _mscale(factor, rope["mscale_all_dim"])
+        over, under = (_positive(name, rope[name]) for name in ("mscale", "mscale_all_dim"))
+        attention_factor = _mscale(factor, over) / _mscale(factor, under)
     else:
         attention_factor = _mscale(factor, 1)
     betas = {name: _positive(name, rope[name]) for name in ("beta_fast", "beta_slow") if rope.get(name)}
     return Yarn(factor, trained, attention_factor, **betas, truncate=Fields(rope).flag("truncate", True))
+
+
+def _long_rope(rope: dict[str, Any], dim: int, longest: int | None) -> LongRope:
+    """Defaults are those of transformers."""
+    trained, factor = _trained(rope, longest)
+    attention_factor = 1.0
+    if rope.get("attention_factor") is not None:
+        attention_factor = _positive("attention_factor", rope["attention_factor"])
+    elif factor > 1:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(max(2, trained)))
+    short, long = (_factors(name, rope[name], dim // 2) for name in ("short_factor", "long_factor"))
+    return LongRope(short, long, trained, attention_factor)
+
+
+def _factors(name: str, values: Any, count: int) -> tuple[float, ...]:
+    if not isinstance(values, list) or len(values) != count:
+        raise UnsupportedModel(f"{name} is {values!r}; a list of {count} numbers is needed")
+    return tuple(_positive(name, value) for value in values)
 
 
 def _mscale(factor: float, mscale: float) -> float:

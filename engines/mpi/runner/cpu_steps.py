@@ -66,9 +66,12 @@ class CpuSteps:
         attention = TorchStepAttention(
             positions,
             torch.from_numpy(layout.slots(self._tables.entries, self._cache.block_size).astype(np.int64)),
-            {kind: cosines_and_sines(table, positions) for kind, table in self._rotary_tables.items()},
+            {
+                rotary: cosines_and_sines(table, positions, rotary.interleaved)
+                for rotary, table in self._rotary_tables.items()
+            },
             tuple(
-                SequenceRows.of(first, count, start + count, self._blocks(row, start + count))
+                SequenceRows(first, count, start + count, self._blocks(row, start + count))
                 for first, count, start, row in zip(
                     layout.cu_seqlens_q[:-1].tolist(),
                     layout.query_lens.tolist(),

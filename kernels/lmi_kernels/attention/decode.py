@@ -16,7 +16,7 @@ from lmi_kernels._triton import cdiv, jit, next_power_of_2, tl
 from lmi_kernels.attention.combine_parts import combine_parts
 from lmi_kernels.attention.decode_plan import DecodePlan, tuning_key
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.tiles import attend, padded_head_dim
+from lmi_kernels.attention.tiles import attend, padded_head_dim, sink_sums
 
 _MOST_ROWS = 64
 """Query heads in one product. A KV head with more of them is split over programs, which read the same keys."""
@@ -55,6 +55,7 @@ def decode_attention(
         sequences.table_rows,
         sequences.seq_lens,
         rules.alibi_slopes,
+        rules.sinks,
         plan.tile_starts,
         plan.program_starts,
         plan.tiles_per_program,
@@ -79,6 +80,7 @@ def decode_attention(
         WINDOW=rules.window or 0,
         SOFTCAP=rules.softcap or 0.0,
         HAS_ALIBI=rules.alibi_slopes is not None,
+        HAS_SINKS=rules.sinks is not None,
         **_launch_parameters(q, block_m),
     )
     combine_parts(plan, parts, maxima, sums, out)
@@ -101,6 +103,7 @@ def _tiles_kernel(
     table_rows_ptr,
     seq_lens_ptr,
     slopes_ptr,
+    sinks_ptr,
     tile_starts_ptr,
     program_starts_ptr,
     tiles_per_program_ptr,
@@ -125,6 +128,7 @@ def _tiles_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Compute one run of tiles for the query heads of one KV head."""
     program = tl.program_id(0)
@@ -159,6 +163,10 @@ def _tiles_kernel(
             total = tl.zeros([BLOCK_M], tl.float32)
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
             weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            if HAS_SINKS:
+                # They count once: in the sequence's first part.
+                counts = (row < SHARE) & (begin == seq_begin)
+                total, peak = sink_sums(tl.load(sinks_ptr + head, mask=counts, other=float("-inf")))
             position = tl.full([1], 0, tl.int32) + (seq_len - 1)
             # fmt: off
             total, peak, weighted = attend(

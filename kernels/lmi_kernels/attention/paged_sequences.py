@@ -33,6 +33,8 @@ class ScoreRules:
     """cap * tanh(score / cap), after scaling (Gemma 2, arXiv:2408.00118)."""
     alibi_slopes: torch.Tensor | None = None
     """[num_heads], fp32, on the device: slope * (key's position - query's) is added (arXiv:2108.12409)."""
+    sinks: torch.Tensor | None = None
+    """[num_heads], fp32, on the device: the score of one more key, whose value is zero (gpt-oss, arXiv:2508.10925)."""
 
 
 @jit

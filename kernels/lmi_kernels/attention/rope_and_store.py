@@ -1,8 +1,9 @@
 """What comes between the qkv projection and attention, in one launch: RMSNorm of heads (Qwen3), rotary position
-embedding (Su et al. 2021, arXiv:2104.09864, the half-split form of Llama), and the cache write. For GPUs; on a CPU
-there are `rms_norm`, `rotary_` and `store_kv`.
+embedding (Su et al. 2021, arXiv:2104.09864), and the cache write. For GPUs; on a CPU there are `rms_norm`, `rotary_`
+and `store_kv`.
 
-y[i] = x[i] * cos[i] - x[i + d/2] * sin[i],  y[i + d/2] = x[i + d/2] * cos[i] + x[i] * sin[i],  for i < d/2, in fp32.
+y[i] = x[i] * cos[i] - x[i + r/2] * sin[i],  y[i + r/2] = x[i + r/2] * cos[i] + x[i] * sin[i],  for i < r/2, in fp32,
+where r is the number of features that are turned. Interleaved, features 2i and 2i + 1 are a pair.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ def rope_and_store(
     num_heads: int,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """Normalise (if `norms`) and rotate queries and keys; write keys and values to the cache.
 
     Args:
         qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key, value heads.
-        cos_sin: [max_positions, head_dim], fp32: cosines in the first half of a row, sines in the second; None:
-            no rotation (models with alibi).
+        cos_sin: [max_positions, rotary_dim], fp32: cosines in the first half of a row, sines in the second. A head's
+            first rotary_dim features are turned, the others pass unchanged. None: no rotation.
         positions: [num_rows], int64, each below max_positions.
         slot_mapping: [num_rows], int64: block * block_size + offset in the block; -1: padding, which is not
             stored.
@@ -38,6 +40,7 @@ def rope_and_store(
         num_heads: query heads.
         norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each.
         eps: of these norms.
+        interleaved: features 2i and 2i + 1 are a pair; else features i and i + rotary_dim / 2.
 
     Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold
         what follows from their inputs.
@@ -53,6 +56,7 @@ def rope_and_store(
     two, num_kv_heads, num_blocks, block_size, head_dim = pool.shape
     num_rows = qkv.shape[0]
     q = qkv.new_empty(num_rows, num_heads, head_dim)
+    rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     block_half = next_power_of_2(head_dim // 2)
     # Each thread loads 16 bytes of each half; no more heads than there are.
     all_heads = num_heads + two * num_kv_heads
@@ -73,7 +77,8 @@ def rope_and_store(
         HEAD_DIM=head_dim,
         BLOCK_HALF=block_half,
         BLOCK_HEADS=block_heads,
-        TURNS=cos_sin is not None,
+        ROTARY_DIM=rotary_dim,
+        INTERLEAVED=interleaved,
         NORMS=norms is not None,
         num_warps=_NUM_WARPS,
     )
@@ -98,11 +103,15 @@ def _rope_and_store_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
-    TURNS: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     NORMS: tl.constexpr,
 ):
-    """Compute BLOCK_HEADS heads of one row, as first and second halves: [BLOCK_HEADS, HEAD_DIM / 2]."""
+    """Compute BLOCK_HEADS heads of one row, as the first and the second features of pairs: [BLOCK_HEADS, HEAD_DIM / 2].
+    Features that are not turned are pairs too: those of the rest's first and second half.
+    """
     half: tl.constexpr = HEAD_DIM // 2
+    turned: tl.constexpr = ROTARY_DIM // 2
     all_heads: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + row)
@@ -110,40 +119,48 @@ def _rope_and_store_kernel(
     # In full shape: each thread reads the angles and weights of its own columns, without shared memory.
     columns = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
     in_half = columns < half
+    firsts, seconds = columns, columns + half
+    if INTERLEAVED:
+        firsts, seconds = 2 * columns, 2 * columns + 1
+    elif turned and turned < half:
+        seconds = columns + turned
+    if turned and turned < half:
+        firsts = tl.where(columns < turned, firsts, columns + turned)
+        seconds = tl.where(columns < turned, seconds, columns + half)
     inside = (heads < all_heads) & in_half
     is_query = heads < NUM_HEADS
     is_value = heads >= NUM_HEADS + NUM_KV_HEADS
-    source = qkv_ptr + (row * all_heads + heads) * HEAD_DIM + columns
-    low = tl.load(source, mask=inside, other=0.0)
-    high = tl.load(source + half, mask=inside, other=0.0)
+    source = qkv_ptr + (row * all_heads + heads) * HEAD_DIM
+    low = tl.load(source + firsts, mask=inside, other=0.0)
+    high = tl.load(source + seconds, mask=inside, other=0.0)
     if NORMS:
         low32, high32 = low.to(tl.float32), high.to(tl.float32)
         mean = tl.sum(low32 * low32 + high32 * high32, axis=1, keep_dims=True) / HEAD_DIM
         scale = tl.rsqrt(mean + eps)
-        q_low = tl.load(q_norm_ptr + columns, mask=in_half, other=0.0)
-        q_high = tl.load(q_norm_ptr + half + columns, mask=in_half, other=0.0)
-        k_low = tl.load(k_norm_ptr + columns, mask=in_half, other=0.0)
-        k_high = tl.load(k_norm_ptr + half + columns, mask=in_half, other=0.0)
+        q_low = tl.load(q_norm_ptr + firsts, mask=in_half, other=0.0)
+        q_high = tl.load(q_norm_ptr + seconds, mask=in_half, other=0.0)
+        k_low = tl.load(k_norm_ptr + firsts, mask=in_half, other=0.0)
+        k_high = tl.load(k_norm_ptr + seconds, mask=in_half, other=0.0)
         # Rounded before the product with the weight, as in transformers.
         normed_low = (low32 * scale).to(low.dtype) * tl.where(is_query, q_low, k_low)
         normed_high = (high32 * scale).to(low.dtype) * tl.where(is_query, q_high, k_high)
         low = tl.where(is_value, low, normed_low)
         high = tl.where(is_value, high, normed_high)
-    if TURNS:
-        angle = cos_sin_ptr + tl.load(positions_ptr + row) * HEAD_DIM + columns
-        cos = tl.load(angle, mask=in_half, other=0.0)
-        sin = tl.load(angle + half, mask=in_half, other=0.0)
+    if turned:
+        angle = cos_sin_ptr + tl.load(positions_ptr + row) * ROTARY_DIM + columns
+        cos = tl.load(angle, mask=columns < turned, other=1.0)
+        sin = tl.load(angle + turned, mask=columns < turned, other=0.0)
         low32, high32 = low.to(tl.float32), high.to(tl.float32)
         low = tl.where(is_value, low32, low32 * cos - high32 * sin)
         high = tl.where(is_value, high32, high32 * cos + low32 * sin)
 
-    target = q_ptr + (row * NUM_HEADS + heads) * HEAD_DIM + columns
+    target = q_ptr + (row * NUM_HEADS + heads) * HEAD_DIM
     queries = inside & is_query
-    tl.store(target, low.to(q_ptr.dtype.element_ty), mask=queries)
-    tl.store(target + half, high.to(q_ptr.dtype.element_ty), mask=queries)
+    tl.store(target + firsts, low.to(q_ptr.dtype.element_ty), mask=queries)
+    tl.store(target + seconds, high.to(q_ptr.dtype.element_ty), mask=queries)
     # The pool's planes are in the order of the heads: keys, then values.
     plane = (heads - NUM_HEADS).to(tl.int64)
-    target = pool_ptr + (plane * num_slots + slot) * HEAD_DIM + columns
+    target = pool_ptr + (plane * num_slots + slot) * HEAD_DIM
     stored = inside & (heads >= NUM_HEADS) & (slot >= 0)
-    tl.store(target, low.to(pool_ptr.dtype.element_ty), mask=stored)
-    tl.store(target + half, high.to(pool_ptr.dtype.element_ty), mask=stored)
+    tl.store(target + firsts, low.to(pool_ptr.dtype.element_ty), mask=stored)
+    tl.store(target + seconds, high.to(pool_ptr.dtype.element_ty), mask=stored)

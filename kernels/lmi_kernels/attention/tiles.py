@@ -53,6 +53,12 @@ def sequence_and_block(
 
 
 @jit
+def sink_sums(sinks):
+    """Return `total` and `peak` as `attend` takes them, after a key with these scores and no value; -inf: no key."""
+    return tl.where(sinks > float("-inf"), 1.0, 0.0), sinks * 1.4426950408889634
+
+
+@jit
 def attend(
     total,
     peak,

@@ -13,7 +13,7 @@ import torch
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block
+from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block, sink_sums
 
 _FEW_ROWS = 16
 """Sequences with at most this many packed rows take the smallest tile; a larger one would be mostly empty."""
@@ -61,6 +61,7 @@ def varlen_attention(
         sequences.seq_lens,
         cu_seqlens_q,
         rules.alibi_slopes,
+        rules.sinks,
         rules.scale,
         num_seqs,
         blocks_per_seq,
@@ -75,6 +76,7 @@ def varlen_attention(
         WINDOW=rules.window or 0,
         SOFTCAP=rules.softcap or 0.0,
         HAS_ALIBI=rules.alibi_slopes is not None,
+        HAS_SINKS=rules.sinks is not None,
         SEARCHES=searches,
         BLOCK_M=block_m,
         BLOCK_N=tiles["block_n"],
@@ -106,6 +108,7 @@ def _packed_attention_kernel(
     seq_lens_ptr,
     cu_seqlens_ptr,
     slopes_ptr,
+    sinks_ptr,
     scale,
     num_seqs,
     blocks_per_seq,
@@ -120,6 +123,7 @@ def _packed_attention_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     SEARCHES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -165,6 +169,8 @@ def _packed_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_SINKS:
+        total, peak = sink_sums(tl.load(sinks_ptr + heads))
     # fmt: off
     open_ = 0
     if WINDOW:

@@ -183,7 +183,7 @@ class RopeAndStore(Struct):
         ("num_heads", c_int32),
         ("rotary_dim", c_int32),
         ("eps", c_float),
-        ("reserved", c_int32),
+        ("interleaved", c_int32),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ import lmi_kernels
 from engines.layers.attention_rule import AttentionRule
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.recorded_attention import RecordedAttention
-from engines.layers.rotary import rotary_tables
+from engines.layers.rotary import cosines_and_sines, rotary_tables
 from engines.layers.step_attention import TorchStepAttention
 from engines.models.config import AttentionSpec, Rotary
 from lmi_kernels import PagedSequences, ScoreRules
-from lmi_kernels.cpu.recorder import NotRecorded, Recorder
+from lmi_kernels.cpu.recorder import Recorder
 from lmi_kernels.cpu.team import shared_team
+from tests.support.seeds import fresh_generator
 
 CPU = torch.device("cpu")
-ROTARY = Rotary(16)
-TABLES = rotary_tables([ROTARY], 8, CPU)
+ROTARY, INTERLEAVED = Rotary(16), Rotary(16, interleaved=True)
+TABLES = rotary_tables([ROTARY, INTERLEAVED], 8, CPU)
 PLAIN = AttentionSpec(scale=0.25, rotary=ROTARY)
 SLOPES = torch.tensor([0.5, 0.25])
 POOL = torch.zeros(2, 1, 2, 4, 16)
@@ -31,30 +33,78 @@ def _rule(spec: AttentionSpec, **tensors: Any) -> AttentionRule:
     return AttentionRule(spec, 2, 1, 16, **tensors)
 
 
-@pytest.mark.parametrize(
-    ("changes", "feature"),
-    [
-        ({"scale": 1.0}, "scale"),
-        ({"window": 4}, "window"),
-        ({"softcap": 50.0}, "softcap"),
-        ({"rotary": None}, "no rotary"),
-        ({"rotary": Rotary(8)}, "partial rotary"),
-        ({"rotary": Rotary(16, interleaved=True)}, "interleaved rotary"),
-    ],
-)
-def test_what_a_backend_does_not_support_is_refused_by_name(changes: dict[str, Any], feature: str) -> None:
-    assert _rule(PLAIN).features == frozenset()
-    rule = _rule(replace(PLAIN, **changes))
-    assert rule.features == {feature}
-    torch_step = TorchStepAttention(*torch.zeros(2, 1, dtype=torch.int64), {}, ())
-    with pytest.raises(ValueError, match=f"attention with {feature} is not supported"):
-        torch_step.attend(torch.zeros(1, 64), rule, POOL)
+HEADS, KV_HEADS, DIM = 4, 2, 16
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 1.0},
+    "window": {"window": 4},
+    "softcap": {"softcap": 2.0},
+    "alibi": {"alibi_slopes": (0.5, 0.25, 0.125, 0.0625)},
+    "sinks": {"sinks": True},
+    "no rotary": {"rotary": None},
+    "partial rotary": {"rotary": Rotary(6)},
+    "interleaved rotary": {"rotary": Rotary(16, interleaved=True)},
+    "partial, interleaved": {"rotary": Rotary(10, interleaved=True), "window": 3, "sinks": True},
+}
 
 
-def test_tensors_are_features_too() -> None:
-    norms = torch.ones(16), torch.ones(16)
-    rule = _rule(PLAIN, norms=norms, alibi_slopes=SLOPES, sinks=SLOPES)
-    assert rule.features == {"norms", "alibi", "sinks"}
+@pytest.mark.parametrize("name", RULES)
+@torch.inference_mode()
+def test_torch_computes_every_rule(name: str) -> None:
+    """A prompt of 9 tokens, whole; then the same in chunks, the last of one token."""
+    generator = fresh_generator()
+    spec = replace(PLAIN, **RULES[name])
+    sinks = torch.randn(HEADS, generator=generator) if spec.sinks else None
+    slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
+    rule = AttentionRule(spec, HEADS, KV_HEADS, DIM, alibi_slopes=slopes, sinks=sinks)
+    qkv = torch.randn(9, (HEADS + 2 * KV_HEADS) * DIM, generator=generator)
+    expected = _expected(qkv.double(), rule)
+    for bounds in ((0, 9), (0, 2, 6, 8, 9)):
+        pool = torch.full((2, KV_HEADS, 3, 4, DIM), torch.nan)
+        found = []
+        for start, stop in pairwise(bounds):
+            positions = torch.arange(start, stop)
+            tables = rotary_tables([] if spec.rotary is None else [spec.rotary], 9, CPU)
+            angles = {
+                rotary: cosines_and_sines(table, positions, rotary.interleaved)
+                for rotary, table in tables.items()
+            }
+            rows = (lmi_kernels.SequenceRows(0, stop - start, stop, torch.arange(-(-stop // 4))),)
+            step = TorchStepAttention(positions, positions, angles, rows)
+            found.append(step.attend(qkv[start:stop].clone(), rule, pool))
+        torch.testing.assert_close(torch.cat(found).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def _expected(qkv: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """Pair by pair, query by query, in fp64: [num_tokens, heads * head_dim]."""
+    spec, num_tokens = rule.spec, len(qkv)
+    q, k, v = qkv.view(num_tokens, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    if spec.rotary is not None:
+        q, k = _turned(q, spec.rotary), _turned(k, spec.rotary)
+    out = torch.zeros(num_tokens, HEADS, DIM, dtype=torch.float64)
+    for query in range(num_tokens):
+        seen = torch.arange(max(0, query + 1 - (spec.window or num_tokens)), query + 1)
+        for head in range(HEADS):
+            scores = k[seen, head // 2] @ q[query, head] * spec.scale
+            if spec.softcap is not None:
+                scores = spec.softcap * (scores / spec.softcap).tanh()
+            if rule.alibi_slopes is not None:
+                scores = scores + rule.alibi_slopes[head] * (seen - query)
+            weights = scores.exp()
+            total = weights.sum() + (0 if rule.sinks is None else rule.sinks[head].double().exp())
+            out[query, head] = weights @ v[seen, head // 2] / total
+    return out.flatten(1)
+
+
+def _turned(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """x: [num_tokens, heads, head_dim]."""
+    y = x.clone()
+    for i in range(rotary.dim // 2):
+        angle = torch.arange(len(x)).double()[:, None] * rotary.theta ** (-2 * i / rotary.dim)
+        first, second = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + rotary.dim // 2)
+        y[..., first] = x[..., first] * angle.cos() - x[..., second] * angle.sin()
+        y[..., second] = x[..., second] * angle.cos() + x[..., first] * angle.sin()
+    return y
 
 
 def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,25 +114,25 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     recorder = Recorder(team, 4)
     rows = recorder.gathered(torch.zeros(4, 64), 64)
     calls: list[Any] = []
-    monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
+    monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5::2]))
     monkeypatch.setattr(
         Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
     )
     step = RecordedAttention(recorder.positions(), TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
     step.attend(rows, _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
-    assert calls[0] is None
+    assert calls[0] == (None, False)
     assert calls[1] == (1.0, {"window": 4, "softcap": 30.0, "alibi_slopes": SLOPES, "sinks": SLOPES})
-    interleaved = replace(PLAIN, rotary=Rotary(16, interleaved=True))
-    with pytest.raises(NotRecorded, match="attention with interleaved rotary is not supported"):
-        step.attend(rows, _rule(interleaved), None)
+    step.attend(rows, _rule(replace(PLAIN, rotary=INTERLEAVED)), None)
+    assert calls[2][0] is TABLES[INTERLEAVED]
+    assert calls[2][1] is True
 
 
 def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def rope_and_store(qkv: Any, cos_sin: Any, *arguments: Any) -> torch.Tensor:
-        calls.append(cos_sin)
+        calls.append((cos_sin, arguments[-1]))
         return torch.zeros(1, 2, 16)
 
     monkeypatch.setattr(lmi_kernels, "rope_and_store", rope_and_store)
@@ -92,11 +142,11 @@ def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: 
     plans: Any = {None: "plan of all tokens", 4: "plan of the window"}
     step = PagedStepAttention(one, one, TABLES, singles, plans)
     step.attend(torch.zeros(1, 64), _rule(PLAIN), POOL)
-    spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
-    step.attend(torch.zeros(1, 64), _rule(spec, alibi_slopes=SLOPES), POOL)
-    assert calls[0] is TABLES[ROTARY]
+    spec = replace(PLAIN, rotary=INTERLEAVED, scale=1.0, window=4, softcap=30.0)
+    step.attend(torch.zeros(1, 64), _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), POOL)
+    assert calls[0][0] is TABLES[ROTARY]
+    assert calls[0][1] is False
     assert calls[1] == ("plan of all tokens", ScoreRules(0.25))
-    assert calls[2] is None
-    assert calls[3] == ("plan of the window", ScoreRules(1.0, 4, 30.0, SLOPES))
-    with pytest.raises(ValueError, match="attention with sinks is not supported"):
-        step.attend(torch.zeros(1, 64), _rule(PLAIN, sinks=SLOPES), POOL)
+    assert calls[2][0] is TABLES[INTERLEAVED]
+    assert calls[2][1] is True
+    assert calls[3] == ("plan of the window", ScoreRules(1.0, 4, 30.0, SLOPES, SLOPES))

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig
 
-from engines.models.config import AttentionSpec, ModelConfig, NormSpec, RopeScaling, Rotary, UnsupportedModel
+from engines.models.config import (
+    AttentionSpec,
+    DynamicRope,
+    LongRope,
+    ModelConfig,
+    NormSpec,
+    RopeScaling,
+    Rotary,
+    UnsupportedModel,
+)
+from engines.models.config.fields import Fields
 
 GOOD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -19,6 +30,7 @@ GOOD: dict[str, Any] = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 64,
 }
+_YARN: dict[str, Any] = {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}}
 
 
 def _read(folder: Path, data: Any) -> ModelConfig:
@@ -114,6 +126,42 @@ def test_llama3_rope_scaling(tmp_path: Path) -> None:
     assert config.rotaries == {Rotary(4, 500000.0, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192))}
 
 
+def test_longrope_has_its_trained_length_beside_it(tmp_path: Path) -> None:
+    rope = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1, 8]}
+    config = _read(tmp_path, GOOD | {"rope_scaling": rope, "original_max_position_embeddings": 16})
+    assert config.rotaries == {Rotary(4, 1e4, LongRope((1.0, 1.5), (1.0, 8.0), 16, math.sqrt(1.5)))}
+
+
+def test_dynamic_scaling_allows_longer_sequences(tmp_path: Path) -> None:
+    config = _read(tmp_path, GOOD | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
+    assert config.rotaries == {Rotary(4, 1e4, DynamicRope(2.5, 64))}
+    assert config.max_position_embeddings == 64
+    assert config.longest_sequence == 160
+    assert _read(tmp_path, GOOD).longest_sequence == 64
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ],
+)
+def test_layer_types_have_their_own_rotary_embedding(fields: dict[str, Any]) -> None:
+    full, sliding = (Fields(fields).rotary(8, f"{kind}_attention") for kind in ("full", "sliding"))
+    assert full == Rotary(8, 1e6, RopeScaling("linear", 8.0))
+    assert sliding == Rotary(8, 1e4)
+
+
 @pytest.mark.parametrize("field", sorted(set(GOOD) - {"architectures", "num_key_value_heads"}))
 def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
@@ -125,10 +173,30 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
     [
         ({"hidden_act": "mish"}, r"hidden_act is 'mish'; gelu or gelu_new .* is what we know"),
         (
-            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "rope type 'longrope'.*llama3 and yarn",
+            {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}},
+            "rope type 'proportional'.*longrope and yarn",
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic"}}, "no field 'factor'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "needs more than 2 features"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1, 1]}}, "no field 'long_factor'"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1, 1], "long_factor": [1]}},
+            r"long_factor is \[1\]; a list of 2 numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1, "2"], "long_factor": [1, 1]}},
+            "short_factor is '2'; a number above 0",
+        ),
+        (_YARN | {"max_position_embeddings": "long"}, "max_position_embeddings is 'long'; a whole number"),
+        (
+            {"rope_scaling": _YARN["rope_scaling"] | {"mscale": "1", "mscale_all_dim": 1}},
+            "mscale is '1'; a number above 0",
+        ),
+        (
+            {"rope_scaling": _YARN["rope_scaling"] | {"mscale": 1, "mscale_all_dim": [1]}},
+            r"mscale_all_dim is \[1\]; a number above 0",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "an object is needed"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),
         ({"hidden_size": 36.5}, r"hidden_size is 36\.5"),
@@ -141,7 +209,7 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
         ({"head_dim": 5}, "head_dim is 5; rotary embedding needs an even number"),
         ({"num_key_value_heads": 2}, "9 attention heads cannot be shared evenly by 2 KV heads"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
-        ({"architectures": ["GPTNeoXForCausalLM"]}, "'GPTNeoXForCausalLM'; known are Falcon.*Llama.*Qwen3"),
+        ({"architectures": ["NoSuchForCausalLM"]}, "'NoSuchForCausalLM'; known are Bloom.*Falcon.*Llama.*Qwen3"),
         ({"architectures": []}, "'.none named.'"),
         ({"rope_scaling": "linear"}, "rope"),
         ({"rope_theta": "big"}, "rope_theta"),

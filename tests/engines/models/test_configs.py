@@ -160,7 +160,6 @@ def test_falcon_40b(given: int | None, norms: int, tmp_path: Path) -> None:
             {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
             "num_ln_in_parallel_attn is 3; 1 or 2 is what we know",
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
     ],
 )
 def test_other_falcons_are_refused_by_what_they_are(

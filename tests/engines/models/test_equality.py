@@ -133,7 +133,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {}),
     "mpt-8-heads": (
         "mpt",
-        {"n_heads": 8, "d_model": 32, "attn_config": {"alibi_bias_max": 4, "softmax_scale": 0.3}},
+        {"n_heads": 8, "d_model": 32, "attn_config": {"softmax_scale": 0.3}},
     ),
     "bloom": ("bloom", {}),
     "bloom-8-heads": ("bloom", {"n_head": 8, "hidden_size": 48, "tie_word_embeddings": False}),

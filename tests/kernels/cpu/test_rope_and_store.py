@@ -34,7 +34,9 @@ class _Inputs:
         self.slots[[1, 5]] = -1
         self.norms = torch.rand(2, head_dim, generator=generator) + 0.5
 
-    def run(self, team: Team, turned: bool = True, normed: bool = False) -> torch.Tensor:
+    def run(
+        self, team: Team, turned: bool = True, normed: bool = False, interleaved: bool = False
+    ) -> torch.Tensor:
         """Returns the rows afterwards; they stand further apart than they are long."""
         rows = torch.full((len(self.heads), self.heads[0].numel() + 3), torch.nan)
         rows[:, :-3] = self.heads.flatten(1)
@@ -48,28 +50,34 @@ class _Inputs:
             num_heads=self.num_heads,
             rotary_dim=self.rotary_dim,
             eps=1e-5,
+            interleaved=interleaved,
         )
         step = Step(num_rows=len(rows), positions=self.positions.data_ptr(), slots=self.slots.data_ptr())
         team.run(Program([op]), step)
         assert rows[:, -3:].isnan().all()
         return rows[:, :-3].reshape(self.heads.shape)
 
-    def turned(self, x: torch.Tensor) -> torch.Tensor:
+    def turned(self, x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
         """x's first numbers turned in x's own precision, [rows, heads, head_dim]."""
         half = self.rotary_dim // 2
         cos, sin = self.cos_sin.to(x)[self.positions.long(), None].chunk(2, dim=-1)
+        if interleaved:
+            low, high = x[..., : self.rotary_dim].unflatten(-1, (half, 2)).unbind(-1)
+            pairs = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=-1).flatten(-2)
+            return torch.cat([pairs, x[..., self.rotary_dim :]], dim=-1)
         low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_turns_queries_and_keys_with_each_product_rounded(
-    team: Team, shape: tuple[int, int, int, int, int]
+    team: Team, shape: tuple[int, int, int, int, int], interleaved: bool
 ) -> None:
     inputs = _Inputs(Storage.FP32, shape)
-    found = inputs.run(team)
+    found = inputs.run(team, interleaved=interleaved)
     num_turned = inputs.num_heads + inputs.num_kv_heads
-    assert torch.equal(found[:, :num_turned], inputs.turned(inputs.heads[:, :num_turned]))
+    assert torch.equal(found[:, :num_turned], inputs.turned(inputs.heads[:, :num_turned], interleaved))
     assert torch.equal(found[:, num_turned:], inputs.heads[:, num_turned:])
 
 

@@ -45,5 +45,8 @@ def attention_reference(
                     scores = rules.softcap * torch.tanh(scores / rules.softcap)
                 if rules.alibi_slopes is not None:
                     scores = scores + rules.alibi_slopes[head].double() * (places - position)
-                out[row, head] = torch.softmax(scores, dim=0) @ values[head // share, places]
+                if rules.sinks is not None:
+                    scores = torch.cat((scores, rules.sinks[head : head + 1].double()))
+                weights = torch.softmax(scores, dim=0)[: len(places)]
+                out[row, head] = weights @ values[head // share, places]
     return out

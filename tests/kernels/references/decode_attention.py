@@ -20,12 +20,13 @@ def _decode_checked(
     table_rows: torch.Tensor,
     seq_lens: torch.Tensor,
     slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     window: int | None,
     softcap: float | None,
     num_programs: int | None,
 ) -> Results:
     """Plan and attention; q's heads are the first of each row, as in a fused projection."""
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes, sinks)
     sequences = PagedSequences(block_tables, table_rows, seq_lens)
     plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -40,11 +41,12 @@ def _decode_reference(
     table_rows: torch.Tensor,
     seq_lens: torch.Tensor,
     slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     window: int | None,
     softcap: float | None,
     num_programs: int | None,
 ) -> Results:
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes)
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes, sinks)
     one_query_each = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
     return (attention_reference(q, pool, block_tables, table_rows, seq_lens, one_query_each, rules),)
 
@@ -61,6 +63,7 @@ def _example(
     window: int | None = None,
     softcap: float | None = None,
     alibi: bool = False,
+    sinks: bool = False,
     num_programs: int | None = None,
 ) -> Inputs:
     """Shuffled pages among as many that are poisoned, like the slots behind a sequence's last key."""
@@ -76,6 +79,8 @@ def _example(
         table[row, : len(own)] = own.int()
         keys = torch.randn(2, kv_heads, len(own) * block_size, head_dim, generator=generator)
         keys[:, :, length:] = float("nan")
+        # What has left the window may be another sequence's.
+        keys[:, :, : 0 if window is None else max(0, length - window)] = float("nan")
         pool[:, :, own] = keys.view(2, kv_heads, len(own), block_size, head_dim).to(dtype)
     heads = kv_heads * share
     # Where no query matters, as beside the keys of a fused projection, there may be anything.
@@ -88,6 +93,8 @@ def _example(
         "table_rows": rows.int(),
         "seq_lens": seq_lens,
         "slopes": torch.rand(heads, generator=generator) if alibi else None,
+        # As large as a sum over many keys.
+        "sinks": 4 + torch.randn(heads, generator=generator) if sinks else None,
         "window": window,
         "softcap": softcap,
         "num_programs": num_programs,
@@ -106,6 +113,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     yield of([450, 70, 9], 1, 4, 64, 16, window=200, num_programs=2)
     yield of([450, 70, 0], 1, 2, 128, 256, window=131, softcap=5.0, num_programs=3)
     yield of([301, 33], 1, 2, 64, 16, softcap=3.0, num_programs=2)
+    yield of([401, 0, 33], 2, 3, 64, 16, sinks=True, num_programs=3)
+    yield of([450, 70], 1, 4, 64, 16, window=300, sinks=True, num_programs=4)
     # One long sequence, cut into more parts than are combined at once.
     yield of([1200 + int(torch.randint(0, 99, (), generator=generator))], 1, 2, 128, 16, num_programs=19)
     # Many short ones, several a program; short ones beside one that is cut.
@@ -138,6 +147,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         window: int | None = None,
         softcap: float | None = None,
         alibi: bool = False,
+        sinks: bool = False,
     ) -> Inputs:
         def meta(*shape: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.empty(shape, dtype=kind, device="meta")
@@ -149,6 +159,7 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
             "table_rows": meta(32),
             "seq_lens": meta(32),
             "slopes": meta(heads, kind=torch.float32) if alibi else None,
+            "sinks": meta(heads, kind=torch.float32) if sinks else None,
             "window": window,
             "softcap": softcap,
             "num_programs": None,
@@ -158,11 +169,12 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         yield of(*model)
     if dtype != torch.bfloat16:
         return
-    # Compiled in one dtype only: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, a small Falcon (alibi).
+    # Compiled in one dtype only: GPT-NeoX 20B, a Mistral of its first kind, Gemma 2, a small Falcon (alibi), gpt-oss.
     yield of(64, 64, 96, 16)
     yield of(32, 8, 128, 16, window=4096)
     yield of(16, 8, 256, 16, softcap=50.0)
     yield of(64, 64, 64, 16, alibi=True)
+    yield of(64, 8, 64, 16, window=128, sinks=True)
 
 
 CHECKS = (OpCheck("decode_attention", _decode_checked, _decode_reference, _examples, _production, ROUNDING),)

@@ -22,6 +22,7 @@ def rope_and_store_reference(
     num_heads: int,
     norms: Norms,
     eps: float,
+    interleaved: bool = False,
 ) -> Results:
     """fp64, but for the norms' roundings to qkv's dtype, which are part of the contract."""
     _, num_kv_heads, _, block_size, head_dim = pool.shape
@@ -30,7 +31,7 @@ def rope_and_store_reference(
     q, k = _norm_reference(q, q_norm, eps), _norm_reference(k, k_norm, eps)
     if cos_sin is not None:
         cos, sin = cos_sin.double()[positions, None].chunk(2, dim=-1)
-        q, k = _turn_reference(q, cos, sin), _turn_reference(k, cos, sin)
+        q, k = (_turn_reference(x, cos, sin, interleaved) for x in (q, k))
     pool = pool.double()
     for row, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -47,9 +48,14 @@ def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) ->
     return (rounded * weight).double()
 
 
-def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    half, x = cos.shape[-1], x.clone()
+    for i in range(half):
+        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        low, high = x[..., first].clone(), x[..., second].clone()
+        x[..., first] = low * cos[..., i] - high * sin[..., i]
+        x[..., second] = high * cos[..., i] + low * sin[..., i]
+    return x
 
 
 def _launch(qkv: torch.Tensor, pool: torch.Tensor, norms: Norms, **inputs: Any) -> Results:
@@ -60,62 +66,71 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    for num_rows, num_heads, num_kv_heads, head_dim, norms, turns in (
-        (1, 1, 1, 64, False, True),
-        (5, 9, 3, 64, False, True),
-        (3, 13, 1, 80, True, True),
-        (4, 6, 2, 96, True, True),
-        (3, 8, 2, 128, True, True),
-        (2, 3, 1, 256, False, True),
-        (3, 7, 1, 64, False, False),
+    for num_rows, num_heads, num_kv_heads, head_dim, norms, rotary_dim, interleaved in (
+        (1, 1, 1, 64, False, 64, False),
+        (5, 9, 3, 64, False, 64, False),
+        (3, 13, 1, 80, True, 80, False),
+        (4, 6, 2, 96, True, 96, True),
+        (3, 8, 2, 128, True, 128, False),
+        (2, 3, 1, 256, False, 256, False),
+        (3, 7, 1, 64, False, 0, False),
+        (3, 5, 2, 64, True, 16, False),
+        (2, 4, 2, 80, False, 32, False),
+        (2, 3, 1, 30, True, 10, True),
+        (3, 2, 2, 256, False, 64, True),
     ):
         pool = normal(2, num_kv_heads, 3, 4, head_dim)
         # Rows beyond those that have a slot of their own are padding.
         slots = torch.randperm(12, generator=generator)[:num_rows]
         slots[num_rows // 2 + 1 :] = -1
-        angles = torch.rand(20, head_dim // 2, generator=generator) * 6.3
+        angles = torch.rand(20, rotary_dim // 2, generator=generator) * 6.3
         yield {
             "qkv": normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim),
-            "cos_sin": torch.cat((angles.cos(), angles.sin()), dim=-1) if turns else None,
+            "cos_sin": torch.cat((angles.cos(), angles.sin()), dim=-1) if rotary_dim else None,
             "positions": torch.randint(0, 20, (num_rows,), generator=generator),
             "slot_mapping": slots,
             "pool": pool,
             "num_heads": num_heads,
             "norms": (1 + normal(head_dim) / 4, 1 + normal(head_dim) / 4) if norms else None,
             "eps": 1e-6,
+            "interleaved": interleaved,
         }
 
 
 _MODELS = (
-    (9, 3, 64, False, True),  # SmolLM2-135M
-    (32, 8, 128, False, True),  # Llama-3-8B, Mixtral
-    (16, 8, 128, True, True),  # Qwen3-0.6B
-    (128, 8, 64, False, True),  # Falcon-40B
-    (71, 1, 64, False, True),  # Falcon-7B
-    (32, 32, 64, False, False),  # Falcon-RW-1B, with alibi
+    (9, 3, 64, False, 64, False),  # SmolLM2-135M
+    (32, 8, 128, False, 128, False),  # Llama-3-8B, Mixtral
+    (16, 8, 128, True, 128, False),  # Qwen3-0.6B
+    (128, 8, 64, False, 64, False),  # Falcon-40B
+    (71, 1, 64, False, 64, False),  # Falcon-7B
+    (32, 32, 64, False, 0, False),  # Falcon-RW-1B, with alibi
+    (32, 32, 80, False, 32, False),  # Phi-2
+    (64, 64, 96, False, 24, False),  # GPT-NeoX 20B
+    (32, 2, 128, False, 64, True),  # GLM-4-9B
     # Other head dims.
-    (32, 32, 80, False, True),
-    (64, 64, 96, False, True),
-    (8, 1, 256, True, True),
+    (32, 32, 80, False, 80, False),
+    (64, 64, 96, False, 96, False),
+    (8, 1, 256, True, 256, False),
 )
-"""Query heads, KV heads, head dim, norms, whether heads are turned."""
+"""Query heads, KV heads, head dim, norms, features that are turned, and whether neighbours are."""
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    for num_heads, num_kv_heads, head_dim, norms, turns in _MODELS:
+    for num_heads, num_kv_heads, head_dim, norms, rotary_dim, interleaved in _MODELS:
         numbers = meta(32, dtype=torch.int64)
         yield {
             "qkv": meta(32, (num_heads + 2 * num_kv_heads) * head_dim),
-            "cos_sin": meta(8192, head_dim, dtype=torch.float32) if turns else None,
+            "cos_sin": meta(8192, rotary_dim, dtype=torch.float32) if rotary_dim else None,
             "positions": numbers,
             "slot_mapping": numbers,
             "pool": meta(2, num_kv_heads, 1024, 64, head_dim),
             "num_heads": num_heads,
             "norms": (meta(head_dim), meta(head_dim)) if norms else None,
             "eps": 1e-6,
+            "interleaved": interleaved,
         }
 
 

@@ -30,6 +30,7 @@ _FALCON_7B = _Shape(71, 1, 64)
 _LLAMA_8B = _Shape(32, 8, 128)
 _QWEN3 = _Shape(16, 8, 128)
 _GEMMA2_9B = _Shape(16, 8, 256)
+_GPT_OSS_20B = _Shape(64, 8, 64)
 
 
 def _launch(
@@ -40,6 +41,7 @@ def _launch(
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     max_query_len: int,
     num_heads: int,
     rules: ScoreRules,
@@ -47,7 +49,7 @@ def _launch(
     # A row more than the queries, which are part of wider rows, as they are when they come from a fused product.
     wide = qkv.new_full((qkv.shape[0], num_heads + 1, qkv.shape[2]), _UNTOUCHED)
     sequences = PagedSequences(block_tables, table_rows, seq_lens)
-    rules = replace(rules, alibi_slopes=alibi_slopes)
+    rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
     q, out = qkv[:, :num_heads], wide[:, :num_heads]
     varlen_attention(q, pool, sequences, cu_seqlens_q, max_query_len, rules, out)
     return (wide,)
@@ -61,12 +63,13 @@ def _reference(
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     max_query_len: int,
     num_heads: int,
     rules: ScoreRules,
 ) -> Results:
     """fp64."""
-    rules = replace(rules, alibi_slopes=alibi_slopes)
+    rules = replace(rules, alibi_slopes=alibi_slopes, sinks=sinks)
     out = attention_reference(
         qkv[:, :num_heads], pool, block_tables, table_rows, seq_lens, cu_seqlens_q, rules
     )
@@ -78,9 +81,13 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     """Sequences are (keys, queries); (0, 0) is padding."""
 
     def example(
-        sequences: list[tuple[int, int]], shape: _Shape, alibi: bool = False, **rules: float
+        sequences: list[tuple[int, int]],
+        shape: _Shape,
+        alibi: bool = False,
+        sinks: bool = False,
+        **rules: float,
     ) -> Inputs:
-        return _example(sequences, shape, alibi, rules, generator, dtype)
+        return _example(sequences, shape, alibi, sinks, rules, generator, dtype)
 
     mixed = [(70, 1), (3, 1), (0, 0), (80, 12), (21, 21), (0, 0), (5, 3)]
     # Single tokens, first chunks, later chunks, all of them.
@@ -94,6 +101,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     yield example(mixed, _Shape(3, 1, 64), softcap=3.0)
     yield example(mixed, _Shape(4, 2, 32), alibi=True)
     yield example(mixed, _Shape(2, 2, 16), alibi=True, softcap=2.0, window=19)
+    yield example(mixed, _Shape(6, 2, 64), sinks=True)
+    yield example(mixed, _Shape(3, 1, 32), sinks=True, window=9)
     # Several tokens a sequence, as when guesses are verified.
     yield example([(64, 4), (65, 4), (4, 4)], _Shape(3, 1, 64))
     # Shares, head dimensions, block sizes.
@@ -111,6 +120,7 @@ def _example(
     lens: list[tuple[int, int]],
     shape: _Shape,
     alibi: bool,
+    sinks: bool,
     rules: dict[str, float],
     generator: torch.Generator,
     dtype: torch.dtype,
@@ -146,6 +156,7 @@ def _example(
         "seq_lens": torch.tensor([keys for keys, _ in lens]).int(),
         "cu_seqlens_q": query_lens.cumsum(0).int(),
         "alibi_slopes": slopes,
+        "sinks": 2 + torch.randn(num_heads, generator=generator) if sinks else None,
         "max_query_len": int(query_lens.max()) + int(torch.randint(2, (), generator=generator)),
         "num_heads": num_heads,
         # Larger than usual, so that scores differ and few keys decide.
@@ -164,13 +175,19 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     yield _production_call(dtype, 2048, _LLAMA_8B, window=4096)
     yield _production_call(dtype, 2048, _FALCON_7B, alibi=True)
     yield _production_call(dtype, 2048, _GEMMA2_9B, softcap=50.0)
+    yield _production_call(dtype, 2048, _GPT_OSS_20B, sinks=True, window=128)
     # These differ in the heads' share and in the page's size, which decide about no more than addresses.
     for shape in (_FALCON_40B, _FALCON_7B, _QWEN3, replace(_LLAMA_8B, block_size=64)):
         yield _production_call(dtype, 2048, shape)
 
 
 def _production_call(
-    dtype: torch.dtype, query_len: int, shape: _Shape, alibi: bool = False, **rules: float
+    dtype: torch.dtype,
+    query_len: int,
+    shape: _Shape,
+    alibi: bool = False,
+    sinks: bool = False,
+    **rules: float,
 ) -> Inputs:
     rows = shape.num_heads + 2 * shape.num_kv_heads
     qkv = torch.empty(query_len, rows, shape.head_dim, dtype=dtype, device="meta")
@@ -184,6 +201,7 @@ def _production_call(
         "seq_lens": numbers[0, :2],
         "cu_seqlens_q": numbers[0, :3],
         "alibi_slopes": torch.empty(shape.num_heads, device="meta") if alibi else None,
+        "sinks": torch.empty(shape.num_heads, device="meta") if sinks else None,
         "max_query_len": query_len,
         "num_heads": shape.num_heads,
         "rules": ScoreRules(shape.head_dim**-0.5, **rules),  # type: ignore[arg-type]

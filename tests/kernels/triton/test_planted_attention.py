@@ -56,6 +56,13 @@ PLANTED = (
         "factor = scale if plain",
     ),
     Planted(
+        "sinks of base e",
+        "attention.tiles",
+        "varlen_attention",
+        "sinks * 1.4426950408889634",
+        "sinks",
+    ),
+    Planted(
         "old sums not shrunk",
         "attention.tiles",
         "varlen_attention",

@@ -44,6 +44,8 @@ PLANTED = (
     _tiles("wrong split bound", "tl.minimum(seq_end, (program + 1)", "tl.minimum(seq_end, program"),
     _tiles("a part is taken for the whole", "(begin == seq_begin) & (end", "(begin == begin) & (end"),
     _tiles("tiles before the window", "(first_key // BLOCK_N + begin - seq_begin)", "(begin - seq_begin)"),
+    _tiles("a sink in every part", "& (begin == seq_begin)\n", "& (begin >= seq_begin)\n"),
+    _tiles("a sink of another head", "tl.load(sinks_ptr + head,", "tl.load(sinks_ptr + row,"),
     _tiles("one key too many", "position, slopes, keys_ptr", "position + 1, slopes, keys_ptr"),
     _tiles("heads of another kv head", "head = kv_head * SHARE + row", "head = row"),
     _combine(

@@ -34,11 +34,19 @@ def _update(what: str, right: str, wrong: str) -> Planted:
 
 # None of them writes outside its tensors: that would harm the tests' own process.
 PLANTED = (
-    _rope("missing tail of a head", "in_half = columns < half", "in_half = columns < half - 1"),
+    _rope("missing tail of a head", "in_half = columns < half\n", "in_half = columns < half - 1\n"),
     _rope("missing last head", "(heads < all_heads) & in_half", "(heads < all_heads - 1) & in_half"),
     _rope("turned the other way", "low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
-    _rope("sine read as cosine", "tl.load(angle + half,", "tl.load(angle,"),
-    _rope("angle of the row's number", "tl.load(positions_ptr + row) * HEAD_DIM", "row * HEAD_DIM"),
+    _rope("sine read as cosine", "tl.load(angle + turned,", "tl.load(angle,"),
+    _rope("angle of the row's number", "tl.load(positions_ptr + row) * ROTARY_DIM", "row * ROTARY_DIM"),
+    _rope("halves of the whole head", "seconds = columns + turned\n", "seconds = columns + half\n"),
+    _rope("halves for neighbours", "INTERLEAVED=interleaved", "INTERLEAVED=False"),
+    _rope("the rest's first half twice", "seconds, columns + half)", "seconds, columns + turned)"),
+    _rope(
+        "more is turned",
+        "sin = tl.load(angle + turned, mask=columns < turned",
+        "sin = tl.load(angle + turned, mask=in_half",
+    ),
     _rope("values are turned", "low = tl.where(is_value, low32,", "low = tl.where(False, low32,"),
     _rope("values are normalised", "low = tl.where(is_value, low,", "low = tl.where(False, low,"),
     _rope("keys by the queries' norm", "tl.where(is_query, q_low, k_low)", "tl.where(True, q_low, k_low)"),

@@ -227,7 +227,7 @@ struct RopeAndStore {
   int32_t num_heads;
   int32_t rotary_dim;  // so many of a head's first numbers are turned
   float eps;
-  int32_t reserved;
+  int32_t interleaved;  // numbers 2i and 2i + 1 are turned together; else i and i + rotary_dim / 2
 };
 
 // y = softmax(score) v of each row's query heads over the last `window` of its sequence's keys up to its own position;
