@@ -24,7 +24,9 @@ def test_embedding_is_split_by_vocabulary(degree: int) -> None:
 
     def rank(comm: ThreadCommunicator) -> torch.Tensor:
         shard = split_evenly(17, comm.world_size, comm.rank)
-        return VocabParallelEmbedding(weight[shard.start : shard.stop], shard, comm)(ids, torch.zeros_like(ids))
+        return VocabParallelEmbedding(weight[shard.start : shard.stop], shard, comm)(
+            ids, torch.zeros_like(ids)
+        )
 
     for rows in run_ranks(degree, rank):
         assert torch.equal(rows, weight[ids])

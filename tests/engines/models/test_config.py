@@ -209,7 +209,10 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
         ({"head_dim": 5}, "head_dim is 5; rotary embedding needs an even number"),
         ({"num_key_value_heads": 2}, "9 attention heads cannot be shared evenly by 2 KV heads"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
-        ({"architectures": ["NoSuchForCausalLM"]}, "'NoSuchForCausalLM'; known are Bloom.*Falcon.*Llama.*Qwen3"),
+        (
+            {"architectures": ["NoSuchForCausalLM"]},
+            "'NoSuchForCausalLM'; known are Bloom.*Falcon.*Llama.*Qwen3",
+        ),
         ({"architectures": []}, "'.none named.'"),
         ({"rope_scaling": "linear"}, "rope"),
         ({"rope_theta": "big"}, "rope_theta"),

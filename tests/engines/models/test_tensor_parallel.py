@@ -58,6 +58,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon-40b",
         {"num_ln_in_parallel_attn": 1, "bias": True, "tie_word_embeddings": False},
     ),
+    "falcon-rw": ("falcon-rw", {}),
+    "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "phi3": ("phi3", {}),
+    "gpt2": ("gpt2", {}),
+    "gpt-neox": ("gpt_neox", {}),
+    "opt": ("opt", {"tie_word_embeddings": False}),
+    "mpt": ("mpt", {}),
+    "bloom": ("bloom", {}),
 }
 
 CASES = [(variant, degree) for variant in VARIANTS for degree in (2, 3)] + [
@@ -111,14 +121,27 @@ def _parameter_bytes(folder: Path) -> dict[str, int]:
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
                 tensor = tensors.get_tensor(name)
-                sizes[name] = tensor.numel() * tensor.element_size()
+                unused = 2 * tensor.shape[1] if "embed_positions" in name else 0  # OPT's first position is 2
+                sizes[name] = (tensor.numel() - unused) * tensor.element_size()
     return sizes
 
 
 def _replicated(name: str) -> bool:
-    """Norms, the biases of sums over ranks, and routers: every rank has them whole."""
-    sums = ("o_proj.bias", "down_proj.bias", "dense.bias", "dense_4h_to_h.bias", "moe.gate.weight")
+    """Norms, the biases of sums over ranks, routers and learned positions: every rank has them whole."""
+    sums = (
+        "o_proj.bias",
+        "down_proj.bias",
+        "dense.bias",
+        "dense_4h_to_h.bias",
+        "c_proj.bias",
+        "out_proj.bias",
+    )
+    sums += ("fc2.bias", *_COUNTED)
     return "norm" in name or ".ln_" in name or name.endswith(sums)
+
+
+_COUNTED = ("moe.gate.weight", "mlp.gate.weight", "wpe.weight", "embed_positions.weight")
+"""What every rank has, and `weight_bytes` counts."""
 
 
 def _kv_head_bytes(folder: Path, element: int) -> int:
@@ -175,7 +198,7 @@ def test_a_rank_reads_little_more_than_it_owns(degree: int, tmp_path: Path) -> N
 def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Path) -> None:
     save_model(tmp_path, kind, tie_word_embeddings=degree % 2 == 0)
     sizes = _parameter_bytes(tmp_path)
-    norms = sum(size for name, size in sizes.items() if _replicated(name) and "gate" not in name)
+    norms = sum(size for name, size in sizes.items() if _replicated(name) and not name.endswith(_COUNTED))
     config = ModelConfig.from_folder(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
     build_decoder(Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
