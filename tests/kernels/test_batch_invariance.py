@@ -43,9 +43,10 @@ def test_linears_and_embeddings(out_features: int, in_features: int, dtype: torc
     generator = fresh_generator()
     weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
     x = torch.randn(_COUNT, in_features, generator=generator)
-    whole, gated = pack(weight, torch.randn(out_features, generator=generator)), pack(weight, gated="silu")
+    whole = pack(weight, torch.randn(out_features, generator=generator))
     _assert_alone_as_in_company(lambda rows: linear(x[rows], whole), generator)
-    _assert_alone_as_in_company(lambda rows: gated_linear(x[rows], gated), generator)
+    for gated in (pack(weight, gated="silu"), pack(weight, gated="gelu")):
+        _assert_alone_as_in_company(lambda rows, gated=gated: gated_linear(x[rows], gated), generator)
     _assert_alone_as_in_company(lambda rows: embedding(rows, whole), generator)
 
 

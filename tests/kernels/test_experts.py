@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import MixtralConfig
+from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from lmi_kernels import ExpertWeights, experts, pack_experts
+from lmi_kernels import Activation, ExpertWeights, experts, pack_experts
 from tests.kernels.references.experts import experts_reference
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator, generator_from
@@ -24,20 +25,30 @@ def _layer(
 
 
 @examples(40)
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 4), st.booleans(), st.integers(0, 2**31 - 1))
+@given(
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["silu", "gelu", "gelu_tanh"]),
+    st.integers(0, 2**31 - 1),
+)
 @torch.inference_mode()
-def test_equals_the_reference(rows: int, num_experts: int, top_k: int, packed: bool, seed: int) -> None:
+def test_equals_the_reference(
+    rows: int, num_experts: int, top_k: int, packed: bool, renormalise: bool, gated: Activation, seed: int
+) -> None:
     generator = generator_from(seed)
     gate_up, down = _layer(generator, num_experts, 36, 50, packed)
     x = torch.randn(rows, 36, generator=generator)
     logits = torch.randn(rows, num_experts, generator=generator).round(decimals=1)  # some are equal
     logits[:, 0] -= 9  # an expert that hardly any row chooses
     top_k = min(top_k, num_experts)
-    weights = pack_experts(gate_up, down)
+    weights = pack_experts(gate_up, down, gated=gated)
     assert weights.single is not None
     assert all((part.packed is not None) == packed for pair in weights.single for part in pair)
-    got = experts(x, logits, weights, top_k)
-    (want,) = experts_reference(x, logits, gate_up, down, top_k)
+    got = experts(x, logits, weights, top_k, renormalise=renormalise)
+    (want,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalise, gated)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
@@ -56,6 +67,28 @@ def test_equals_transformers(top_k: int) -> None:
     block.gate.weight.data = torch.randn(5, 36, generator=generator)
     x = torch.randn(23, 36, generator=generator)
     got = experts(x, torch.nn.functional.linear(x, block.gate.weight), pack_experts(gate_up, down), top_k)
+    torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@torch.inference_mode()
+def test_shares_are_those_of_qwen3(renormalise: bool) -> None:
+    generator = fresh_generator()
+    config = Qwen3MoeConfig(
+        hidden_size=36,
+        moe_intermediate_size=52,
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=renormalise,
+    )
+    config._experts_implementation = "grouped_mm"
+    block = Qwen3MoeSparseMoeBlock(config)
+    gate_up, down = _layer(generator, 5, 36, 52, False)
+    block.experts.gate_up_proj.data, block.experts.down_proj.data = gate_up, down
+    block.gate.weight.data = torch.randn(5, 36, generator=generator)
+    x = torch.randn(23, 36, generator=generator)
+    logits = torch.nn.functional.linear(x, block.gate.weight)
+    got = experts(x, logits, pack_experts(gate_up, down), 2, renormalise=renormalise)
     torch.testing.assert_close(got, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 

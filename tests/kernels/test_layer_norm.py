@@ -40,6 +40,12 @@ def test_has_the_bits_of_torch(num_tokens: int, hidden: int, count: int, dtype: 
     assert all(map(torch.equal, outs, [norm(total) for norm in norms]))
 
 
+def test_without_a_bias() -> None:
+    x, weight = torch.randn(2, 5, 36, generator=fresh_generator())
+    expected = torch.nn.functional.layer_norm(x, (36,), weight[0], None, 1e-5)
+    assert torch.equal(layer_norms(x, [(weight[0], None)], 1e-5)[0], expected)
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_one_or_two_outputs(count: int) -> None:
     x = torch.zeros(1, 4)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmi_kernels import LinearWeight, linear, pack
+from lmi_kernels import Activation, LinearWeight, gated_linear, linear, pack
+from tests.kernels.references.activate import BY_TORCH
 from tests.support.seeds import fresh_generator
 
 pytestmark = pytest.mark.usefixtures("torch_kernels")
@@ -86,6 +87,24 @@ def test_widens_low_precision_weights_for_the_dense_product() -> None:
 
 def test_no_rows_give_no_rows() -> None:
     assert linear(torch.empty(0, 4), pack(torch.ones(3, 4))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", list(BY_TORCH))
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_gated_weight_keeps_its_activation(kind: Activation, exact: bool) -> None:
+    generator = fresh_generator()
+    w = _exact_weight(generator, 2 * 21, 33) * (1 if exact else 1 / 3)
+    x = torch.randn(5, 33, generator=generator)
+    gate, up = (x.double() @ w.double().T).chunk(2, dim=-1)
+    y = gated_linear(x, pack(w, gated=kind))
+    torch.testing.assert_close(y.double(), BY_TORCH[kind](gate) * up, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_that_are_missing_or_unknown_are_refused() -> None:
+    with pytest.raises(ValueError, match="packed as gated"):
+        gated_linear(torch.ones(1, 2), pack(torch.ones(2, 2)))
+    with pytest.raises(ValueError, match=r"activation: unknown \(got 'swiglu'\); allowed: gelu"):
+        pack(torch.ones(2, 2), gated="swiglu")  # type: ignore[arg-type]
 
 
 def test_refuses_a_weight_that_holds_nothing() -> None:

@@ -19,6 +19,8 @@ from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import padded
 
 _NEVER = 1 << 30
+_OVERWRITING = (structs.Norm, structs.Add, structs.Elementwise)
+"""Operations whose output may stand where an operand is."""
 
 
 def bind(recorder: Recorder, result: Rows) -> Recording:
@@ -117,7 +119,17 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
     users[id(result)].append(_NEVER)
     free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
     places: dict[int, torch.Tensor] = {}
+
+    def release(node: Node, index: int) -> None:
+        last = {id(rows): rows for rows in node.reads.values() if users[id(rows)][-1] == index}
+        for rows in last.values():
+            if rows is not node.reads.get(node.in_place):
+                free[_stride(rows.width, rows is result)].append(places[id(rows)])
+
     for index, node in enumerate(nodes):
+        overwrites = node.struct in _OVERWRITING
+        if overwrites:
+            release(node, index)
         if node.in_place:
             taken = node.reads[node.in_place]
             if users[id(taken)][-1] > index:
@@ -127,9 +139,8 @@ def _places(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, tor
             stride = _stride(node.output.width, node.output is result)
             kept = free[stride]
             places[id(node.output)] = kept.pop() if kept else torch.empty(max_rows, stride)
-        for name, rows in node.reads.items():
-            if name != node.in_place and users[id(rows)][-1] == index:
-                free[_stride(rows.width, rows is result)].append(places[id(rows)])
+        if not overwrites:
+            release(node, index)
     return places
 
 

@@ -10,8 +10,7 @@ from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
-    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight
-    activation(gate) * up; fp32.
+    """x: [num_rows, in_features] -> [num_rows, out_features], or of a gated weight activation(gate) * up; fp32.
 
     Raises:
         RuntimeError: there are no native kernels any more.

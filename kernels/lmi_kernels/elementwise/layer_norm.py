@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.elementwise.norm_rows import load_row
 
 Affine = tuple[torch.Tensor, torch.Tensor | None]
 """A LayerNorm's weight and bias, [hidden] each; None: no bias."""
@@ -73,6 +74,15 @@ def _check(affines: Sequence[Affine]) -> None:
 
 
 @jit
+def _scaled_and_shifted(normed, weight_ptr, bias_ptr, columns, inside):
+    """All in fp32; bias_ptr: None where there is no bias."""
+    y = normed * tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    return y
+
+
+@jit
 def _layer_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -92,23 +102,17 @@ def _layer_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
-    x = tl.load(x_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
-    if ADDS:
-        # The sum is rounded before it is normalised: what later layers read is what was normalised.
-        x += tl.load(residual_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
-        tl.store(residual_ptr + row * HIDDEN + columns, x, mask=inside)
+    x = load_row(x_ptr, residual_ptr, row * HIDDEN, columns, inside, ADDS)
     x32 = x.to(tl.float32)
     mean = tl.sum(x32) / HIDDEN
     # Of differences, which does not cancel as mean(x^2) - mean(x)^2 does: the row is in registers.
     centred = tl.where(inside, x32 - mean, 0.0)
     normed = centred * tl.rsqrt(tl.sum(centred * centred) / HIDDEN + eps)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * HIDDEN + columns, (normed * weight + bias).to(x.dtype), mask=inside)
+    y = _scaled_and_shifted(normed, weight_ptr, bias_ptr, columns, inside)
+    tl.store(out_ptr + row * HIDDEN + columns, y.to(x.dtype), mask=inside)
     if TWO:
-        weight2 = tl.load(weight2_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        bias2 = tl.load(bias2_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out2_ptr + row * HIDDEN + columns, (normed * weight2 + bias2).to(x.dtype), mask=inside)
+        y2 = _scaled_and_shifted(normed, weight2_ptr, bias2_ptr, columns, inside)
+        tl.store(out2_ptr + row * HIDDEN + columns, y2.to(x.dtype), mask=inside)
 
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, affines: Sequence[Affine], eps: float) -> Results:

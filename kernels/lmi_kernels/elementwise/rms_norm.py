@@ -7,6 +7,7 @@ import torch
 
 from lmi_kernels._triton import jit, next_power_of_2, tl, uses_triton
 from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.elementwise.norm_rows import load_row
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -61,11 +62,7 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
-    x = tl.load(x_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
-    if ADDS:
-        # The sum is rounded before it is normalised: what later layers read is what was normalised.
-        x += tl.load(residual_ptr + row * HIDDEN + columns, mask=inside, other=0.0)
-        tl.store(residual_ptr + row * HIDDEN + columns, x, mask=inside)
+    x = load_row(x_ptr, residual_ptr, row * HIDDEN, columns, inside, ADDS)
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32) / HIDDEN + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)

@@ -6,7 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmi_kernels import activate, add_layer_norms, add_rms_norm, embedding, layer_norms, linear, rms_norm
+from lmi_kernels import (
+    activate,
+    add_layer_norms,
+    add_rms_norm,
+    embedding,
+    layer_norms,
+    linear,
+    rms_norm,
+    scale,
+    softcap,
+)
 from lmi_kernels.cpu.binding import Recording, bind
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
@@ -122,19 +132,71 @@ def test_a_stream_that_is_read_later_is_not_overwritten(parts: _Parts) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_layers_share_buffers(parts: _Parts) -> None:
-    x = parts.embedded()
-    for _ in range(10):
-        x = activate(activate(x, "gelu"), "gelu")
-    recording = bind(parts.recorder, x)
-    keeps = {
+def _num_buffers(recording: Recording) -> int:
+    buffers = {
         part.data_ptr()
         for program in recording._parts
         if isinstance(program, Program)
         for part in program._keeps[1]
-        if isinstance(part, torch.Tensor)
+        if isinstance(part, torch.Tensor) and len(part) == _MOST
     }
-    assert len(keeps) == 3, "two that take turns, and the result's"
+    return len(buffers)
+
+
+def test_layers_share_buffers(parts: _Parts) -> None:
+    weight = parts.native(parts.normal(_WIDTH, _WIDTH))
+    x = parts.embedded()
+    for _ in range(10):
+        x = linear(linear(x, weight), weight)
+    assert isinstance(x, Rows)
+    assert _num_buffers(bind(parts.recorder, x)) == 3, "two that take turns, and the result's"
+
+
+def test_operations_on_single_numbers_need_no_buffer_of_their_own(parts: _Parts) -> None:
+    head = parts.native(parts.normal(80, _WIDTH))
+    logits = softcap(scale(activate(linear(parts.embedded(), head), "relu"), 3.0), 5.0)
+    assert isinstance(logits, Rows)
+    recording = bind(parts.recorder, logits)
+    assert _num_buffers(recording) == 2, "the embedding's and the logits'"
+
+
+def test_rows_that_are_added_to_themselves_free_one_buffer(parts: _Parts) -> None:
+    norm, same = torch.ones(_WIDTH), parts.native(torch.eye(_WIDTH))
+    stream = parts.embedded()
+    product = linear(stream, same)
+    twice = product + product
+    first, second = linear(twice, same), linear(stream, same)
+    found = parts.run(rms_norm(first, norm, _EPS) + (second + twice))
+    x = parts.table[parts.ids[:7]]
+    torch.testing.assert_close(found, rms_norm(2 * x, norm, _EPS) + 3 * x, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_are_looked_up_like_ids(parts: _Parts) -> None:
+    table = parts.normal(30, _WIDTH)
+    positions = torch.arange(_MOST, dtype=torch.int32) * 7 % 31
+    recorder = parts.recorder
+    total = parts.embedded() + embedding(recorder.positions(), parts.native(table))
+    total = total + embedding(recorder.positions(), table)
+    assert isinstance(total, Rows)
+    step = Step(num_rows=_MOST, ids=parts.ids.data_ptr(), positions=positions.data_ptr())
+    found = bind(recorder, total).run(step)
+    known = torch.cat((table, torch.zeros(1, _WIDTH)))  # what the table lacks is 0
+    torch.testing.assert_close(found, parts.table[parts.ids] + 2 * known[positions], rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_else_is_looked_up(parts: _Parts) -> None:
+    with pytest.raises(NotRecorded, match="neither token ids nor positions"):
+        embedding(parts.embedded(), parts.native(parts.table))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_layer_norm_without_a_bias(parts: _Parts, count: int) -> None:
+    weights = [parts.normal(_WIDTH) for _ in range(count)]
+    normed = layer_norms(parts.embedded(), [(weight, None) for weight in weights], _EPS)
+    found = parts.run(normed[0] + normed[-1])
+    wide = parts.table[parts.ids[:7]].double()
+    first, last = (F.layer_norm(wide, (_WIDTH,), weights[i].double(), None, _EPS) for i in (0, -1))
+    torch.testing.assert_close(found.double(), first + last, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_done_outside_stands_between_native_operations(parts: _Parts) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.linear.experts import ExpertWeights, experts
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.grouped_matmul import down_reference, gate_up_reference
@@ -20,10 +21,12 @@ def experts_reference(
     down: torch.Tensor,
     top_k: int,
     slots: torch.Tensor | None = None,
+    renormalise: bool = True,
+    gated: Activation = "silu",
 ) -> Results:
     """fp64, expert by expert."""
-    routing = route_reference(router_logits, top_k, block_m=1, slots=slots)
-    parts = down_reference(gate_up_reference(x, gate_up, routing), down, routing)
+    routing = route_reference(router_logits, top_k, 1, slots, renormalise)
+    parts = down_reference(gate_up_reference(x, gate_up, routing, gated), down, routing)
     return (parts.view(len(x), top_k, -1).sum(dim=1),)
 
 
@@ -33,9 +36,10 @@ def _launch(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     *rest: Any,
+    gated: Activation = "silu",
     **more: Any,
 ) -> torch.Tensor:
-    return experts(x, router_logits, ExpertWeights(None, (gate_up, down)), *rest, **more)
+    return experts(x, router_logits, ExpertWeights(None, (gate_up, down), gated), *rest, **more)
 
 
 def _inputs(generator: torch.Generator, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> Inputs:
@@ -57,6 +61,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         yield _inputs(generator, (rows, num_experts, top_k, 36, 50), dtype)
     for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
         yield _inputs(generator, (rows, 8, top_k, 36, 50), dtype) | {"slots": example_slots(rows, num_real)}
+    yield _inputs(generator, (5, 6, 2, 36, 50), dtype) | {"renormalise": False, "gated": "gelu"}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
@@ -69,6 +74,14 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         logits = torch.empty(rows, 8, dtype=dtype, device="meta")
         slots = torch.empty(rows, dtype=torch.int64, device="meta")
         yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
+    # Qwen3-MoE without renormalisation, and gates by erf, the longest of the activations.
+    gate_up = torch.empty(128, 2 * 768, 2048, dtype=dtype, device="meta")
+    down = torch.empty(128, 2048, 768, dtype=dtype, device="meta")
+    x, logits = (torch.empty(32, n, dtype=dtype, device="meta") for n in (2048, 128))
+    slots = torch.empty(32, dtype=torch.int64, device="meta")
+    inputs = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 8, "slots": slots}
+    yield inputs | {"renormalise": False}
+    yield inputs | {"gated": "gelu"}
 
 
 CHECKS = (OpCheck("experts", _launch, experts_reference, _examples, _production, ROUNDING),)

@@ -7,20 +7,24 @@ from typing import Any
 
 import torch
 
+from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear.route import Routing
+from tests.kernels.references.activate import BY_TORCH
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 from tests.kernels.references.route import example_logits, route_reference
 
 
-def gate_up_reference(x: torch.Tensor, weight: torch.Tensor, routing: Routing) -> torch.Tensor:
+def gate_up_reference(
+    x: torch.Tensor, weight: torch.Tensor, routing: Routing, gate: Activation
+) -> torch.Tensor:
     """fp64, expert by expert."""
     out = torch.zeros(routing.num_choices, weight.shape[1] // 2, dtype=torch.float64)
     for expert, choices in _choices_by_expert(routing):
-        gate, up = (x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T).chunk(
-            2, -1
-        )
-        out[choices] = torch.nn.functional.silu(gate) * up
+        gates, ups = (
+            x[choices // (routing.num_choices // len(x))].double() @ weight[expert].double().T
+        ).chunk(2, -1)
+        out[choices] = BY_TORCH[gate](gates) * ups
     return out
 
 
@@ -66,17 +70,19 @@ def _examples(generator: torch.Generator, dtype: torch.dtype, gated: bool) -> It
             "sorted_choices": routing.sorted_choices,
             "block_ends": routing.block_ends,
             "block_m": block_m,
-        }
+        } | ({"gate": "gelu_tanh" if top_k == 1 else "silu"} if gated else {})
 
 
 def _checks(gated: bool) -> OpCheck:
-    matmul, reference = (gate_up_matmul, gate_up_reference) if gated else (down_matmul, down_reference)
+    def launch(a: torch.Tensor, weight: torch.Tensor, gate: Activation = "silu", **routing: Any) -> Results:
+        if gated:
+            return (gate_up_matmul(a, weight, Routing(**routing), _TILES, gate),)
+        return (down_matmul(a, weight, Routing(**routing), _TILES),)
 
-    def launch(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
-        return (matmul(a, weight, Routing(**routing), _TILES),)
-
-    def expected(a: torch.Tensor, weight: torch.Tensor, **routing: Any) -> Results:
-        return (reference(a, weight, Routing(**routing)),)
+    def expected(a: torch.Tensor, weight: torch.Tensor, gate: Activation = "silu", **routing: Any) -> Results:
+        if gated:
+            return (gate_up_reference(a, weight, Routing(**routing), gate),)
+        return (down_reference(a, weight, Routing(**routing)),)
 
     def examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
         return _examples(generator, dtype, gated)

@@ -16,7 +16,9 @@ def layer_norms_reference(x: torch.Tensor, affines: Sequence[Affine], eps: float
     wide = x.double()
     wide = wide - wide.mean(-1, keepdim=True)
     normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return tuple(normed * weight.double() + bias.double() for weight, bias in affines)
+    return tuple(
+        normed * weight.double() + (0 if bias is None else bias.double()) for weight, bias in affines
+    )
 
 
 def add_layer_norms_reference(x: torch.Tensor, residual: torch.Tensor, **rest: Any) -> Results:
@@ -36,9 +38,10 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    for rows, hidden, two in ((1, 1, False), (3, 36, True), (5, 576, False), (2, 1000, True)):
+    shapes = ((1, 1, "b"), (3, 36, "bb"), (5, 576, "b"), (2, 1000, "bb"), (3, 100, "-"), (2, 70, "-b"))
+    for rows, hidden, biases in shapes:
         # Far from zero, as activations are: the mean matters.
-        affines = [(normal(hidden), normal(hidden)) for _ in range(1 + two)]
+        affines = [(normal(hidden), normal(hidden) if bias == "b" else None) for bias in biases]
         yield {"x": normal(rows, hidden) + 3, "affines": affines, "eps": 1e-5}
 
 
@@ -52,6 +55,9 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     for hidden, two in ((4096, False), (4544, False), (8192, False), (8192, True)):
         x = torch.empty(32, hidden, dtype=dtype, device="meta")
         yield {"x": x, "affines": [(x[0], x[0])] * (1 + two), "eps": 1e-5}
+    # MPT and StarCoder2's kin.
+    x = torch.empty(32, 4096, dtype=dtype, device="meta")
+    yield {"x": x, "affines": [(x[0], None)], "eps": 1e-5}
 
 
 def _add_production(dtype: torch.dtype) -> Iterator[Inputs]:

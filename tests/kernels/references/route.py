@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,7 +12,11 @@ from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
 def route_reference(
-    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+    router_logits: torch.Tensor,
+    top_k: int,
+    block_m: int,
+    slots: torch.Tensor | None = None,
+    renormalise: bool = True,
 ) -> Routing:
     """In plain loops, shares in fp64, those of padding 0; places beyond the last block hold num_choices."""
     num_rows, num_experts = router_logits.shape
@@ -28,17 +33,23 @@ def route_reference(
     places += [num_rows * top_k] * (
         max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(places)
     )
-    shares = torch.softmax(wide.gather(1, chosen), dim=-1).where(real[:, None], 0.0).flatten()
+    best = wide.gather(1, chosen)
+    shares = torch.softmax(best, -1) if renormalise else torch.softmax(wide, -1).gather(1, chosen)
+    shares = shares.where(real[:, None], 0.0).flatten()
     return Routing(
         torch.tensor(places, dtype=torch.int32), torch.tensor(ends, dtype=torch.int32), shares, block_m
     )
 
 
 def _check(
-    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
+    router_logits: torch.Tensor,
+    top_k: int,
+    block_m: int,
+    slots: torch.Tensor | None = None,
+    renormalise: bool = True,
 ) -> Results:
     """Of the sorted choices only those blocks that some expert has, and of the shares only those of real rows."""
-    routing = route(router_logits, top_k, block_m, slots)
+    routing = route(router_logits, top_k, block_m, slots, renormalise)
     shares = routing.shares
     if slots is not None:
         shares = shares.where(slots.repeat_interleave(top_k) >= 0, 0.0)
@@ -49,10 +60,8 @@ def _check(
     return routing.sorted_choices.where(used, routing.num_choices), routing.block_ends, shares
 
 
-def _reference(
-    router_logits: torch.Tensor, top_k: int, block_m: int, slots: torch.Tensor | None = None
-) -> Results:
-    routing = route_reference(router_logits, top_k, block_m, slots)
+def _reference(**inputs: Any) -> Results:
+    routing = route_reference(**inputs)
     return routing.sorted_choices, routing.block_ends, routing.shares
 
 
@@ -74,14 +83,15 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     shapes = ((1, 3, 1, 16), (2, 8, 2, 16), (40, 5, 3, 16), (7, 4, 4, 32), (17, 1, 1, 16), (700, 6, 2, 64))
     for num_rows, num_experts, top_k, block_m in shapes:
         logits = example_logits(generator, num_rows, num_experts, dtype)
-        yield {"router_logits": logits, "top_k": top_k, "block_m": block_m}
+        yield {"router_logits": logits, "top_k": top_k, "block_m": block_m, "renormalise": top_k != 2}
     for num_rows, num_real in ((8, 5), (24, 17), (3, 0)):
         logits = example_logits(generator, num_rows, 8, dtype)
         slots = example_slots(num_rows, num_real)
         yield {"router_logits": logits, "top_k": 2, "block_m": 16, "slots": slots}
     # Extremes: shares of 0 and 1, and no difference at all.
     logits = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [-5e4, -6e4, -5e4]], dtype=dtype)
-    yield {"router_logits": logits, "top_k": 2, "block_m": 16}
+    for renormalise in (True, False):
+        yield {"router_logits": logits, "top_k": 2, "block_m": 16, "renormalise": renormalise}
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:

@@ -21,10 +21,11 @@ PLANTED = (
     ),
     Planted(
         "the sum is not kept",
-        "elementwise.rms_norm",
+        "elementwise.norm_rows",
         "add_rms_norm",
-        "tl.store(residual_ptr",
-        "tl.store(out_ptr",
+        "tl.store(residual_ptr + first + columns, x",
+        "tl.store(residual_ptr + first + columns, 0 * x",
+        between=("elementwise.rms_norm",),
     ),
 )
 

@@ -1,0 +1,45 @@
+"""Native experts, recorded, against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmi_kernels import ExpertWeights, LinearWeight, experts
+from lmi_kernels.cpu.binding import bind
+from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.recorder import Recorder, Rows
+from lmi_kernels.cpu.structs import Function, Step
+from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.weight import NativeWeight
+from tests.kernels.references.activate import BY_TORCH, Activation
+from tests.kernels.references.experts import experts_reference
+from tests.support.seeds import fresh_generator
+
+_ROWS, _HIDDEN, _MIDDLE, _EXPERTS = 23, 36, 50, 6
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("gated", list(BY_TORCH))
+def test_equal_the_reference(library: Library, team: Team, gated: Activation, renormalise: bool) -> None:
+    generator = fresh_generator()
+    x = torch.randn(_ROWS, _HIDDEN, generator=generator)
+    logits = torch.randn(_ROWS, _EXPERTS, generator=generator).round(decimals=1)  # some are equal
+    logits[:, 0] -= 9
+    gate_up = torch.randn(_EXPERTS, 2 * _MIDDLE, _HIDDEN, generator=generator) / _HIDDEN**0.5
+    down = torch.randn(_EXPERTS, _HIDDEN, _MIDDLE, generator=generator) / _MIDDLE**0.5
+    pairs = tuple(
+        (
+            LinearWeight(None, None, None, NativeWeight(library, first, None, Function[gated.upper()])),
+            LinearWeight(None, None, None, NativeWeight(library, second)),
+        )
+        for first, second in zip(gate_up, down, strict=True)
+    )
+    recorder = Recorder(team, _ROWS)
+    rows, scores = recorder.gathered(x, _HIDDEN), recorder.gathered(logits, _EXPERTS)
+    total = experts(rows, scores, ExpertWeights(pairs, None, gated), 3, renormalise=renormalise)
+    assert isinstance(total, Rows)
+    places = torch.arange(_ROWS, dtype=torch.int32)
+    found = bind(recorder, total).run(Step(num_rows=_ROWS, places=places.data_ptr()))
+    (expected,) = experts_reference(x, logits, gate_up, down, 3, None, renormalise, gated)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
