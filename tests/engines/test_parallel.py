@@ -50,7 +50,7 @@ def _run_ranks(started: int, expected: int, folder: Path) -> subprocess.Complete
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("degree", [2, 3])
+@pytest.mark.parametrize("degree", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
     done = _run_ranks(degree, degree, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -67,6 +67,7 @@ def test_a_phase_of_few_steps_is_its_mean() -> None:
     assert found == {"a": 3.0, "b": 2.0, "all": 5.0, "all, mean": 5.0}
 
 
+@pytest.mark.long
 def test_two_trees_stand_side_by_side() -> None:
     command = ["-m", "tests.gpu.host_step", "--loads", "1", "--repeats", "1", "--against", str(REPO_ROOT)]
     done = subprocess.run(

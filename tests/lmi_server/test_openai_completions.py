@@ -14,7 +14,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import Overloaded, RequestFailed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+from tests.lmi_server.fakes import FakeEngine, tokens
 
 PROMPT = "What is the capital of France?"
 PROMPTS = ["one two three", "four five", "six"]
@@ -183,12 +183,6 @@ def test_stop_strings_end_each_choice_alone(
         assert engine.requests[-1].id not in engine.aborted
 
 
-def test_eos_is_a_stop(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    engine.script = lambda request: tokens(request, [*text_model.encode("done."), 2], FinishReason.EOS_TOKEN)
-    choice = post(client).get_json()["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("done.", "stop")
-
-
 def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {
         "n": 1,
@@ -218,11 +212,6 @@ def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngin
     assert (sampling.top_k, sampling.top_p, sampling.temperature) == (3, 0.9, 0.5)
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_new_tokens) == (1.1, 5, 7)
     assert sampling.stop_token_ids == ()
-
-
-def test_default_output_shrinks_to_the_rest_of_the_context(client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, [5] * (MAX_MODEL_LEN - 3)).status_code == 200
-    assert engine.requests[0].sampling.max_new_tokens == 3
 
 
 @pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [429, 503], strict=True)))
@@ -267,10 +256,3 @@ def test_ids_of_a_prompt_go_up_to_the_vocabulary(
         error = post(client, [0, bad]).get_json()["error"]
         assert error["param"] == "prompt[1]"
         assert f"given {bad}; accepted: a token id from 0 to {last}" in error["message"]
-
-
-def test_stop_string_answer_is_not_what_the_model_said_next(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER)
-    assert post(client, stop=[" France"]).get_json()["choices"][0]["text"] == "The capital of"

@@ -73,7 +73,10 @@ def _by_transformers(model: LlamaForCausalLM, prompt: tuple[int, ...], case: _Ca
 
 @pytest.mark.parametrize(
     ("paged", "policy", "prefix_caching"),
-    [(True, "max_utilization", True), (False, "guaranteed_no_evict", False)],
+    [
+        (True, "max_utilization", True),
+        pytest.param(False, "guaranteed_no_evict", False, marks=pytest.mark.long),
+    ],
 )
 def test_beam_search_gives_the_tokens_of_transformers(
     paged: bool,

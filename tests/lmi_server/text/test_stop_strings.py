@@ -52,15 +52,3 @@ def test_holds_back_no_more_than_could_become_a_stop_string(pieces: list[str], s
         held = text[len(shown) :]
         assert text == shown + held
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
-
-
-def test_a_stop_string_over_three_pieces() -> None:
-    assert run(["The E", "N", "D of it"], ["END"]) == (["The ", "", "", ""], "END")
-
-
-def test_a_beginning_that_goes_no_further_is_shown() -> None:
-    assert run(["The E", "nough"], ["END"]) == (["The ", "Enough", ""], None)
-
-
-def test_the_end_shows_what_was_held_back() -> None:
-    assert run(["The EN"], ["END"]) == (["The ", "EN"], None)
