@@ -10,7 +10,7 @@ from tests.support.metrics import BLOCKS_FREE, RUNNING, STEPS, Metrics, wait_met
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 LONG = {"max_new_tokens": 3000, "ignore_eos_token": True}
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def running(metrics: Metrics) -> bool:

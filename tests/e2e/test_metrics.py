@@ -41,10 +41,10 @@ def test_an_answer_that_a_stop_string_ended_counts_as_finished(client: Client) -
     parameters = {"max_new_tokens": 40, "ignore_eos_token": True}
     body = {"inputs": "Once upon a time,", "parameters": parameters}
     text = client.post("/invocations", body).json()["generated_text"]
-    before = wait_metrics(client, lambda seen: seen.idle, 20)
+    before = wait_metrics(client, lambda seen: seen.idle, 60)
     stopped = client.post("/invocations", {**body, "parameters": {**parameters, "stop": [text[20:26]]}})
     assert len(stopped.json()["generated_text"]) <= 20
-    after = wait_metrics(client, lambda seen: seen.idle, 20)
+    after = wait_metrics(client, lambda seen: seen.idle, 60)
     for name, difference in (
         ("lmi_requests_finished_total", 1),
         ("lmi_requests_aborted_total", 0),

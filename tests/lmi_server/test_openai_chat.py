@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -13,7 +12,7 @@ from werkzeug.test import TestResponse
 from engines.core import FinishReason
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, tokens
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, tokens
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -22,13 +21,6 @@ PATHS = ["/v1/chat/completions", "/invocations"]
 
 def post(client: FlaskClient, path: str = PATHS[0], **fields: Any) -> TestResponse:
     return client.post(path, json={"messages": MESSAGES, **fields})
-
-
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    """The records of a stream that ended well."""
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -14,7 +13,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import Overloaded, RequestFailed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, tokens
+from tests.lmi_server.fakes import FakeEngine, chunks, tokens
 
 PROMPT = "What is the capital of France?"
 PROMPTS = ["one two three", "four five", "six"]
@@ -25,26 +24,12 @@ def post(client: FlaskClient, prompt: Any = PROMPT, path: str = PATHS[0], **fiel
     return client.post(path, json={"prompt": prompt, **fields})
 
 
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    """The records of a stream that ended well."""
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
-
-
 def texts(records: list[dict[str, Any]]) -> dict[int, str]:
     """The text of each choice of a stream."""
     joined: dict[int, str] = {}
     for choice in (choice for record in records for choice in record["choices"]):
         joined[choice["index"]] = joined.get(choice["index"], "") + choice["text"]
     return joined
-
-
-@pytest.fixture
-def echoing(engine: FakeEngine) -> FakeEngine:
-    """Answers each prompt with its own tokens, so that a mix-up shows."""
-    engine.script = lambda request: tokens(request, request.prompt_token_ids)
-    return engine
 
 
 @pytest.mark.parametrize("path", PATHS)

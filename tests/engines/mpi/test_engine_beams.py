@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines.core import FinishReason, Request, SamplingParams
-from tests.engines.mpi.conftest import Answer, StartEngine
+from tests.engines.conftest import Answer
+from tests.engines.mpi.conftest import StartEngine
 from tests.support.engine_process import collect, make_config, tokens_of
 
 _STOP = (3, 5, 8, 13, 21, 34, 55, 89, 144)

@@ -7,34 +7,7 @@ from hypothesis import strategies as st
 
 from lmi_server.text.stop_strings import StopMatcher
 
-
-def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Letter by letter: the text before the first stop string that is complete."""
-    for end in range(1, len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            longest = max(ending, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-def run(pieces: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    matcher = StopMatcher(stops)
-    shown = []
-    for piece in pieces:
-        shown.append(matcher.push(piece))
-        if matcher.matched is not None:
-            break
-    return [*shown, matcher.flush()], matcher.matched
-
-
 LETTERS = st.text(alphabet="ab", max_size=6)
-
-
-@given(st.lists(LETTERS, max_size=12), st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4))
-def test_equals_the_whole_text_whatever_the_pieces(pieces: list[str], stops: list[str]) -> None:
-    shown, matched = run(pieces, stops)
-    assert ("".join(shown), matched) == naive("".join(pieces), stops)
 
 
 @given(
