@@ -277,5 +277,7 @@ def says(
 def chunks(reply: TestResponse) -> list[dict[str, Any]]:
     """The records of OpenAI's stream, which ended well."""
     blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]

@@ -186,6 +186,7 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
     assert processes.wait_gone([victim, successor], 60) == []
 
 
+@pytest.mark.long
 def test_a_bad_model_folder_is_told_on_the_board(tiny_llama: Path, tmp_path: Path) -> None:
     config = make_dynamic_config(tiny_llama)
     missing = tmp_path / "missing"
