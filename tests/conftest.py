@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.support.examples import examples
 from tests.support.paths import prepare_bundled_model
@@ -31,10 +33,44 @@ _SLOW = (
     "tests/kernels/",
 )
 """Beginnings of the paths of files that take longest: first, so that no process is left with one of them at the end."""
+_ONE_WORKER = {
+    "S3": (
+        "tests/e2e/test_s3.py",
+        "tests/container/models/files/test_s3_",
+        "tests/container/models/files/test_verify.py",
+    ),
+    "bundled model": ("tests/e2e/", "tests/docs/test_commands.py"),
+}
+"""Beginnings of the paths of files that run on one worker, since they share servers; the first that fits decides."""
+_SERVERS_OF_THEIR_OWN = (
+    "test_compare",
+    "test_dummy_weights",
+    "test_hub",
+    "test_limits",
+    "test_peer_benchmark",
+)
+
+
+class _ByServer(LoadFileScheduling):
+    """A file's tests run on one worker, and so do the files of each group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if Path(file).stem in _SERVERS_OF_THEIR_OWN:
+            return file
+        groups = (group for group, beginnings in _ONE_WORKER.items() if file.startswith(beginnings))
+        return next(groups, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByServer(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not FULL:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: not item.nodeid.startswith(_SLOW))
 
 

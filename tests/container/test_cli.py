@@ -57,14 +57,6 @@ def test_errors_of_files_are_for_people(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_that_cannot_be_had_ends_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("engine=MPI\noption.model_id=s3://bucket/model/\n")
-    done = lmi("serve", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
-    assert "s3://bucket/model/" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.model
 def test_an_occupied_port_is_told_before_a_model_is_loaded(tmp_path: Path, bundled_model: Path) -> None:
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={bundled_model}\n")
@@ -84,16 +76,6 @@ def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: py
     monkeypatch.setattr(cli, "serve_until_end", broken)
     result = CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"])
     assert isinstance(result.exception, ValueError)
-
-
-def test_options_knows_every_key_and_prints_the_page() -> None:
-    assert "option.max_rolling_batch_prefill_tokens" in lmi("options").stdout
-    assert lmi("options", "--markdown").stdout.startswith("# ")
-
-
-def test_prepare_prints_the_folder_of_a_local_model_last(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert lmi("prepare", str(tmp_path)).stdout.splitlines()[-1] == str(tmp_path)
 
 
 def test_check_takes_the_folder_from_the_environment(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ _ANSWERS = (
 
 
 def by_entry(run: bool) -> list[Command]:
-    return [command for command in commands() if (entry(command.text) is None) is run]
+    """The commands that are run, or those that are not, each text once."""
+    chosen = [command for command in commands() if (entry(command.text) is None) is run]
+    return list({command.text.removeprefix(".venv/bin/"): command for command in chosen}.values())
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:

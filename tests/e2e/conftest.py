@@ -62,5 +62,5 @@ def limits(client: Client) -> Iterator[ChangeLimits]:
     before = in_force(client)
     yield change
     assert change(**before).status == 200
-    after = wait_metrics(client, lambda seen: seen.idle, 20)
+    after = wait_metrics(client, lambda seen: seen.idle, 60)
     assert after.idle, after.describe()

@@ -21,7 +21,7 @@ def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLi
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 60, "ignore_eos_token": True}}
     with ExitStack() as stack:
         calls = [stack.enter_context(client.call("POST", "/invocations", body)) for _ in range(6)]
-        wait_metrics(client, lambda seen: seen[RUNNING] == 2 and seen[WAITING] > 0, 30)
+        wait_metrics(client, lambda seen: seen[RUNNING] == 2 and seen[WAITING] > 0, 60)
         answer = limits(max_rolling_batch_size=6, max_queued_tokens=4000)
         assert answer.json() == {
             **before,
@@ -29,7 +29,7 @@ def test_the_batch_shrinks_and_grows_under_load(client: Client, limits: ChangeLi
             "scheduling_policy": "fair",
             "max_queued_tokens": 4000,
         }
-        wait_metrics(client, lambda seen: seen[RUNNING] > 2, 30)
+        wait_metrics(client, lambda seen: seen[RUNNING] > 2, 60)
         answers = [call.read() for call in calls]
     assert {answer.status for answer in answers} == {200}
     assert len({answer.body for answer in answers}) == 1
@@ -55,19 +55,12 @@ def test_a_full_queue_can_be_widened(client: Client, limits: ChangeLimits) -> No
     body = {"inputs": "Once upon a time,", "parameters": {"max_new_tokens": 200, "ignore_eos_token": True}}
     with ExitStack() as stack:
         stack.enter_context(client.call("POST", "/invocations", body))
-        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 30)
+        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 60)
         stack.enter_context(client.call("POST", "/invocations", body))
-        wait_metrics(client, lambda seen: seen[WAITING] == 1, 30)
+        wait_metrics(client, lambda seen: seen[WAITING] == 1, 60)
         assert client.post("/invocations", {"inputs": "Hello"}).status == 503
         assert limits(max_rolling_batch_size=4, job_queue_size=10).status == 200
         assert client.post("/invocations", {"inputs": "Hello"}).status == 200
-
-
-def test_engine_python_has_none(dynamic_server: Server) -> None:
-    client = dynamic_server.client
-    assert client.get(SCHEDULER, headers=ADMIN_HEADERS).status == 404
-    with client.call("PATCH", SCHEDULER, {"job_queue_size": 4}, ADMIN_HEADERS) as call:
-        assert call.read().status == 404
 
 
 def test_the_token_opens_it_and_goes_no_further_than_the_server(paged_server: Server) -> None:

@@ -40,7 +40,7 @@ def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
 
 def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
     run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}")
-    output, _ = run.communicate(timeout=180)
+    output, _ = run.communicate(timeout=280)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
     assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
@@ -62,10 +62,8 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
     assert not processes.marked(f"{_MARK}-{tmp_path.name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_running_however_it_ends(
-    tiny_model: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_nothing_is_left_running_when_it_is_killed(tiny_model: Path, tmp_path: Path) -> None:
+    """`tests/container/measure/compare/test_run.py` ends it by other signals."""
     mark = f"{_MARK}-{tmp_path.name}"
     run = start(tmp_path, tiny_model, mark)
     deadline = time.monotonic() + 60.0
@@ -73,10 +71,10 @@ def test_nothing_is_left_running_however_it_ends(
     while len(seen := processes.marked(mark)) < 4 and time.monotonic() < deadline:
         assert run.poll() is None, run.communicate()
         time.sleep(0.05)
-    run.send_signal(number)
-    output, _ = run.communicate(timeout=30)
+    run.kill()
+    output, _ = run.communicate(timeout=60)
     assert len(seen) >= 4, output
-    assert run.returncode == (130 if number is signal.SIGINT else -number), output
-    assert not [processes.describe(process) for process in processes.wait_gone(seen, 10.0)]
+    assert run.returncode == -signal.SIGKILL, output
+    assert not [processes.describe(process) for process in processes.wait_gone(seen, 60.0)]
     assert not processes.marked(mark)
     assert not (tmp_path / "lmi-compare.md").exists()

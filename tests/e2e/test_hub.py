@@ -39,9 +39,8 @@ def answer(server: Server) -> str:
     return text
 
 
-def test_a_hub_id_is_served_and_served_again_without_the_hub(
-    hub: HubServer, start_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_revision_of_a_hub_id_is_served(hub: HubServer, start_server: StartServer, tmp_path: Path) -> None:
+    """`tests/container/models/files/test_hub_processes.py` prepares it again without the hub."""
     environment = {
         **NO_PROXY,
         "HF_ENDPOINT": hub.url,
@@ -49,12 +48,8 @@ def test_a_hub_id_is_served_and_served_again_without_the_hub(
         "LMI_CACHE_DIR": str(tmp_path / "cache"),
     }
     with hub:
-        first = start_server(PROPERTIES, environment=environment)
-        text = answer(first)
-        first.stop()
-    again = start_server(PROPERTIES, environment=environment)
-    assert answer(again) == text
-    assert "serving the copy" in again.log()
-    assert again.log().count("converting the tokenizer") == 0
-    again.stop()
+        server = start_server(PROPERTIES, environment=environment)
+        assert answer(server)
+        assert server.log().count("converting the tokenizer") == 1
+        server.stop()
     assert not (tmp_path / "home").exists()

@@ -10,7 +10,7 @@ from tests.support.metrics import BLOCKS_FREE, RUNNING, STEPS, Metrics, wait_met
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 LONG = {"max_new_tokens": 3000, "ignore_eos_token": True}
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def running(metrics: Metrics) -> bool:
@@ -30,16 +30,3 @@ def test_leaving_while_running_frees_the_blocks(client: Client, stream: bool) ->
     assert after.idle, after.describe()
     # Far from the 3,000 steps that the whole answer would have taken.
     assert after[STEPS] - busy[STEPS] < 300
-
-
-def test_leaving_in_the_middle_of_a_chat_frees_the_blocks(client: Client) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "Tell me a long story."}],
-        "stream": True,
-        "ignore_eos": True,
-    }
-    with client.call("POST", "/v1/chat/completions", body) as call:
-        next(call.lines())
-        assert wait_metrics(client, running, SECONDS)[RUNNING] == 1
-    after = wait_metrics(client, lambda metrics: metrics.idle, SECONDS)
-    assert after.idle, after.describe()

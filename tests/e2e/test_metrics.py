@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.client import Client
-from tests.support.metrics import Metrics, wait_metrics
+from tests.support.metrics import wait_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -26,19 +26,6 @@ HISTOGRAMS = (
 )
 
 
-def type_of(metrics: Metrics, name: str) -> str | None:
-    """The type as declared; the parser takes `_total` off the names of counters."""
-    return metrics.families.get(name) or metrics.families.get(name.removesuffix("_total"))
-
-
-def test_every_metric_is_there_with_its_type(client: Client) -> None:
-    client.generate("Once upon a time,", max_new_tokens=4)
-    metrics = client.metrics()
-    assert {name: type_of(metrics, name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
-    assert {name: type_of(metrics, name) for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
-    assert {name: type_of(metrics, name) for name in HISTOGRAMS} == dict.fromkeys(HISTOGRAMS, "histogram")
-
-
 def test_a_request_moves_the_counters(client: Client) -> None:
     before = client.metrics()
     outcome = client.generate("Once upon a time,", max_new_tokens=7, ignore_eos_token=True)
@@ -54,27 +41,13 @@ def test_an_answer_that_a_stop_string_ended_counts_as_finished(client: Client) -
     parameters = {"max_new_tokens": 40, "ignore_eos_token": True}
     body = {"inputs": "Once upon a time,", "parameters": parameters}
     text = client.post("/invocations", body).json()["generated_text"]
-    before = wait_metrics(client, lambda seen: seen.idle, 20)
+    before = wait_metrics(client, lambda seen: seen.idle, 60)
     stopped = client.post("/invocations", {**body, "parameters": {**parameters, "stop": [text[20:26]]}})
     assert len(stopped.json()["generated_text"]) <= 20
-    after = wait_metrics(client, lambda seen: seen.idle, 20)
+    after = wait_metrics(client, lambda seen: seen.idle, 60)
     for name, difference in (
         ("lmi_requests_finished_total", 1),
         ("lmi_requests_aborted_total", 0),
         ("lmi_time_per_output_token_seconds_count", 1),
     ):
         assert after[name] - before[name] == difference, name
-
-
-def test_step_time_is_told_by_part(client: Client) -> None:
-    client.generate("Once upon a time,", max_new_tokens=2)
-    text = client.get("/metrics").body
-    lines = [line for line in text.splitlines() if line.startswith("lmi_step_seconds_sum")]
-    assert any('part="attention"' in line for line in lines)
-    assert len(lines) > 2
-
-
-def test_an_idle_server_holds_no_block(client: Client) -> None:
-    metrics = client.metrics()
-    assert metrics["lmi_kv_blocks_total"] > 0
-    assert metrics.idle, metrics.describe()

@@ -23,18 +23,11 @@ def api(paged_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_whole_chat_completion(api: openai.OpenAI) -> None:
-    reply = api.chat.completions.create(model="any-name", messages=CAPITAL, temperature=0, max_tokens=32)
-    assert reply.model == "any-name"
-    assert "Paris" in (reply.choices[0].message.content or "")
-    assert reply.choices[0].finish_reason == "stop"
-    assert reply.usage is not None
-    assert reply.usage.prompt_tokens == 37
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
-
-
 def test_streamed_chat_completion_equals_the_whole_one(api: openai.OpenAI) -> None:
-    whole = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, max_tokens=32)
+    whole = api.chat.completions.create(model="any-name", messages=CAPITAL, temperature=0, max_tokens=32)
+    assert whole.model == "any-name"
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
     stream = api.chat.completions.create(
         model="lmi",
         messages=CAPITAL,
@@ -83,32 +76,6 @@ def test_the_asynchronous_client(paged_server: Server) -> None:
     whole, streamed = asyncio.run(ask())
     assert whole == streamed
     assert whole
-
-
-def test_max_tokens_is_a_length_finish(api: openai.OpenAI) -> None:
-    reply = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, max_tokens=2)
-    assert reply.choices[0].finish_reason == "length"
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == 2
-
-
-def test_stop_string_is_not_part_of_the_answer(api: openai.OpenAI) -> None:
-    reply = api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=0, stop=" Paris")
-    assert reply.choices[0].message.content == "The capital of France is"
-    assert reply.choices[0].finish_reason == "stop"
-
-
-def test_the_same_seed_gives_the_same_text(api: openai.OpenAI) -> None:
-    def sampled(seed: int) -> str:
-        story: list[openai.types.chat.ChatCompletionMessageParam] = [
-            {"role": "user", "content": "Tell me a story."}
-        ]
-        reply = api.chat.completions.create(
-            model="lmi", messages=story, temperature=1.0, top_p=0.95, seed=seed, max_tokens=16
-        )
-        return reply.choices[0].message.content or ""
-
-    assert sampled(11) == sampled(11) != sampled(12)
 
 
 def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenAI) -> None:
@@ -171,13 +138,6 @@ def test_models_list_names_lmi(api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["lmi"]
 
 
-@pytest.mark.parametrize("name", ["lmi", "gpt-4o", "org/some model:latest"])
-def test_any_name_names_the_model(api: openai.OpenAI, name: str) -> None:
-    model = api.models.retrieve(name)
-    assert model.id == name
-    assert model.object == "model"
-
-
 def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
         api.chat.completions.create(model="lmi", messages=CAPITAL, temperature=3)
@@ -192,12 +152,6 @@ def test_a_prompt_too_long_has_its_code(api: openai.OpenAI) -> None:
         api.chat.completions.create(model="lmi", messages=[{"role": "user", "content": "word " * 9000}])
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "messages"
-
-
-def test_what_is_not_done_is_refused_by_name(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="response_format") as caught:
-        api.chat.completions.create(model="lmi", messages=CAPITAL, response_format={"type": "json_object"})
-    assert caught.value.param == "response_format"
 
 
 def test_what_there_is_not_is_a_not_found_error(api: openai.OpenAI) -> None:

@@ -51,42 +51,6 @@ def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model
     assert reply.usage.completion_tokens == 64
 
 
-def test_sixteen_tokens_when_nothing_is_asked(api: openai.OpenAI) -> None:
-    reply = api.completions.create(model="lmi", prompt=STORY)
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == 16
-
-
-def test_several_prompts_whole_and_streamed(api: openai.OpenAI) -> None:
-    alone = [
-        api.completions.create(model="lmi", prompt=prompt, temperature=0, max_tokens=12).choices[0].text
-        for prompt in PROMPTS
-    ]
-    whole = api.completions.create(model="lmi", prompt=PROMPTS, temperature=0, max_tokens=12)
-    assert [(choice.index, choice.text) for choice in whole.choices] == list(enumerate(alone))
-    stream = api.completions.create(
-        model="lmi",
-        prompt=PROMPTS,
-        temperature=0,
-        max_tokens=12,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    texts = dict.fromkeys(range(3), "")
-    order = []
-    *chunks, last = stream
-    for chunk in chunks:
-        (choice,) = chunk.choices
-        texts[choice.index] += choice.text
-        order.append(choice.index)
-    assert texts == dict(enumerate(alone))
-    assert order != sorted(order)
-    assert last.choices == []
-    assert last.usage is not None
-    assert whole.usage is not None
-    assert last.usage.total_tokens == whole.usage.total_tokens
-
-
 def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
     expected = oracle(bundled_model, by_name("recipe", "once"))
     prompts = [list(answer.prompt_ids) for answer in expected]
@@ -101,79 +65,13 @@ def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> N
     assert caught.value.param == "prompt[1][1]"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_echo(api: openai.OpenAI, stream: bool) -> None:
-    plain = api.completions.create(model="lmi", prompt=STORY, temperature=0, max_tokens=4).choices[0].text
-    reply = api.completions.create(
-        model="lmi", prompt=STORY, temperature=0, max_tokens=4, echo=True, stream=stream
-    )
-    if isinstance(reply, openai.Stream):
-        assert "".join(chunk.choices[0].text for chunk in reply) == STORY + plain
-    else:
-        assert reply.choices[0].text == STORY + plain
-
-
-def test_stop_and_seed(api: openai.OpenAI) -> None:
-    whole = api.completions.create(model="lmi", prompt=STORY, temperature=0, max_tokens=40).choices[0].text
-    stop = whole.split()[12]
-    choice = api.completions.create(
-        model="lmi", prompt=STORY, temperature=0, max_tokens=40, stop=[stop]
-    ).choices[0]
-    assert choice.text == whole[: whole.index(stop)]
-    assert choice.finish_reason == "stop"
-
-    def sampled(seed: int) -> list[str]:
-        reply = api.completions.create(
-            model="lmi", prompt=[STORY, STORY], temperature=1, seed=seed, max_tokens=12
-        )
-        return [choice.text for choice in reply.choices]
-
-    first = sampled(3)
-    assert first[0] == first[1]  # each prompt of a list has the seed
-    assert first == sampled(3) != sampled(4)
-
-
-def test_every_field_that_the_client_knows_has_a_neutral_value(api: openai.OpenAI) -> None:
-    reply = api.completions.create(
-        model="lmi",
-        prompt=STORY,
-        best_of=1,
-        echo=False,
-        frequency_penalty=0,
-        logit_bias={},
-        logprobs=None,
-        max_tokens=2,
-        n=1,
-        presence_penalty=0,
-        seed=1,
-        stop=None,
-        stream=False,
-        stream_options=None,
-        suffix=None,
-        temperature=0.5,
-        top_p=1,
-        user="someone",
-        extra_body={"top_k": 5, "min_p": 0, "skip_special_tokens": True, "my_own": {}},
-    )
-    assert reply.choices[0].text
-
-
-def test_a_bad_value_is_a_bad_request_error(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="from 0 to 5") as caught:
-        api.completions.create(model="lmi", prompt=STORY, logprobs=6)
-    assert caught.value.param == "logprobs"
-    with pytest.raises(openai.BadRequestError, match="not empty") as caught:
-        api.completions.create(model="lmi", prompt=[STORY, ""])
-    assert caught.value.param == "prompt[1]"
-
-
 def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, limits: ChangeLimits) -> None:
     """One request runs and one place to wait is free: of two prompts the second finds none, and both are refused."""
     assert limits(job_queue_size=1, max_rolling_batch_size=1).status == 200
     with ExitStack() as stack:
         long = {"inputs": STORY, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
         stack.enter_context(client.call("POST", "/invocations", long))
-        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 20)
+        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 60)
         with pytest.raises(openai.RateLimitError) as caught:
             api.completions.create(model="lmi", prompt=PROMPTS[:2])
         assert isinstance(caught.value, openai.APIStatusError)
@@ -181,4 +79,4 @@ def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, 
         assert caught.value.message
         assert int(caught.value.response.headers["retry-after"]) > 0
         # The prompt that had found a place waits no more.
-        assert wait_metrics(client, lambda seen: seen[WAITING] == 0, 20)[WAITING] == 0
+        assert wait_metrics(client, lambda seen: seen[WAITING] == 0, 60)[WAITING] == 0

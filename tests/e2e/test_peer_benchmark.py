@@ -21,7 +21,7 @@ from tests.bench.workloads import SHAPES
 from tests.support.paths import child_environment
 from tests.support.server import properties_text
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_the_server_and_a_peer_are_measured_and_answer_alike(tiny_model: Path, tmp_path: Path) -> None:

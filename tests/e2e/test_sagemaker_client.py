@@ -76,12 +76,6 @@ def test_invoke_endpoint(api: Any, client: Client) -> None:
     assert json.load(reply["Body"]) == client.post("/invocations", json.loads(body())).json()
 
 
-def test_a_body_and_nothing_else(api: Any) -> None:
-    """Neither ContentType nor Accept: both are optional."""
-    reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=body())
-    assert json.load(reply["Body"])["generated_text"]
-
-
 def test_stream(api: Any, front: SageMakerFront, client: Client) -> None:
     """The platform's streaming call streams, though the body does not ask for it."""
     reply = api.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=body(), ContentType=JSON)
@@ -107,25 +101,6 @@ def test_first_parts_come_before_the_answer_is_complete(api: Any, client: Client
         assert client.metrics()["lmi_tokens_generated_total"] - before < 60
         received += [event["PayloadPart"]["Bytes"] for event in events]
     assert len(lines(received)) == 120
-
-
-def test_accept_of_a_stream_asks_for_events(api: Any) -> None:
-    reply = api.invoke_endpoint_with_response_stream(
-        EndpointName=ENDPOINT, Body=body(), ContentType=JSON, Accept="text/event-stream"
-    )
-    assert reply["ContentType"].startswith("text/event-stream")
-    blocks = b"".join(parts(reply)).decode().removesuffix("\n\n").split("\n\n")
-    assert json.loads(blocks[-1].removeprefix("data: "))["generated_text"]
-
-
-@pytest.mark.parametrize("prompt", [{"messages": [{"role": "user", "content": "Hi"}]}, {"prompt": STORY}])
-def test_bodies_of_openais_kind(prompt: dict[str, Any], api: Any) -> None:
-    asked = json.dumps({**prompt, "max_tokens": 4}).encode()
-    reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=asked, ContentType=JSON)
-    usage = json.load(reply["Body"])["usage"]
-    assert usage["completion_tokens"] <= 4
-    stream = api.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=asked, ContentType=JSON)
-    assert b"".join(parts(stream)).endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -28,12 +28,3 @@ def test_six_prompts_at_once_equal_transformers(client: Client, bundled_model: P
         ]
         compared = [compare(answer, call.result()) for answer, call in zip(answers, calls, strict=True)]
     assert [comparison.difference for comparison in compared] == [""] * len(NAMES)
-
-
-def test_chat_template_and_tokenizer_equal_transformers(client: Client, bundled_model: Path) -> None:
-    (prompt,) = by_name("pirate")
-    (expected,) = oracle(bundled_model, [prompt])
-    body = {"messages": prompt.as_messages(), "max_tokens": MAX_NEW_TOKENS, "temperature": 0}
-    reply = client.post("/v1/chat/completions", body).json()
-    assert reply["choices"][0]["message"]["content"] == expected.output
-    assert reply["usage"]["prompt_tokens"] == len(expected.prompt_ids)

@@ -49,7 +49,7 @@ class _Engine:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -87,7 +87,7 @@ def _answer(*outputs: RequestOutput) -> Handler:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    with gevent.Timeout(10):
+    with gevent.Timeout(60):
         while not condition():
             gevent.sleep(0.01)
 
@@ -95,7 +95,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 def _collect(stream: ClientStream) -> list[RequestOutput]:
     outputs = []
     while True:
-        output = stream.next(10)
+        output = stream.next(60)
         assert output is not None, "no output in time"
         outputs.append(output)
         if output.finished:
@@ -131,7 +131,7 @@ def test_many_greenlets_wait_at_once(engine: _Engine, client: EngineClient) -> N
     engine.handle = handle
     streams = [client.submit(make_request(str(i))) for i in range(20)]
     greenlets = [gevent.spawn(_collect, stream) for stream in streams]
-    gevent.joinall(greenlets, timeout=20, raise_error=True)
+    gevent.joinall(greenlets, timeout=60, raise_error=True)
     for i, greenlet in enumerate(greenlets):
         assert [o.token_ids for o in greenlet.value[:5]] == [(i + 20 * step,) for step in range(5)]
         assert all(output.id == str(i) for output in greenlet.value)
@@ -146,9 +146,9 @@ def test_requests_submitted_together_share_a_stream(
     client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
     engine.calls.append(lambda front, name: bool(front.send_outputs(name, done[:2])))
-    assert stream.next(10) == done[0]
+    assert stream.next(60) == done[0]
     board.set_state(EngineState.FAILED)
-    output = stream.next(10)
+    output = stream.next(60)
     assert output is not None
     assert (output.id, output.error_kind) == ("a", "engine_died")
 
@@ -230,7 +230,7 @@ def test_answers_of_two_kinds_do_not_mix(engine: _Engine, client: EngineClient) 
 
     engine.handle = handle
     greenlets = [gevent.spawn(client.stats, 10), gevent.spawn(client.configure_scheduler, {}, 10)]
-    gevent.joinall(greenlets, timeout=20, raise_error=True)
+    gevent.joinall(greenlets, timeout=60, raise_error=True)
     assert greenlets[0].value == _STATS
     assert greenlets[1].value.settings == SchedulerSettings(4, 64, 64, 1000)
 

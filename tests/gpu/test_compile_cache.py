@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.gpu.compile_cache import CompileCache
 from tests.support.paths import REPO_ROOT, child_environment
 
@@ -41,6 +43,7 @@ def _compile(cache: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long
 def test_kernels_that_were_brought_are_not_compiled_again(tmp_path: Path) -> None:
     here, there, out = CompileCache(tmp_path / "here"), CompileCache(tmp_path / "there"), tmp_path / "out"
     out.mkdir()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.gpu import host_step
 from tests.gpu.host_step import TINY, Phases, measure, medians
-from tests.support.paths import REPO_ROOT, child_environment
 
 _PHASES = {
     "schedule",
@@ -65,20 +62,3 @@ def test_time_within_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.Mo
 def test_a_phase_of_few_steps_is_its_mean() -> None:
     found = medians([{"a": 1.0}, {"a": 3.0, "b": 6.0}, {"a": 5.0}])
     assert found == {"a": 3.0, "b": 2.0, "all": 5.0, "all, mean": 5.0}
-
-
-def test_two_trees_stand_side_by_side() -> None:
-    command = ["-m", "tests.gpu.host_step", "--loads", "1", "--repeats", "1", "--against", str(REPO_ROOT)]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=REPO_ROOT,
-        env=child_environment({"PYTHONPATH": f"{REPO_ROOT}:{REPO_ROOT / 'kernels'}"}),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {line.split()[0]: line for line in done.stdout.splitlines() if "(" in line}
-    assert rows.keys() >= _PHASES
-    assert all(line.count("(") == 2 for line in rows.values())

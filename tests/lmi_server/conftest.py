@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
 from lmi_server.text.tokenizer import TextModel
-from tests.lmi_server.fakes import FakeEngine, build_model_folder, says, web_config
+from tests.lmi_server.fakes import FakeEngine, build_model_folder, says, tokens, web_config
 
 ANSWER = "The capital of France is Paris."
 
@@ -30,6 +30,13 @@ def text_model(model_folder: Path) -> TextModel:
 @pytest.fixture
 def engine(text_model: TextModel) -> FakeEngine:
     return FakeEngine(says(text_model, ANSWER))
+
+
+@pytest.fixture
+def echoing(engine: FakeEngine) -> FakeEngine:
+    """Answers each prompt with its own tokens, so that a mix-up shows."""
+    engine.script = lambda request: tokens(request, request.prompt_token_ids)
+    return engine
 
 
 MakeClient = Callable[..., FlaskClient]

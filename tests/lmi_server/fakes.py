@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from werkzeug.test import TestResponse
 
 from engines.base import SchedulerAnswer, SettingValue
 from engines.core import (
@@ -270,3 +272,12 @@ def says(
     """The script of an engine that answers every prompt with the same text."""
     ids = text_model.encode(answer)
     return lambda request: tokens(request, ids, end, per_step)
+
+
+def chunks(reply: TestResponse) -> list[dict[str, Any]]:
+    """The records of OpenAI's stream, which ended well."""
+    blocks = reply.text.split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]

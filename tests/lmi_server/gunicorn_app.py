@@ -55,7 +55,9 @@ def make_app(folder: str) -> Flask:
         yield from outputs[1:]
 
     engine = FakeEngine(script)
-    app = create_app(web_config(Path(folder), ServerConfig(max_request_size=100_000)), engine, text)
+    app = create_app(
+        web_config(Path(folder), ServerConfig(max_request_size=100_000, predict_timeout=600)), engine, text
+    )
 
     @app.post("/test/release")
     def release() -> str:
@@ -70,7 +72,7 @@ def make_app(folder: str) -> Flask:
 
     @app.get("/test/wait_submitted")
     def wait_submitted() -> dict[str, bool]:
-        seen = engine.submit_seen.wait(10)
+        seen = engine.submit_seen.wait(60)
         return {"seen": seen}
 
     @app.post("/test/wait_abort")
@@ -79,7 +81,7 @@ def make_app(folder: str) -> Flask:
             engine.abort_seen.clear()
             if {request.id for request in engine.requests[-engine.submissions[-1] :]} <= set(engine.aborted):
                 return {"seen": True}
-            if not engine.abort_seen.wait(10):
+            if not engine.abort_seen.wait(60):
                 return {"seen": False}
 
     return app

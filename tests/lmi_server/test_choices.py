@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from engines.errors import RequestFailed
 from lmi_server.generation.candidates import choice_seed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import MakeClient
-from tests.lmi_server.fakes import FakeEngine, tokens
+from tests.lmi_server.fakes import FakeEngine, chunks, tokens
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 LOGPROBS = {"one": -3.0, "two": -1.0, "three": -2.0, "four": -0.5}
@@ -31,12 +30,6 @@ def counting(engine: FakeEngine, text_model: TextModel) -> FakeEngine:
 
     engine.script = script
     return engine
-
-
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
 def lmi(client: FlaskClient, **parameters: Any) -> TestResponse:

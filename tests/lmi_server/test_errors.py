@@ -220,14 +220,6 @@ def test_unknown_paths_and_methods_answer_json(
         assert reply.headers["Allow"]
 
 
-def test_body_larger_than_the_limit(make_client: MakeClient) -> None:
-    client = make_client(ServerConfig(max_request_size=100))
-    reply = client.post(LMI, json={"inputs": "x" * 100})
-    assert reply.status_code == 413
-    assert "100 bytes (max_request_size)" in reply.get_json()["error"]
-    assert client.post(LMI, json={"inputs": "Hello"}).status_code == 200
-
-
 def test_chat_without_a_chat_template(model_folder: Path, engine: FakeEngine, text_model: TextModel) -> None:
     plain = replace(text_model, chat_template=None)
     reply = post(create_app(web_config(model_folder), engine, plain).test_client(), CHAT)

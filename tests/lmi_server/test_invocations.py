@@ -61,10 +61,6 @@ def test_return_full_text(client: FlaskClient) -> None:
     assert post(client, {"return_full_text": True}).get_json() == {"generated_text": PROMPT + ANSWER}
 
 
-def test_engine_python_answers_with_a_list(make_client: MakeClient) -> None:
-    assert post(make_client(engine_kind="Python")).get_json() == [{"generated_text": ANSWER}]
-
-
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_stream_of_json_lines(
     per_step: int, client: FlaskClient, engine: FakeEngine, text_model: TextModel
@@ -85,10 +81,6 @@ def test_stream_of_json_lines(
         "inputs": PROMPT,
     }
     assert engine.requests[0].sampling.logprobs
-
-
-def test_stream_without_details(client: FlaskClient) -> None:
-    assert set(records(post(client, stream=True))[-1]) == {"token", "generated_text"}
 
 
 def test_each_step_is_a_chunk_of_its_own(
@@ -193,14 +185,6 @@ def test_no_character_of_an_answer_ends_a_line_of_its_stream(
         assert "".join(texts) == answer
 
 
-def test_sse_records(client: FlaskClient) -> None:
-    reply = client.post("/invocations", json={"inputs": PROMPT}, headers={"Accept": "text/event-stream"})
-    blocks = reply.text.removesuffix("\n\n").split("\n\n")
-    lines = [json.loads(block.removeprefix("data: ")) for block in blocks]
-    assert lines[-1]["generated_text"] == ANSWER
-    assert "[DONE]" not in reply.text
-
-
 def test_platforms_streaming_call_streams(client: FlaskClient) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
     assert (
@@ -226,21 +210,6 @@ def test_stop_string_ends_the_text_before_it(
         assert "".join(line["token"]["text"] for line in records(reply)) == "The capital of "
 
 
-def test_name_of_a_special_token_as_stop_string(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    ids = [*text_model.encode("one two"), 1, *text_model.encode("three")]
-    engine.script = lambda request: tokens(request, ids)
-    parameters = {"stop": "<|im_start|>", "details": True, "ignore_eos_token": True}
-    body = post(client, parameters).get_json()
-    assert body["generated_text"] == "one two"
-    assert body["details"]["finish_reason"] == "stop_sequence"
-
-
-def test_answer_that_ends_on_a_possible_stop_string_is_whole(client: FlaskClient) -> None:
-    assert post(client, {"stop": [ANSWER[-5:] + "!"]}).get_json() == {"generated_text": ANSWER}
-
-
 @pytest.mark.parametrize(
     ("parameters", "temperature"),
     [
@@ -262,25 +231,6 @@ def test_sampling_rule(
 ) -> None:
     assert post(client, parameters).status_code == 200
     assert engine.requests[0].sampling.temperature == temperature
-
-
-def test_parameters_reach_the_engine(client: FlaskClient, engine: FakeEngine) -> None:
-    parameters = {
-        "max_new_tokens": 7,
-        "temperature": 0.5,
-        "top_k": -1,
-        "top_p": 0.9,
-        "repetition_penalty": 1.2,
-        "seed": 2**64 - 1,
-        "ignore_eos_token": True,
-    }
-    assert post(client, parameters).status_code == 200
-    sampling = engine.requests[0].sampling
-    assert sampling.max_new_tokens == 7
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 0, 0.9)
-    assert sampling.repetition_penalty == 1.2
-    assert sampling.seed == 2**64 - 1
-    assert sampling.stop_token_ids == ()
 
 
 def test_seeds_differ_when_none_is_given(client: FlaskClient, engine: FakeEngine) -> None:
@@ -327,17 +277,6 @@ def test_prompt_and_output_fill_the_context_exactly(
     refused = post(client, {"max_new_tokens": rest + 9, "min_new_tokens": rest + 1})
     assert refused.status_code == 424
     assert f"given {rest + 1}; accepted: at most {rest}" in refused.get_json()["error"]
-
-
-def test_default_output_shrinks_to_the_rest_of_the_context(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    num_prompt = MAX_MODEL_LEN - 5
-    prompt = "0" * num_prompt
-    while len(text_model.encode(prompt)) < num_prompt:
-        prompt += "0"
-    assert client.post("/invocations", json={"inputs": prompt}).status_code == 200
-    assert engine.requests[0].sampling.max_new_tokens == 5
 
 
 def test_adapter_of_the_platform_is_refused(client: FlaskClient) -> None:

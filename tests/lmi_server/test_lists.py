@@ -27,13 +27,6 @@ def dynamic(make_client: MakeClient) -> FlaskClient:
     return make_client(engine_kind="Python")
 
 
-@pytest.fixture
-def echoing(engine: FakeEngine, text_model: TextModel) -> FakeEngine:
-    """Answers each prompt with its own text, so that a mix-up shows."""
-    engine.script = lambda request: tokens(request, request.prompt_token_ids)
-    return engine
-
-
 def post(client: FlaskClient, inputs: Any, **fields: Any) -> TestResponse:
     return client.post("/invocations", json={"inputs": inputs, **fields})
 

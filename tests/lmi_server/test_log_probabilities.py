@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 from engines.core import FinishReason, RequestOutput
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, says, tokens, top
+from tests.lmi_server.fakes import FakeEngine, chunks, says, tokens, top
 
 PROMPT = "What is the capital of France?"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -28,12 +28,6 @@ def chat(client: FlaskClient, **fields: Any) -> TestResponse:
 
 def lmi(client: FlaskClient, stream: bool = False, **parameters: Any) -> TestResponse:
     return client.post("/invocations", json={"inputs": PROMPT, "parameters": parameters, "stream": stream})
-
-
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -13,7 +12,7 @@ from werkzeug.test import TestResponse
 from engines.core import FinishReason
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, chunks, tokens
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 RENDERED = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -22,13 +21,6 @@ PATHS = ["/v1/chat/completions", "/invocations"]
 
 def post(client: FlaskClient, path: str = PATHS[0], **fields: Any) -> TestResponse:
     return client.post(path, json={"messages": MESSAGES, **fields})
-
-
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    """The records of a stream that ended well."""
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -99,21 +91,6 @@ def test_finish_reason_is_stop_for_an_eos_token(
     assert choice["message"]["content"] == "done."
 
 
-def test_finish_reason_is_stop_for_a_stop_string(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER)
-    choice = post(client, stop=" France").get_json()["choices"][0]
-    assert choice["finish_reason"] == "stop"
-    assert choice["message"]["content"] == "The capital of"
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_names_of_the_output_limit(name: str, client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, **dict[str, Any]({name: 9})).status_code == 200
-    assert engine.requests[0].sampling.max_new_tokens == 9
-
-
 def test_text_parts_and_developer_role(
     client: FlaskClient, engine: FakeEngine, text_model: TextModel
 ) -> None:
@@ -124,31 +101,6 @@ def test_text_parts_and_developer_role(
     assert client.post(PATHS[0], json={"messages": messages}).status_code == 200
     rendered = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
     assert engine.requests[0].prompt_token_ids == text_model.encode(rendered, add_special_tokens=False)
-
-
-def test_neutral_values_and_labels_are_accepted(client: FlaskClient) -> None:
-    fields: dict[str, Any] = {
-        "n": 1,
-        "logprobs": False,
-        "top_logprobs": None,
-        "logit_bias": {},
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "parallel_tool_calls": True,
-        "user": "someone",
-        "metadata": {"a": "b"},
-        "store": False,
-        "service_tier": "auto",
-        "seed": 5,
-        "stream_options": None,
-        "top_k": 3,
-        "repetition_penalty": 1.1,
-        "ignore_eos": True,
-    }
-    assert post(client, **fields).status_code == 200
 
 
 def test_unknown_extras_are_ignored_with_a_log_line(

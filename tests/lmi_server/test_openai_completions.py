@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -14,7 +13,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import Overloaded, RequestFailed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, says, tokens
+from tests.lmi_server.fakes import FakeEngine, chunks, tokens
 
 PROMPT = "What is the capital of France?"
 PROMPTS = ["one two three", "four five", "six"]
@@ -25,26 +24,12 @@ def post(client: FlaskClient, prompt: Any = PROMPT, path: str = PATHS[0], **fiel
     return client.post(path, json={"prompt": prompt, **fields})
 
 
-def chunks(reply: TestResponse) -> list[dict[str, Any]]:
-    """The records of a stream that ended well."""
-    blocks = reply.text.split("\n\n")
-    assert blocks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
-
-
 def texts(records: list[dict[str, Any]]) -> dict[int, str]:
     """The text of each choice of a stream."""
     joined: dict[int, str] = {}
     for choice in (choice for record in records for choice in record["choices"]):
         joined[choice["index"]] = joined.get(choice["index"], "") + choice["text"]
     return joined
-
-
-@pytest.fixture
-def echoing(engine: FakeEngine) -> FakeEngine:
-    """Answers each prompt with its own tokens, so that a mix-up shows."""
-    engine.script = lambda request: tokens(request, request.prompt_token_ids)
-    return engine
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -183,12 +168,6 @@ def test_stop_strings_end_each_choice_alone(
         assert engine.requests[-1].id not in engine.aborted
 
 
-def test_eos_is_a_stop(client: FlaskClient, engine: FakeEngine, text_model: TextModel) -> None:
-    engine.script = lambda request: tokens(request, [*text_model.encode("done."), 2], FinishReason.EOS_TOKEN)
-    choice = post(client).get_json()["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("done.", "stop")
-
-
 def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {
         "n": 1,
@@ -218,11 +197,6 @@ def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngin
     assert (sampling.top_k, sampling.top_p, sampling.temperature) == (3, 0.9, 0.5)
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_new_tokens) == (1.1, 5, 7)
     assert sampling.stop_token_ids == ()
-
-
-def test_default_output_shrinks_to_the_rest_of_the_context(client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, [5] * (MAX_MODEL_LEN - 3)).status_code == 200
-    assert engine.requests[0].sampling.max_new_tokens == 3
 
 
 @pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [429, 503], strict=True)))
@@ -267,10 +241,3 @@ def test_ids_of_a_prompt_go_up_to_the_vocabulary(
         error = post(client, [0, bad]).get_json()["error"]
         assert error["param"] == "prompt[1]"
         assert f"given {bad}; accepted: a token id from 0 to {last}" in error["message"]
-
-
-def test_stop_string_answer_is_not_what_the_model_said_next(
-    client: FlaskClient, engine: FakeEngine, text_model: TextModel
-) -> None:
-    engine.script = says(text_model, ANSWER)
-    assert post(client, stop=[" France"]).get_json()["choices"][0]["text"] == "The capital of"

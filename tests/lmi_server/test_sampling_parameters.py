@@ -248,12 +248,3 @@ def test_beams_come_with_details(client: FlaskClient, engine: FakeEngine, text_m
     assert body["details"]["generated_tokens"] == len(text_model.encode(ANSWER))
     for path in PATHS[:2]:
         assert text_of(post(client, path, num_beams=2, temperature=0)) == ANSWER
-
-
-def test_beams_and_streams(client: FlaskClient) -> None:
-    for path in PATHS[:2]:
-        reply = post(client, path, num_beams=2, stream=True)
-        assert reply.status_code == 400
-        assert "num_beams: given 2, but beam search does not go with a streamed answer" in reply.text
-    chat = post(client, PATHS[0], num_beams=2, logprobs=True)
-    assert "log-probabilities" in chat.get_json()["error"]["message"]

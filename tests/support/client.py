@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -169,6 +170,13 @@ class Client:
         with contextlib.suppress(OSError, http.client.HTTPException):
             return self.get("/ping", timeout).status
         return 0
+
+    def wait_not_ready(self, timeout: float = 60.0) -> None:
+        """Wait until `/ping` is no longer 200."""
+        deadline = time.monotonic() + timeout
+        while self.ping(timeout) == 200:
+            assert time.monotonic() < deadline, f"/ping is still 200 after {timeout:.0f} s"
+            time.sleep(0.01)
 
     def metrics(self) -> Metrics:
         return parse_metrics(self.get("/metrics").body)

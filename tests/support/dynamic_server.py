@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from tests.support.client import Client
 from tests.support.dynamic_engine import generating_process
 from tests.support.metrics import Metrics
 from tests.support.server import Server
@@ -46,14 +42,3 @@ def batches(metrics: Metrics) -> Batches:
 def generator_of(server: Server) -> psutil.Process | None:
     """The server's generating process, if it lives."""
     return generating_process(server.processes())
-
-
-def wait_not_ready(client: Client, timeout: float) -> tuple[int, str]:
-    """Status and body of the first `/ping` that is not 200; the last one when the time is over."""
-    deadline = time.monotonic() + timeout
-    status, body = 200, ""
-    while status == 200 and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            answer = client.get("/ping")
-            status, body = answer.status, answer.body
-    return status, body

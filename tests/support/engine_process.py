@@ -31,7 +31,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 
 MAX_MODEL_LEN = 128
 VOCAB_SIZE = 160
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 200.0
 
 
 def save_tiny_llama(folder: Path) -> None:
@@ -175,7 +175,7 @@ class EngineProcess:
         left = processes.descendants(self._popen.pid)
         if self._popen.poll() is None:
             processes.kill([*left, psutil.Process(self._popen.pid)])
-            self._popen.wait(10)
+            self._popen.wait(60)
         processes.kill(left)
         self.client.close()
         self._board.close()

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 _CHUNK_BYTES = 64 << 10
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
@@ -217,7 +218,7 @@ class FaultyProxy:
             return count, cut
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     proxy: FaultyProxy
 
@@ -275,30 +276,15 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True  # the client went away, which is its right
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that are killed leave no other trace."""
-
 
 @contextmanager
 def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
     """A proxy before `upstream`, a URL; without faults until it is told some."""
     proxy = FaultyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
-    server = _Server(("127.0.0.1", 0), handler)
-    proxy.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        proxy.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with LoopbackServer(handler) as server:
+        proxy.port = server.server_port
+        try:
+            yield proxy
+        finally:
+            proxy.closing.set()

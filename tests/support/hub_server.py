@@ -10,11 +10,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 _LFS_SUFFIXES = (".safetensors", ".bin", ".model")
 _PIECE = 16384
@@ -120,17 +122,11 @@ class HubServer:
         """What goes wrong next, the first that fits first."""
         self._lock = threading.Lock()
         self.closing = threading.Event()
-        self._hub = _serve(self, _HubHandler)
-        self._store = _serve(self, _StoreHandler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._hub.server_address[1]}"
-
-    @property
-    def store_url(self) -> str:
+        self._hub = _Server(self, _HubHandler).start()
+        self._store = _Server(self, _StoreHandler).start()
+        self.url = self._hub.url
+        self.store_url = self._store.url
         """Where LFS files are, on another origin."""
-        return f"http://127.0.0.1:{self._store.server_address[1]}"
 
     def commit(
         self, repo_id: str, files: Mapping[str, bytes] | Path, *, branch: str = "main", tag: str = ""
@@ -178,13 +174,11 @@ class HubServer:
 
     def close_store(self) -> None:
         """The storage host is gone; the hub itself still answers."""
-        self._store.shutdown()
-        self._store.server_close()
+        self._store.close()
 
     def close(self) -> None:
         self.closing.set()
-        self._hub.shutdown()
-        self._hub.server_close()
+        self._hub.close()
         self.close_store()
 
     def __enter__(self) -> Self:
@@ -196,26 +190,17 @@ class HubServer:
         self.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    hub: HubServer
+class _Server(LoopbackServer):
+    def __init__(self, hub: HubServer, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(handler)
+        self.hub = hub
 
 
-def _serve(hub: HubServer, handler: type[BaseHTTPRequestHandler]) -> _Server:
-    server = _Server(("127.0.0.1", 0), handler)
-    server.hub = hub
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    return server
-
-
-class _Handler(ABC, BaseHTTPRequestHandler):
+class _Handler(ABC, QuietHandler):
     """What both hosts have in common."""
 
     protocol_version = "HTTP/1.1"
     server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        return
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -229,7 +214,7 @@ class _Handler(ABC, BaseHTTPRequestHandler):
             if fault.status:
                 self.refuse(fault.status, "", "on demand", fault.headers)
             elif fault.body is not None:
-                self.send(200, fault.body, {})
+                self.respond(200, fault.body, {})
             else:
                 self.answer(urlsplit(self.path), fault)
         except (BrokenPipeError, ConnectionResetError):
@@ -239,18 +224,10 @@ class _Handler(ABC, BaseHTTPRequestHandler):
     def answer(self, url: Any, fault: Fault) -> None:
         """What this host says to a request for `url` that no fault stops."""
 
-    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
     def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         named = {"X-Error-Code": code} if code else {}
         body = json.dumps({"error": message}).encode()
-        self.send(status, body, {**named, "X-Error-Message": message, **(headers or {})})
+        self.respond(status, body, {**named, "X-Error-Message": message, **(headers or {})})
 
     def send_file(self, blob: Blob, headers: Mapping[str, str], fault: Fault) -> None:
         """The file or the range of it that is asked for, with whatever goes wrong."""
@@ -369,7 +346,7 @@ class _HubHandler(_Handler):
         )
 
     def _json(self, answer: object) -> None:
-        self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        self.respond(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo_id: str, revision: str, name: str, fault: Fault) -> None:
         repository = self._repository(repo_id)
@@ -389,7 +366,7 @@ class _HubHandler(_Handler):
             return
         linked = {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.content))}
         location = f"{self.server.hub.store_url}/{quote(repo_id)}/{quote(name)}/{blob.sha256}"
-        self.send(302, b"", {**headers, **linked, "Location": location})
+        self.respond(302, b"", {**headers, **linked, "Location": location})
 
 
 def _ref(kind: str, name: str, commit: str) -> dict[str, str]:

@@ -10,15 +10,12 @@ import http.client
 import itertools
 import json
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from tests.support.event_stream import exception, payload_part
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 ENDPOINT = "my-endpoint"
 VARIANT = "AllTraffic"
@@ -49,43 +46,21 @@ class Exchange:
     received: Mapping[str, str]
 
 
-class SageMakerFront:
-    """A running front. A context manager: leaving it ends it."""
+class SageMakerFront(LoopbackServer):
+    """Knows what went to the container and came back."""
 
     def __init__(self, container_url: str) -> None:
+        super().__init__(_Handler)
         address = urlsplit(container_url)
         self.container = (address.hostname or "", address.port or 80)
         self.exchanges: list[Exchange] = []
-        front = self
-
-        class Handler(_Handler):
-            def do_POST(self) -> None:
-                self.answer(front)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
+    server: SageMakerFront
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as the base class names it
-        pass
-
-    def answer(self, front: SageMakerFront) -> None:
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = _PATH.fullmatch(unquote(self.path))
         if path is None:
@@ -94,13 +69,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not _NAME.fullmatch(name) or name != ENDPOINT:
             return self._error(400, "ValidationError", {"Message": f"Endpoint {name} not found."})
         streamed = operation == "invocations-response-stream"
-        connection = http.client.HTTPConnection(*front.container, timeout=_CONTAINER_SECONDS)
+        connection = http.client.HTTPConnection(*self.server.container, timeout=_CONTAINER_SECONDS)
         try:
             sent = self._container_headers(streamed)
             connection.request("POST", "/invocations", body, sent)
             response = connection.getresponse()
             received = {key.lower(): value for key, value in response.getheaders()}
-            front.exchanges.append(
+            self.server.exchanges.append(
                 Exchange({k.lower(): v for k, v in sent.items()}, response.status, received)
             )
             if response.status >= 400:
@@ -172,9 +147,4 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _error(self, status: int, kind: str, fields: Mapping[str, object]) -> None:
         data = json.dumps(fields).encode()
-        self.send_response(status)
-        self.send_header("x-amzn-ErrorType", kind)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.respond(status, data, {"x-amzn-ErrorType": kind, "Content-Type": "application/json"})

@@ -20,7 +20,7 @@ from typing import Any
 ACCESS_KEY = "lmi-test-key"
 SECRET_KEY = "lmi-test-secret-never-shown"
 REGION = "eu-test-1"
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 _GRPC = 10000
 """Every port has a second one, this much higher."""
 

@@ -21,9 +21,9 @@ from tests.support import processes
 from tests.support.client import Client
 from tests.support.paths import REPO_ROOT, child_environment
 
-READY_SECONDS = 120.0
+READY_SECONDS = 240.0
 """How long a server may take until `/ping` answers 200; a machine under test is busy."""
-END_SECONDS = 35.0
+END_SECONDS = 120.0
 _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Opens `/admin` of every server that is started here."""
@@ -154,7 +154,7 @@ class Server:
         except subprocess.TimeoutExpired:
             return None
 
-    def left_over(self, timeout: float = 2.0) -> list[str]:
+    def left_over(self, timeout: float = 30.0) -> list[str]:
         """What still lives `timeout` seconds after the server's end, one line each."""
         left = processes.wait_gone(self._seen | self.processes(), timeout)
         return [processes.describe(process) for process in left]

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 _EXPECTED = (
     "there is no GPU",
-    "takes long: LMI_TEST_EXAMPLES=full",
     "needs TRITON_INTERPRET=1: make kernels-check",
     "the interpreter compiles nothing",
     "the interpreter takes tensors on a CPU",

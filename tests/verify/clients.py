@@ -15,11 +15,11 @@ NUMBER = 11
 TITLE = "openai, boto3 (both calls) and curl, unchanged, against a live server"
 
 CLIENTS = {
-    "openai": ("test_openai_client.py", "test_openai_completions.py"),
-    "boto3": ("test_sagemaker_client.py",),
-    "curl": ("test_curl.py",),
+    "openai": ("tests/e2e/test_openai_client.py", "tests/e2e/test_openai_completions.py"),
+    "boto3": ("tests/e2e/test_sagemaker_client.py",),
+    "curl": ("tests/docs/test_commands.py",),
 }
-"""Each client's files in tests/e2e."""
+"""Each client's files; those with curl are the commands of the documentation."""
 TIMEOUT_SECONDS = 900.0
 
 
@@ -38,7 +38,7 @@ def read_counts(report: Path) -> dict[str, Counts]:
     by_client = {}
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))  # noqa: S314 - written by our own child
     for client, files in CLIENTS.items():
-        modules = {f"tests.e2e.{Path(name).stem}" for name in files}
+        modules = {name.removesuffix(".py").replace("/", ".") for name in files}
         own = [case for case in cases if case.get("classname") in modules]
         failed = [case for case in own if case.find("failure") is not None or case.find("error") is not None]
         skipped = sum(case.find("skipped") is not None for case in own)
@@ -49,7 +49,7 @@ def read_counts(report: Path) -> dict[str, Counts]:
 
 def verify(lab: Lab, report: Report) -> None:
     results, log = lab.folder / "clients.xml", lab.folder / "clients.log"
-    paths = [f"tests/e2e/{name}" for files in CLIENTS.values() for name in files]
+    paths = [name for files in CLIENTS.values() for name in files]
     with log.open("wb") as output:
         code = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", f"--junit-xml={results}", *paths],

@@ -1,4 +1,6 @@
-"""Property tests and tests on random inputs, with many new examples; `make test` takes few that are always the same."""
+"""Property tests and tests on random inputs, with many new examples (`make test` takes few that are always the same),
+and the tests marked `long`, which `make test` leaves out.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 27
-TITLE = "Property tests hold on many new random examples"
+TITLE = "Property tests hold on many new random examples, and tests that take long pass"
 
 _FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}
 
 
 def verify(lab: Lab, report: Report) -> None:
     for tests in (
-        ("-m", "hypothesis", "tests", "--ignore=tests/verify"),
-        ("tests/kernels", "tests/engines/sampling", "tests/container/models/test_prepare.py"),
+        ("-m", "hypothesis or long", "tests", "--ignore=tests/verify"),
+        ("tests/kernels", "tests/engines/sampling"),
     ):
         done = run_python("-m", "pytest", "-q", *tests, environment=_FULL)
         report.require(done.returncode == 0, f"{' '.join(tests)}: {last_line(done)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -72,7 +73,7 @@ def test_ids_are_those_of_transformers(model: Path, converted: Path) -> None:
     compare(model, converted)
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bpe", pytest.param("unigram", marks=pytest.mark.long)])
 def test_ids_of_sentencepiece_models_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece", reason="needs sentencepiece")
     pytest.importorskip("google.protobuf", reason="needs protobuf")
@@ -82,15 +83,16 @@ def test_ids_of_sentencepiece_models_are_those_of_transformers(kind: str, tmp_pa
     compare(tmp_path / "model", obtain(tmp_path / "model", tmp_path / "cache"))
 
 
-def test_it_is_converted_once_and_anew_when_a_file_changes(tmp_path: Path) -> None:
-    changed, log = tmp_path / "model", io.StringIO()
-    save_gpt2(changed)
-    first = obtain(changed, tmp_path / "cache")
-    assert obtain(changed, tmp_path / "cache", log) == first
+def test_it_is_converted_once_and_anew_when_a_file_changes(
+    model: Path, converted: Path, tmp_path: Path
+) -> None:
+    changed, log, cache, first = tmp_path / "model", io.StringIO(), converted.parents[1], converted
+    shutil.copytree(model, changed)
+    assert obtain(changed, cache, log) == first
     assert "converting the tokenizer" not in log.getvalue()
     config = json.loads((changed / "tokenizer_config.json").read_text())
     (changed / "tokenizer_config.json").write_text(json.dumps({**config, "add_prefix_space": True}))
-    second = obtain(changed, tmp_path / "cache", log)
+    second = obtain(changed, cache, log)
     assert second != first
     assert log.getvalue().count("converting the tokenizer") == 1
     assert TextModel.from_folder(changed, second).encode("hello") == TextModel.from_folder(

@@ -22,7 +22,6 @@ from container.run.supervise import ShutdownTimes, Supervisor
 from engines.health import EngineState, StatusBoard
 from engines.wire import Drain, decode_to_engine
 
-PATIENCE = ShutdownTimes(drain=1.0, engine_end=2.0, report_errors=0.3, web_end=0.5)
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
 
@@ -66,7 +65,7 @@ def fake_engine(folder: Path, mode: str) -> int:
         start_grandchild()
     board.set_state(EngineState.READY)
     if mode == "leaves-orphans":
-        pids, deadline = [orphan() for _ in range(3)], time.monotonic() + 20
+        pids, deadline = [orphan() for _ in range(3)], time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
         left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -98,6 +97,8 @@ def main() -> int:
         return fake_engine(folder, web_mode)
     if engine_mode == "web":
         return fake_web(web_mode)
+    end = float(os.environ["END"])
+    times = ShutdownTimes(drain=end / 2, engine_end=end, report_errors=0.3, web_end=end)
     loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 60.0
     board = StatusBoard.create(folder / "status", 1)
     with (
@@ -109,7 +110,7 @@ def main() -> int:
         engine = Child.start("engine", [*here, "engine", engine_mode], os.environ)
         web = Child.start("web server", [*here, "web", web_mode], os.environ, nice=5)
         say(f"pids {engine.pid} {web.pid}")
-        supervisor = Supervisor(engine, web, board, control, signals, say, PATIENCE)
+        supervisor = Supervisor(engine, web, board, control, signals, say, times)
         return supervisor.run(loading_timeout, lambda: say("ready"))
 
 

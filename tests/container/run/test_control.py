@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from container.run.control import EngineControl
@@ -12,9 +11,7 @@ def test_waiting_for_figures_ends_when_the_engine_does(tmp_path: Path) -> None:
     """Nobody answers on this address, as after a kill -9 right behind the start."""
     looks = iter([True, True, False])
     with EngineControl(f"ipc://{tmp_path}/engine.sock") as control:
-        started = time.monotonic()
-        assert control.stats(60.0, lambda: next(looks)) is None
-        assert time.monotonic() - started < 10
+        assert control.stats(1000.0, lambda: next(looks)) is None
 
 
 def test_waiting_for_figures_is_bounded(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engines.core import FinishReason, Request, SamplingParams
-from tests.engines.mpi.conftest import Answer, StartEngine
+from tests.engines.conftest import Answer
+from tests.engines.mpi.conftest import StartEngine
 from tests.support.engine_process import collect, make_config, tokens_of
 
 _STOP = (3, 5, 8, 13, 21, 34, 55, 89, 144)
@@ -73,7 +74,10 @@ def _by_transformers(model: LlamaForCausalLM, prompt: tuple[int, ...], case: _Ca
 
 @pytest.mark.parametrize(
     ("paged", "policy", "prefix_caching"),
-    [(True, "max_utilization", True), (False, "guaranteed_no_evict", False)],
+    [
+        (True, "max_utilization", True),
+        pytest.param(False, "guaranteed_no_evict", False, marks=pytest.mark.long),
+    ],
 )
 def test_beam_search_gives_the_tokens_of_transformers(
     paged: bool,

@@ -23,7 +23,7 @@ from engines.parallel import Communicator
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
 from engines.wire import Abort, Submit, ToEngine
-from tests.engines.mpi.conftest import Answer
+from tests.engines.conftest import Answer
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, make_request
 from tests.support.engine_process import VOCAB_SIZE, make_config
 

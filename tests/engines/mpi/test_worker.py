@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 from engines.client import ClientStream
 from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
-from tests.engines.mpi.conftest import NUM_TOKENS, Answer, StartEngine
+from tests.engines.conftest import Answer
 from tests.support import processes
 from tests.support.engine_process import (
     VOCAB_SIZE,
@@ -33,13 +32,11 @@ _LONG = 100
 """Tokens of a request that is still running when the test has something else to do."""
 
 
-def _wait(condition: Callable[[], bool], seconds: float) -> float:
-    """Wait until `condition` holds; how long it took. Fails when it takes longer than `seconds`."""
-    started = time.monotonic()
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200.0
     while not condition():
-        assert time.monotonic() - started < seconds, "it took too long"
+        assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.02)
-    return time.monotonic() - started
 
 
 @pytest.fixture(
@@ -66,16 +63,6 @@ def _all_free(engine: EngineProcess) -> None:
     assert gauges["lmi_requests_running"] == gauges["lmi_requests_waiting"] == 0
 
 
-def test_greedy_tokens_equal_those_of_transformers_alone(
-    engine: EngineProcess, answers: list[Answer]
-) -> None:
-    for i, answer in enumerate(answers[2::4]):
-        outputs = collect(engine.submit(f"alone {i}", answer.prompt, len(answer.tokens)))
-        assert tuple(tokens_of(outputs)) == answer.tokens
-        assert outputs[-1].finish_reason is FinishReason.LENGTH
-    _all_free(engine)
-
-
 def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
     engine: EngineProcess, answers: list[Answer]
 ) -> None:
@@ -96,15 +83,8 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
         if not (outputs[i] and outputs[i][-1].finished):
             outputs[i] += collect(stream)
         assert tuple(tokens_of(outputs[i])) == answers[i].tokens, len(answers[i].prompt)
+        assert outputs[i][-1].finish_reason is FinishReason.LENGTH
     _all_free(engine)
-
-
-def test_a_stop_token_ends_a_request(engine: EngineProcess, answers: list[Answer]) -> None:
-    answer = answers[4]
-    stop = answer.tokens[5]
-    outputs = collect(engine.submit("stop", answer.prompt, NUM_TOKENS, stop=[stop]))
-    assert tuple(tokens_of(outputs)) == answer.tokens[: answer.tokens.index(stop) + 1]
-    assert outputs[-1].finish_reason is FinishReason.EOS_TOKEN
 
 
 def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers: list[Answer]) -> None:
@@ -119,16 +99,6 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
     assert tuple(tokens_of(collect(staying))) == answer.tokens
     _all_free(engine)
     assert engine.stats().counters["lmi_requests_aborted_total"] == aborted_before + 10
-
-
-def test_a_request_that_is_too_long_is_refused_and_the_next_one_works(
-    engine: EngineProcess, answers: list[Answer]
-) -> None:
-    (refusal,) = collect(engine.submit("too long", range(100), 29))
-    assert refusal.error_kind == "invalid_request"
-    assert "128" in refusal.error_message
-    answer = answers[0]
-    assert tuple(tokens_of(collect(engine.submit("next", answer.prompt, NUM_TOKENS)))) == answer.tokens
 
 
 @pytest.mark.parametrize("prompt_logprobs", [None, 1])
@@ -160,84 +130,42 @@ def test_the_engine_tells_what_it_is(engine: EngineProcess) -> None:
 
 
 @pytest.mark.mpi
-def test_drain_finishes_what_runs_and_leaves_nothing(
-    tiny_llama: Path, start_engine: StartEngine, answers: list[Answer]
-) -> None:
-    engine = start_engine(make_config(tiny_llama, 2))
-    ranks = list(engine.ranks().values())
-    assert len(ranks) == 2
-    streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
-    first = next_output(streams[0])
-    engine.drain(30.0)
-    outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
-    assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
-    assert engine.wait_exit(20) == 0, engine.log
-    assert engine.health.state is EngineState.STOPPED
-    assert processes.wait_gone(ranks, 5) == []
-    (refusal,) = collect(engine.submit("late", [1], 1))
-    assert refusal.error_kind == "engine_died"
-
-
-def test_what_cannot_be_finished_in_time_is_reported(tiny_llama: Path, start_engine: StartEngine) -> None:
-    engine = start_engine(make_config(tiny_llama))
-    streams = [engine.submit(str(i), [1, 2, 3], _LONG) for i in range(60)]
-    next_output(streams[0])
-    engine.drain(0.0)
-    ends = [collect(stream)[-1] for stream in streams]
-    reported = [end.error_kind == "unavailable" for end in ends]
-    assert reported[-1], "the last of 60 cannot be through"
-    assert all(is_reported or end.finish_reason for is_reported, end in zip(reported, ends, strict=True))
-    assert engine.wait_exit(20) == 0, engine.log
-    assert engine.health.state is EngineState.STOPPED
-
-
-@pytest.mark.mpi
-def test_a_rank_that_stops_is_noticed_and_one_that_is_killed_ends_all(
-    tiny_llama: Path, start_engine: StartEngine
-) -> None:
-    engine = start_engine(make_config(tiny_llama, 2))
-    ranks = engine.ranks()
-    ranks[1].send_signal(signal.SIGSTOP)
-    _wait(lambda: not engine.health.ready, 10)
-    assert engine.health.state is EngineState.READY
-    assert "no progress" in engine.health.describe()
-    ranks[1].send_signal(signal.SIGCONT)
-    _wait(lambda: engine.health.ready, 10)
-    next_output(engine.submit("a", [1, 2, 3], _LONG))
-    ranks[1].send_signal(signal.SIGKILL)
-    assert engine.wait_exit(10) != 0
-    assert processes.wait_gone(list(ranks.values()), 5) == []
-
-
-def test_a_cache_that_does_not_fit_is_reported_on_the_board(tiny_llama: Path) -> None:
-    engine = EngineProcess(make_config(tiny_llama, num_blocks=2**30))
-    try:
-        assert engine.wait_exit(60) != 0
-        assert engine.health.state is EngineState.FAILED
-        assert "option.kv_cache_gb=" in engine.health.reason
-        assert "GiB are free; at most" in engine.health.reason
-    finally:
-        engine.destroy()
-
-
-@pytest.mark.parametrize(("degree", "fault"), [(1, "missing"), pytest.param(2, "cut", marks=pytest.mark.mpi)])
-def test_a_bad_model_folder_is_reported_on_the_board(
-    tiny_llama: Path, tmp_path: Path, degree: int, fault: str
-) -> None:
+def test_a_damaged_model_is_reported_on_the_board(tiny_llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    if fault == "cut":
-        shutil.copytree(tiny_llama, folder)
-        weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-100])
-    config = make_config(tiny_llama, degree)
+    shutil.copytree(tiny_llama, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    config = make_config(tiny_llama, 2)
     engine = EngineProcess(replace(config, model=replace(config.model, path=str(folder))))
     try:
-        assert engine.wait_exit(60) != 0
+        assert engine.wait_exit(200) != 0
         assert engine.health.state is EngineState.FAILED
         assert str(folder) in engine.health.reason
         assert engine.health.reason in engine.log
         assert engine.ranks() == {}
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"it does not end\n{engine.log}")
     finally:
         engine.destroy()
+
+
+def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
+    engine: EngineProcess, answers: list[Answer]
+) -> None:
+    """The last test of each engine."""
+    ranks = engine.ranks()
+    last = ranks[max(ranks)]
+    last.send_signal(signal.SIGSTOP)
+    _wait(lambda: not engine.health.ready)
+    assert engine.health.state is EngineState.READY
+    assert "no progress" in engine.health.describe()
+    last.send_signal(signal.SIGCONT)
+    _wait(lambda: engine.health.ready)
+    streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
+    first = next_output(streams[0])
+    engine.drain(60.0)
+    outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
+    assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
+    assert engine.wait_exit(60) == 0, engine.log
+    assert engine.health.state is EngineState.STOPPED
+    assert processes.wait_gone(list(ranks.values()), 60) == []
+    (refusal,) = collect(engine.submit("late", [1], 1))
+    assert refusal.error_kind == "engine_died"

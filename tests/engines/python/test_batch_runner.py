@@ -219,7 +219,7 @@ def _break_on_poison(model: Any) -> None:
     model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_row_that_breaks_its_batch_is_found_and_fails_alone(runner: Runner, llama: Any, place: int) -> None:
     _break_on_poison(runner.model)
     good = [request(f"good {i}", range(10, 11 + i), 6 + i) for i in range(3)]

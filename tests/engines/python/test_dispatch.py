@@ -18,9 +18,7 @@ from engines.wire import (
 )
 from tests.engines.mpi.fakes import CLIENT, make_request
 from tests.engines.python.dispatch_lab import (
-    DELAY,
     INFO,
-    TIMEOUT,
     TWO,
     Lab,
     check_front,
@@ -44,23 +42,6 @@ def test_requests_of_all_clients_share_a_batch(lab: Lab) -> None:
     assert lab.generator.batches == [["a", "b"]]
     assert front.owners == {"a": CLIENT, "b": TWO}
     assert [len(output.token_ids) for output in front.outputs["a"]] == [1] * 6, "tokens come as they are made"
-
-
-def test_a_lone_request_leaves_after_the_delay(lab: Lab) -> None:
-    lab.serve(submit(make_request("a")), *pauses(20))
-    assert lab.generator.left_at[0] - 1000.0 == pytest.approx(DELAY)
-    assert lab.generator.deadlines == [lab.generator.left_at[0] + TIMEOUT]
-
-
-def test_a_full_batch_leaves_at_once_and_the_rest_makes_the_next(lab: Lab) -> None:
-    requests = make_requests(6)
-    front = lab.serve(submit(*requests), *pauses(20))
-    assert lab.generator.batches == [["r0", "r1", "r2", "r3"], ["r4", "r5"]]
-    assert lab.generator.left_at[0] == 1000.0
-    first_ends = 1000.0 + 4 * lab.generator.step_seconds
-    assert lab.generator.left_at[1] == pytest.approx(first_ends + DELAY)
-    for request in requests:
-        check_front(front, request)
 
 
 def test_an_idle_dispatcher_beats(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -13,9 +14,8 @@ from tests.kernels.references.attention_reference import attention_reference
 from tests.kernels.references.check import ROUNDING, Inputs, OpCheck, Results
 
 
-def _decode_checked(
+def _sequences_and_rules(
     q: torch.Tensor,
-    pool: torch.Tensor,
     block_tables: torch.Tensor,
     table_rows: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -23,11 +23,16 @@ def _decode_checked(
     sinks: torch.Tensor | None,
     window: int | None,
     softcap: float | None,
-    num_programs: int | None,
+) -> tuple[PagedSequences, ScoreRules]:
+    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes, sinks)
+    return PagedSequences(block_tables, table_rows, seq_lens), rules
+
+
+def _decode_checked(
+    q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **described: Any
 ) -> Results:
     """Plan and attention; q's heads are the first of each row, as in a fused projection."""
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes, sinks)
-    sequences = PagedSequences(block_tables, table_rows, seq_lens)
+    sequences, rules = _sequences_and_rules(q, **described)
     plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode_attention(q, pool, sequences, plan, rules, out)
@@ -35,20 +40,12 @@ def _decode_checked(
 
 
 def _decode_reference(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    block_tables: torch.Tensor,
-    table_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    window: int | None,
-    softcap: float | None,
-    num_programs: int | None,
+    q: torch.Tensor, pool: torch.Tensor, num_programs: int | None, **described: Any
 ) -> Results:
-    rules = ScoreRules(q.shape[-1] ** -0.5, window, softcap, slopes, sinks)
-    one_query_each = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
-    return (attention_reference(q, pool, block_tables, table_rows, seq_lens, one_query_each, rules),)
+    _, rules = _sequences_and_rules(q, **described)
+    paged = (described[name] for name in ("block_tables", "table_rows", "seq_lens"))
+    one_query_each = torch.arange(len(q) + 1, dtype=torch.int32)
+    return (attention_reference(q, pool, *paged, one_query_each, rules),)
 
 
 def _example(

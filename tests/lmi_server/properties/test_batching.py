@@ -138,20 +138,6 @@ def test_the_environment_alone_says_it_too(tmp_path: Path, environ: dict[str, st
     assert load(tmp_path, {"HF_MODEL_ID": "some/model", **environ}).config.engine == engine
 
 
-@pytest.mark.parametrize(
-    ("environ", "engine"),
-    [
-        ({"SERVING_LOAD_MODELS": "test::Python=/opt/ml/model"}, "Python"),
-        ({"SERVING_LOAD_MODELS": "test::Python=/opt/ml/model", "OPTION_ROLLING_BATCH": "vllm"}, "MPI"),
-        ({"SERVING_LOAD_MODELS": "test::MPI=/opt/ml/model"}, "MPI"),
-    ],
-)
-def test_serving_load_models_gives_the_engine_key(
-    tmp_path: Path, environ: dict[str, str], engine: str
-) -> None:
-    assert load(tmp_path, environ).config.engine == engine
-
-
 def test_a_rolling_value_of_the_environment_conflicts_with_the_files_batch_size(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"OPTION_ROLLING_BATCH\), which asks for rolling batching"):
         load_text(tmp_path, "engine=Python\nbatch_size=4\n", {"OPTION_ROLLING_BATCH": "auto"})

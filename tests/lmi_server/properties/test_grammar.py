@@ -1,116 +1,13 @@
-"""The grammar, against a second reading of the rules of java.util.Properties written character by character."""
+"""The grammar of java.util.Properties, and what is said of its surprises."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+import javaproperties
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_server.properties.grammar import MAX_FILE_BYTES, parse
-
-BLANKS = " \t\f"
-
-
-class MalformedEscape(Exception):
-    pass
-
-
-def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first natural line, logical line), as a state machine over characters."""
-    line: list[str] = []
-    number, start, previous = 1, 0, ""
-    skip_blanks, new_line, comment, continued, backslash = True, True, False, False, False
-    for c in text:
-        second_of_pair = previous == "\r" and c == "\n"
-        previous = c
-        if second_of_pair:
-            continue
-        if c == "\r":
-            c = "\n"
-        if skip_blanks:
-            if c in BLANKS:
-                continue
-            if c == "\n" and not continued:
-                number += 1
-                continue
-            skip_blanks = continued = False
-        if new_line:
-            new_line = False
-            start = number
-            comment = c in "#!"
-        if c != "\n":
-            line.append(c)
-            backslash = not backslash if c == "\\" else False
-            continue
-        number += 1
-        skip_blanks = True
-        if not comment and line and backslash:
-            line.pop()
-            continued, backslash = True, False
-            continue
-        if line and not comment:
-            yield start, "".join(line)
-        line, new_line, comment, backslash = [], True, False, False
-    if backslash and not comment:
-        line.pop()
-    if line and not comment:
-        yield start, "".join(line)
-
-
-def unescape(text: str) -> str:
-    out: list[str] = []
-    position = 0
-    while position < len(text):
-        c = text[position]
-        position += 1
-        if c != "\\":
-            out.append(c)
-            continue
-        if position == len(text):
-            break
-        c = text[position]
-        position += 1
-        if c == "u":
-            digits = text[position : position + 4]
-            if len(digits) < 4 or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
-                raise MalformedEscape
-            out.append(chr(int(digits, 16)))
-            position += 4
-        else:
-            out.append({"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(c, c))
-    return "".join(out)
-
-
-def split(line: str) -> tuple[str, str]:
-    key_end, backslash = 0, False
-    while key_end < len(line) and (backslash or line[key_end] not in "=:" + BLANKS):
-        backslash = not backslash if line[key_end] == "\\" else False
-        key_end += 1
-    value_start, separator = key_end, False
-    while value_start < len(line):
-        c = line[value_start]
-        if c in "=:" and not separator:
-            separator = True
-        elif c not in BLANKS:
-            break
-        value_start += 1
-    return line[:key_end], line[value_start:]
-
-
-def java(text: str) -> tuple[list[tuple[int, str, str]], list[int]]:
-    """(entries, numbers of lines with a malformed escape)."""
-    entries, malformed = [], []
-    for number, line in logical_lines(text):
-        try:
-            key, value = map(unescape, split(line))
-        except MalformedEscape:
-            malformed.append(number)
-        else:
-            entries.append((number, key, value))
-    return entries, malformed
-
 
 PIECES = st.sampled_from(
     [
@@ -132,16 +29,34 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-@example("a=1 # x")
-@example("  # comment\\\nkey\\\n   = value\\")
-@example("a\\\\=b\\=c")
-@example("\\\n\nkey = v")
-@example("# c\n\\\n! not a comment")
-def test_reads_what_java_reads(text: str) -> None:
+def test_reads_what_the_library_reads(text: str) -> None:
+    """The library reads a whole text; what it is given line by line must come to the same."""
     document = parse(text.encode("iso-8859-1"))
-    entries, malformed = java(text)
-    assert [(entry.line, entry.key, entry.value) for entry in document.entries] == entries
-    assert [problem.line for problem in document.problems] == malformed
+    found = [(entry.key, entry.value) for entry in document.entries]
+    numbers = [entry.line for entry in document.entries] + [one.line or 0 for one in document.problems]
+    assert len(set(numbers)) == len(numbers)
+    try:
+        expected = [(one.key, one.value) for one in javaproperties.parse(text) if one.key is not None]
+    except javaproperties.InvalidUEscapeError:
+        assert document.problems
+    else:
+        assert (found, document.problems) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("a=1 # x", [(1, "a", "1 # x")]),
+        ("  # comment\\\nkey\\\n   = value\\", [(2, "key", "= value")]),
+        ("a\\\\=b\\=c", [(1, "a\\", "b=c")]),
+        ("\\\n\nkey = v", [(3, "key", "v")]),
+        ("# c\n\\\n! not a comment", [(2, "!", "not a comment")]),
+        ("a:b\rc d\r\n\te\t=\tf \n", [(1, "a", "b"), (2, "c", "d"), (3, "e", "f ")]),
+    ],
+)
+def test_reads_what_java_reads(text: str, entries: list[tuple[int, str, str]]) -> None:
+    found = parse(text.encode("iso-8859-1")).entries
+    assert [(entry.line, entry.key, entry.value) for entry in found] == entries
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)

@@ -7,34 +7,7 @@ from hypothesis import strategies as st
 
 from lmi_server.text.stop_strings import StopMatcher
 
-
-def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Letter by letter: the text before the first stop string that is complete."""
-    for end in range(1, len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            longest = max(ending, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-def run(pieces: list[str], stops: list[str]) -> tuple[list[str], str | None]:
-    matcher = StopMatcher(stops)
-    shown = []
-    for piece in pieces:
-        shown.append(matcher.push(piece))
-        if matcher.matched is not None:
-            break
-    return [*shown, matcher.flush()], matcher.matched
-
-
 LETTERS = st.text(alphabet="ab", max_size=6)
-
-
-@given(st.lists(LETTERS, max_size=12), st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4))
-def test_equals_the_whole_text_whatever_the_pieces(pieces: list[str], stops: list[str]) -> None:
-    shown, matched = run(pieces, stops)
-    assert ("".join(shown), matched) == naive("".join(pieces), stops)
 
 
 @given(
@@ -52,15 +25,3 @@ def test_holds_back_no_more_than_could_become_a_stop_string(pieces: list[str], s
         held = text[len(shown) :]
         assert text == shown + held
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
-
-
-def test_a_stop_string_over_three_pieces() -> None:
-    assert run(["The E", "N", "D of it"], ["END"]) == (["The ", "", "", ""], "END")
-
-
-def test_a_beginning_that_goes_no_further_is_shown() -> None:
-    assert run(["The E", "nough"], ["END"]) == (["The ", "Enough", ""], None)
-
-
-def test_the_end_shows_what_was_held_back() -> None:
-    assert run(["The EN"], ["END"]) == (["The ", "EN"], None)

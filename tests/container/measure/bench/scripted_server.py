@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
+
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 FIRST_ID = 100
 """Token k of an answer has the id FIRST_ID + k."""
@@ -86,11 +87,7 @@ class ScriptedServer:
         self.ping = ping
         self.metrics = metrics
         self._server = _Listener(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = self._server.url
 
     def begin(self, seen: SeenRequest) -> Script:
         with self.lock:
@@ -104,37 +101,25 @@ class ScriptedServer:
             self._in_flight -= 1
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 256
-
+class _Listener(LoopbackServer):
     def __init__(self, owner: ScriptedServer) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no news."""
+        super().__init__(_Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Listener
-
-    def log_message(self, *arguments: Any) -> None:
-        """Silent."""
 
     def do_GET(self) -> None:
         owner = self.server.owner

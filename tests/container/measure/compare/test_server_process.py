@@ -43,7 +43,7 @@ def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProce
     child = Child.start(
         "made-up", [sys.executable, "-c", program, str(tmp_path)], child_environment(), log=log
     )
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while "up" not in log_path.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     return ServerProcess("made-up", child, 1, log, timeouts)

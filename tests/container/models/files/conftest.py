@@ -17,7 +17,6 @@ from tests.support.seaweed import Seaweed, credentials
 
 MODEL_BYTES = 20 << 20
 """Three parts of an object, so that reads are parallel."""
-_LIMITS = retry.SILENCE_SECONDS, remote._READ_SECONDS
 
 
 @pytest.fixture(scope="session")
@@ -52,13 +51,6 @@ def s3(
             patch.setattr(retry, "SILENCE_SECONDS", 60.0)
             patch.setattr(remote, "_READ_SECONDS", 30.0)
             yield S3Lab(seaweed, proxy, f"test-{next(test_numbers)}/", tmp_path / "cache")
-
-
-@pytest.fixture
-def users_limits(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seconds that users wait."""
-    monkeypatch.setattr(retry, "SILENCE_SECONDS", _LIMITS[0])
-    monkeypatch.setattr(remote, "_READ_SECONDS", _LIMITS[1])
 
 
 @pytest.fixture

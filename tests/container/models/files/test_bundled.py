@@ -19,7 +19,6 @@ from container.models.errors import ModelNotAvailable
 from container.models.files import bundled
 from container.progress import LogLines
 from container.run.launch import cache_dir, environment
-from tests.support.randomness import FULL
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -105,7 +104,7 @@ def test_the_tokenizer_splits_digits_as_the_model_was_trained(prepared: Path) ->
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not FULL, reason="takes long: LMI_TEST_EXAMPLES=full")
+@pytest.mark.long
 def test_weights_equal_those_that_transformers_reads_from_the_same_file(prepared: Path) -> None:
     import torch
     from safetensors.torch import load_file

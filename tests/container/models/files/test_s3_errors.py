@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from container.models.files.s3 import remote
 from tests.container.models.files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
     Matches,
@@ -64,16 +65,16 @@ def test_an_environment_that_leads_nowhere(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
+    ("where", "status", "code", "words"),
     [
-        (403, "AccessDenied", "no permission (403, AccessDenied)"),
-        (400, "ExpiredToken", "the credentials have expired"),
-        (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
-        (403, "InvalidObjectState", "archived"),
-        (404, "NoSuchKey", "does not exist"),
+        (listing, 403, "AccessDenied", "no permission (403, AccessDenied)"),
+        (every_object, 403, "AccessDenied", "no permission (403, AccessDenied)"),
+        (listing, 400, "ExpiredToken", "the credentials have expired"),
+        (listing, 400, "AuthorizationHeaderMalformed", "AWS_REGION"),
+        (every_object, 403, "InvalidObjectState", "archived"),
+        (every_object, 404, "NoSuchKey", "does not exist"),
     ],
 )
-@pytest.mark.parametrize("where", [listing, every_object], ids=["listing", "object"])
 def test_a_definite_no_is_said_at_once(
     where: Matches, status: int, code: str, words: str, s3: S3Lab, tiny_model: Path
 ) -> None:
@@ -96,10 +97,13 @@ def test_an_object_that_may_not_be_looked_at(status: int, words: str, s3: S3Lab,
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("where", [listing, every_object, WEIGHTS], ids=["listing", "objects", "weights"])
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [(500, "InternalError", "(500, InternalError)"), (503, "SlowDown", "throttling requests (SlowDown)")],
+    ("where", "status", "code", "words"),
+    [
+        (listing, 500, "InternalError", "(500, InternalError)"),
+        (every_object, 503, "SlowDown", "throttling requests (SlowDown)"),
+        (WEIGHTS, 500, "InternalError", "(500, InternalError)"),
+    ],
 )
 def test_an_error_that_may_pass_is_given_up_after_a_while(
     status: int, code: str, words: str, where: Matches, s3: S3Lab, small_model: Path
@@ -111,11 +115,10 @@ def test_an_error_that_may_pass_is_given_up_after_a_while(
     assert len(s3.proxy.requests) > (1 if where is listing else 2), "it was not tried again"
 
 
-@pytest.mark.parametrize("status", [500, 503])
-def test_an_error_that_passes_does_no_harm(status: int, s3: S3Lab, small_model: Path) -> None:
+def test_an_error_that_passes_does_no_harm(s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
-    s3.proxy.fault(everything, answer(status, "SlowDown"), times=3)
-    s3.proxy.fault(WEIGHTS, answer(status, "SlowDown"), times=6)
+    s3.proxy.fault(everything, answer(500, "InternalError"), times=3)
+    s3.proxy.fault(WEIGHTS, answer(503, "SlowDown"), times=6)
     assert same(s3.obtain()[0], small_model)
 
 
@@ -125,10 +128,12 @@ def test_nobody_listens(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "S3 at http://127.0.0.1:9 cannot be reached" in s3.refused()
 
 
-@pytest.mark.usefixtures("users_limits")
-def test_nobody_answers(s3: S3Lab) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_nobody_answers(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make verify` measures that users wait ten seconds at most."""
+    monkeypatch.setattr(remote, "_READ_SECONDS", 1.0)
     s3.proxy.fault(everything, delay=60)
-    assert "does not answer in time" in s3.refused(within=9.5)
+    assert "does not answer in time" in s3.refused()
 
 
 def test_a_corrupted_byte(s3: S3Lab, small_model: Path) -> None:
@@ -142,7 +147,7 @@ def test_a_corrupted_byte(s3: S3Lab, small_model: Path) -> None:
     assert same(s3.obtain()[0], small_model)
 
 
-@pytest.mark.parametrize("size", [0, 3_000_000, 20_000_000])
+@pytest.mark.parametrize("size", [0, 3_000_000])
 def test_an_object_shorter_than_listed(size: int, s3: S3Lab, small_model: Path) -> None:
     s3.upload(small_model)
     s3.proxy.fault(WEIGHTS, truncate(size))
@@ -172,7 +177,7 @@ def test_a_server_that_does_not_heed_if_match(s3: S3Lab, small_model: Path) -> N
     assert "the object changed while it was read" in s3.refused()
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/x.json", "..\\x.json", "x\x01.json", f"{'x' * 300}.json"])
+@pytest.mark.parametrize("name", ["../x.json", "/x.json", "x\x01.json", f"{'x' * 300}.json"])
 def test_keys_that_lead_elsewhere_are_refused_by_name(name: str, s3: S3Lab, tiny_model: Path) -> None:
     """The real server takes no such keys; another one may have them."""
     s3.upload(tiny_model)
