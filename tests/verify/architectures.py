@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+from tests.support.tiny_models import SHAPES
 from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 23
-TITLE = "Llama, Mistral, Qwen2, Qwen3, Falcon, Mixtral: logits and greedy tokens are transformers', degrees 1 and 2"
+TITLE = "Every architecture of engine=MPI: logits and greedy tokens are transformers', degrees 1 to 3, CPU and Triton"
 
-_KINDS = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "falcon-7b", "falcon-40b")
+_FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}
 _TESTS = {
-    "degree 1, in chunks, paged and contiguous": "tests/engines/models/test_equality.py",
-    "several ranks": "tests/engines/models/test_tensor_parallel.py",
-    "random weights from config.json alone": "tests/engines/models/test_dummy_weights.py",
+    "degree 1, in chunks, paged and contiguous": ("tests/engines/models/test_equality.py", {}),
+    "torch instead of native kernels": (
+        "tests/engines/models/test_equality.py",
+        {"LMI_CPU_KERNELS": "torch"},
+    ),
+    "several ranks": ("tests/engines/models/test_tensor_parallel.py", {}),
+    "random weights from config.json alone": ("tests/engines/models/test_dummy_weights.py", {}),
+    "Triton, in the interpreter": (
+        "tests/engines/mpi/triton/test_gpu_steps.py::test_logits_are_those_of_transformers",
+        {"TRITON_INTERPRET": "1"},
+    ),
 }
 
 
 def verify(lab: Lab, report: Report) -> None:
-    for what, tests in _TESTS.items():
-        done = run_python("-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", "2", tests)
+    for what, (tests, environment) in _TESTS.items():
+        done = run_python(
+            "-m",
+            "pytest",
+            "-v",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            tests,
+            environment={**_FULL, **environment},
+        )
         report.require(done.returncode == 0, f"{what}: {last_line(done)}")
-        missing = [kind for kind in _KINDS if f"[{kind}" not in done.stdout and f"-{kind}" not in done.stdout]
+        missing = [kind for kind in SHAPES if f"[{kind}" not in done.stdout and f"-{kind}" not in done.stdout]
         report.require(
-            not missing, f"{what}: every kind of model is tested{'' if not missing else f', but {missing}'}"
+            not missing, f"{what}: every kind of model is tested{f', but {missing}' if missing else ''}"
         )
 
 

@@ -23,6 +23,7 @@ from lmi_kernels._triton import INTERPRETED
 from tests.support.core_lab import CoreLab, Mode, Running
 from tests.support.plans import PlanMaker, plans_in_chunks
 from tests.support.recorded_graphs import EagerGraphs
+from tests.support.representatives import representatives
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import (
     SHAPES,
@@ -46,13 +47,25 @@ _SHAPE: dict[str, Any] = {
 """Heads are at least as wide as a matrix instruction; otherwise little, for the interpreter takes milliseconds for each
 program of a kernel."""
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "falcon-rw": _FALCON,
+    "falcon-7b": _FALCON,
+    "falcon-40b": _FALCON,
+    "qwen3_moe": _SHAPE | {"moe_intermediate_size": 24},
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 40},
+    "gpt_neox": {"hidden_size": 64, "intermediate_size": 40, "num_attention_heads": 4},
+    "opt": {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 40, "num_attention_heads": 4},
+    "mpt": {"d_model": 64, "n_heads": 4, "expansion_ratio": 1},
+    "bloom": {"hidden_size": 64, "n_head": 4},
+}
+_IN_KERNELS_CHECK = ["llama", "mixtral", "falcon-rw", "gemma2", "gpt_neox", "gpt2"]
 _HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 """What makes the host choose, so that logits come back."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind != "mistral"])
+@pytest.mark.parametrize("kind", representatives(SHAPES, _IN_KERNELS_CHECK))
 def test_logits_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
-    save_model(tmp_path, kind, **(_FALCON if kind.startswith("falcon") else _SHAPE))
+    save_model(tmp_path, kind, **_OTHERS.get(kind, _SHAPE))
     oracle = load_oracle(tmp_path, "fp32")
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (14, 6, 3)]

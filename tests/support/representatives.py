@@ -1,0 +1,17 @@
+"""Of many cases that are alike, those of `make test`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def representatives(cases: Iterable[Any], chosen: Collection[Any]) -> list[Any]:
+    """Return all cases for `pytest.mark.parametrize`; those not chosen are marked `long`."""
+    found = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*values, marks=() if case in chosen else pytest.mark.long))
+    return found
