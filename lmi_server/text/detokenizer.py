@@ -20,7 +20,8 @@ _PROMPT_TAIL = 6
 class IncrementalDetokenizer:
     """The text of one answer. Mutable.
 
-    What `push` and `flush` return, joined, is the decoded text of all tokens.
+    What `push` and `flush` return, joined, is the decoded text of all tokens. One exception: where bytes of a byte
+    fallback are no UTF-8, decoding at once also replaces valid characters beside them, which are kept here.
     """
 
     def __init__(
