@@ -7,7 +7,7 @@ from tests.verify.commands import last_line, run_python
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 33
-TITLE = "Ids, streamed texts and chats of 24 families' tokenizers are transformers'"
+TITLE = "Ids, streamed texts and chats of 25 families' tokenizers are transformers'"
 
 _TESTS = "tests/container/models/test_families.py"
 _FULL = {"LMI_TEST_EXAMPLES": "full", "OMP_NUM_THREADS": "1"}

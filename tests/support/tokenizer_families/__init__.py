@@ -18,7 +18,14 @@ _SAVE = (
         byte_level.gpt2,
         byte_level.opt,
     ),
-    *(byte_level.gpt_neox, byte_level.mpt, byte_level.bloom, byte_level.falcon, byte_level.tiktoken),
+    *(
+        byte_level.gpt_neox,
+        byte_level.mpt,
+        byte_level.bloom,
+        byte_level.falcon,
+        byte_level.tiktoken,
+        byte_level.tekken,
+    ),
     *(other_kinds.t5, other_kinds.word_level, other_kinds.word_piece, other_kinds.unigram),
 )
 FAMILIES: dict[str, Callable[[Path], None]] = {save.__name__: save for save in _SAVE}

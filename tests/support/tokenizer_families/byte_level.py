@@ -221,23 +221,38 @@ def falcon(folder: Path) -> None:
     save(folder, tokenizer, "falcon", config, named, {"bos_token_id": end, "eos_token_id": end}, end)
 
 
+def _ranks() -> list[str]:
+    """Tokens of a byte-level BPE by rank, in base64."""
+    letters = {letter: byte for byte, letter in BYTE_LETTERS.items()}
+    vocabulary = json.loads(byte_level([], _CL100K).to_str())["model"]["vocab"]
+    tokens = [bytes(letters[letter] for letter in text) for text in sorted(vocabulary, key=vocabulary.get)]
+    return [base64.b64encode(token).decode() for token in tokens]
+
+
 def tiktoken(folder: Path) -> None:
     """tokenizer.model in tiktoken's format, as Llama 3's original files have it."""
-    tokenizer = byte_level([], _CL100K)
-    letters = {letter: byte for byte, letter in BYTE_LETTERS.items()}
-    vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
-    lines = [
-        f"{base64.b64encode(bytes(letters[letter] for letter in text)).decode()} {number}"
-        for text, number in sorted(vocabulary.items(), key=lambda item: item[1])
-    ]
-    config = {
-        "bos_token": "<|begin_of_text|>",
-        "eos_token": "<|end_of_text|>",
-        "tokenizer_class": "PreTrainedTokenizerFast",
+    ranks = _ranks()
+    names = ("<|begin_of_text|>", "<|end_of_text|>")
+    added = {str(len(ranks) + place): as_object(text) | {"special": True} for place, text in enumerate(names)}
+    config = {"added_tokens_decoder": added, "bos_token": names[0], "eos_token": names[1]}
+    save(folder, None, "llama", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write(folder, "tokenizer.model", "".join(f"{token} {rank}\n" for rank, token in enumerate(ranks)))
+
+
+def tekken(folder: Path) -> None:
+    """Mistral's own format."""
+    ranks, names = _ranks(), ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
+    data = {
+        "config": {
+            "pattern": _CL100K,
+            "default_vocab_size": 600,
+            "default_num_special_tokens": 10,
+            "version": "v7",
+        },
+        "vocab": [
+            {"rank": rank, "token_bytes": token, "token_str": None} for rank, token in enumerate(ranks)
+        ],
+        "special_tokens": [{"rank": rank, "token_str": text} for rank, text in enumerate(names)],
     }
-    config["added_tokens_decoder"] = {
-        str(600 + place): as_object(text) | {"special": True}
-        for place, text in enumerate(("<|begin_of_text|>", "<|end_of_text|>"))
-    }
-    save(folder, None, "llama", config)
-    write(folder, "tokenizer.model", "\n".join(lines) + "\n")
+    save(folder, None, "mistral", None, None, {"bos_token_id": 1, "eos_token_id": 2}, 2)
+    write(folder, "tekken.json", data)
