@@ -17,8 +17,6 @@ from lmi_server.text.clean_up import cleaned_up
 from lmi_server.text.json_file import read_json
 from lmi_server.text.template_files import DEFAULT, read_templates
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
@@ -103,15 +101,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and the like; a token is written as a string or as an object with `content`."""
+    """Return `bos_token` and all others so named; a token is written as a string or as an object with `content`."""
     named: dict[str, str] = {}
     for source in sources:
-        for name in _TOKEN_NAMES:
-            value = source.get(name)
-            if isinstance(value, dict):
-                value = value.get("content")
-            if isinstance(value, str):
-                named.setdefault(name, value)
+        for name, value in source.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                named.setdefault(name, text)
     return named
 
 

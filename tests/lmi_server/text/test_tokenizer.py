@@ -75,6 +75,7 @@ def test_where_eos_ids_come_from(
     assert TextModel.from_folder(tmp_path).eos_token_ids == expected
 
 
+MESSAGE = [{"role": "user", "content": "Hello"}]
 NAMED = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]
 
 
@@ -108,6 +109,20 @@ def test_where_templates_come_from(files: dict[str, Any], expected: dict[str, st
         (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
     assert read_templates(tmp_path) == expected
     assert has_chat_template(tmp_path) == ("default" in expected)
+
+
+def test_templates_see_all_named_tokens(tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "boi_token": "<image>", "add_bos_token": True})
+    )
+    source = "{{ boi_token }}{{ eos_token }}{{ add_bos_token is defined }}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    text = TextModel.from_folder(tmp_path)
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(MESSAGE, tokenize=False)
+    assert text.chat_template is not None
+    assert text.chat_template.render(MESSAGE, 1000) == expected == "<image><|im_end|>False"
 
 
 def test_no_template(tmp_path: Path) -> None:
