@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import sys
@@ -34,11 +35,23 @@ def _require_packages(model: Path) -> None:
         )
 
 
+def read_ranks(file: str) -> dict[bytes, int]:
+    """Read a vocabulary of tiktoken: lines of a token in base64 and its rank.
+
+    transformers needs the package tiktoken for that, which keeps copies of what it reads in a temporary folder and
+    finds them by the name alone.
+    """
+    lines = [line.split() for line in Path(file).read_bytes().splitlines() if line]
+    return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+
+
 def convert_tokenizer(model: Path, folder: Path) -> None:
     """Write tokenizer.json into the existing `folder`. Raises: NotConvertible, and whatever transformers raises."""
     _require_packages(model)
     from transformers import AutoTokenizer  # after the check: takes seconds
+    from transformers.convert_slow_tokenizer import TikTokenConverter
 
+    TikTokenConverter.load_tiktoken_bpe = staticmethod(read_ranks)
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -48,6 +61,8 @@ def convert_tokenizer(model: Path, folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     model, folder = map(Path, arguments)
+    # transformers works without torch, whose import would take most of the time.
+    sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         convert_tokenizer(model, folder)
     except Exception as error:  # transformers raises errors of every type

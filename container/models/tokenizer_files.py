@@ -1,8 +1,10 @@
-"""Find the tokenizer.json of a model, or convert its tokenizer of another kind once.
+"""Find the tokenizer.json of a model, or have transformers write one, once.
 
-A model with random weights needs no tokenizer: it gets one of single bytes. The web process reads tokenizer.json and
-nothing else. Converted ones are in the cache, named by a hash of their sources; the model's folder is only read.
-Imports no transformers.
+It writes one where there is none, and where the model names a class that builds its tokenizer anew instead of taking
+tokenizer.json as it is: then ids differ (`LlamaTokenizer` leaves out spaces after special tokens). A model with random
+weights needs no tokenizer: it gets one of single bytes. The web process reads tokenizer.json and nothing else.
+Converted ones are in the cache, named by a hash of their sources; the model's folder is only read. Imports no
+transformers.
 """
 
 from __future__ import annotations
@@ -20,19 +22,24 @@ from container.models import byte_tokenizer
 from container.models.errors import ModelNotAvailable
 from container.models.publish import make_folder
 from container.progress import ProgressView
+from lmi_server.text.json_file import read_json
 
 TOKENIZER = "tokenizer.json"
-_VERSION = "1"
+_VERSION = "2"
 """Version of the conversion; a new one does not use old results."""
 _SECONDS = 300.0
 _MAX_ERROR = 400
 _NEEDED_BYTES = 128 << 20
 _READ = ("*.json", "*.model", "*.txt", "*.tiktoken")
 _NOT_READ = {"generation_config.json", "model.safetensors.index.json"}
+_AS_IT_IS = {"PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"}
+"""Classes, without the ending `Fast`, that take tokenizer.json as it is."""
 
 
 def _kind(model: Path) -> str | None:
-    """The files of another kind of tokenizer in the folder; None without any."""
+    """The tokenizer's files in the folder; None without any."""
+    if (model / TOKENIZER).is_file():
+        return TOKENIZER
     if (model / "vocab.json").is_file() and (model / "merges.txt").is_file():
         return "vocab.json and merges.txt"
     for name in ("vocab.txt", "tekken.json"):
@@ -42,7 +49,21 @@ def _kind(model: Path) -> str | None:
 
 
 def _has_one(model: Path) -> bool:
-    return (model / TOKENIZER).is_file() or _kind(model) is not None
+    return _kind(model) is not None
+
+
+def is_taken_as_it_is(model: Path) -> bool:
+    """Whether the folder has a tokenizer.json, and transformers would read that."""
+    if not (model / TOKENIZER).is_file():
+        return False
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            named = read_json(model / name).get("tokenizer_class")
+        except ValueError:  # reported by whoever needs the file
+            continue
+        if isinstance(named, str):
+            return named.removesuffix("Fast") in _AS_IT_IS
+    return True
 
 
 def note(model: Path, load_format: str) -> str | None:
@@ -84,15 +105,29 @@ def _key(model: Path) -> str:
 def obtain(
     model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView, load_format: str = "auto"
 ) -> Path:
-    """The folder with the model's tokenizer.json: the model's own folder if it has one.
+    """The folder with the model's tokenizer.json: the model's own folder if that is what transformers would read.
 
     environ: environment of the converting process; load_format: `dummy` needs no tokenizer of the model.
     Raises: ModelNotAvailable, one sentence.
     """
-    if (model / TOKENIZER).is_file():
+    if is_taken_as_it_is(model):
         return model
+    if (model / TOKENIZER).is_file():
+        try:
+            return _make(model, cache, environ, view)
+        except ModelNotAvailable as error:
+            view.say(f"note: {error}; {TOKENIZER} is taken as it is")
+            return model
     if sentence := refusal(model, load_format):
         raise ModelNotAvailable(sentence)
+    folder = _make(model, cache, environ, view)
+    if text := note(model, load_format):
+        view.say(f"note: {text} ({folder / TOKENIZER})")
+    return folder
+
+
+def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressView) -> Path:
+    """Convert the tokenizer, or make one of bytes, into the cache. Raises: ModelNotAvailable."""
     if _has_one(model):
         key, what, detail = _key(model), f"converting the tokenizer of {model}", _kind(model)
     else:
@@ -107,18 +142,13 @@ def obtain(
             byte_tokenizer.save(vocabulary, part / TOKENIZER)
 
     try:
-        folder = make_folder(
-            cache / "tokenizers" / key, what, _NEEDED_BYTES, view, make, f" ({detail}), once"
-        )
+        return make_folder(cache / "tokenizers" / key, what, _NEEDED_BYTES, view, make, f" ({detail}), once")
     except OSError as error:
         why = error.strerror or str(error)
         raise ModelNotAvailable(
             f"cannot convert the tokenizer of {model} into the cache {cache} ({why}); set LMI_CACHE_DIR to another"
             " folder"
         ) from error
-    if text := note(model, load_format):
-        view.say(f"note: {text} ({folder / TOKENIZER})")
-    return folder
 
 
 def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
@@ -134,9 +164,8 @@ def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
         raise ModelNotAvailable(f"{failed}: it was not finished after {_SECONDS:.0f} s") from error
     if done.returncode != 0 or not (part / TOKENIZER).is_file():
         why = _reported(done.stdout) or f"the converting process ended with exit code {done.returncode}"
-        raise ModelNotAvailable(
-            f"{failed}: {why}; put a {TOKENIZER} into the model's folder to avoid the conversion"
-        )
+        advice = "" if _kind(model) == TOKENIZER else f"; put a {TOKENIZER} into the model's folder"
+        raise ModelNotAvailable(f"{failed}: {why}{advice}")
 
 
 def _reported(output: str) -> str:

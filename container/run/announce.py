@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engines.core import EngineInfo
+from lmi_server.text.template_files import DEFAULT, read_templates
 
 _QUESTION = "What is the capital of France?"
 
 
 def has_chat_template(model_path: Path) -> bool:
-    """Whether the model's folder has a chat template. The web server reports files that are not JSON."""
-    if (model_path / "chat_template.jinja").is_file():
-        return True
-    config = model_path / "tokenizer_config.json"
+    """Whether the model's folder has a chat template. The web server reports files that are not valid."""
     try:
-        return config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+        return DEFAULT in read_templates(model_path)
     except ValueError:
         return False
 

@@ -1,7 +1,7 @@
 """Chat messages to prompt text, by the model's own template.
 
-Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with the helpers that
-transformers gives them and no others. Requests never bring templates of their own.
+Templates are Jinja programs from a model folder, so they run in Jinja's immutable sandbox, with limits of time and
+memory, and with the helpers that transformers gives them and no others. Requests never bring templates of their own.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engines.errors import InvalidRequest
+from lmi_server.text.template_files import DEFAULT
+from lmi_server.text.template_limits import LimitedEnvironment
 
 # What a template may raise about messages that it refuses; none of these are errors of the server.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     RecursionError,
     TypeError,
     ValueError,
 )
+_TOOL_USE = "tool_use"
 
 
 class RenderedTooLong(InvalidRequest):
@@ -67,19 +70,21 @@ def _tojson(
 
 
 class ChatTemplate:
-    """One compiled template with the model's special tokens."""
+    """A model's compiled templates with its special tokens."""
 
     def __init__(
         self,
-        source: str,
+        sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`special_tokens`: `bos_token`, `eos_token` and so on, as the template names them.
+        """`sources`: by name; `default` is there, and `tool_use` is for messages with tools.
 
-        Raises `jinja2.TemplateSyntaxError` when the source is not a template.
+        `special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
+
+        Raises `ValueError`: a source is not a template.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = self._environment = LimitedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             autoescape=False,  # the result is a prompt, not HTML
@@ -88,30 +93,45 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        self._template = environment.from_string(source)
+
+        def compiled(name: str) -> jinja2.Template:
+            try:
+                return environment.limited_template(sources[name])
+            except jinja2.TemplateSyntaxError as error:
+                raise ValueError(f"chat template '{name}', line {error.lineno}: {error}") from error
+
+        self._default = compiled(DEFAULT)
+        self._with_tools = compiled(_TOOL_USE) if _TOOL_USE in sources else self._default
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_chars: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt text, ready for the assistant's turn.
 
         Raises:
-            InvalidRequest: the template refuses the messages.
+            InvalidRequest: the template refuses the messages, or takes too much time or memory for them.
             RenderedTooLong: the text exceeds `max_chars`.
         """
+        template = self._default if tools is None else self._with_tools
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            ):
-                size += len(part)
-                if size > max_chars:
-                    raise RenderedTooLong(f"messages: more than {max_chars} characters")
-                parts.append(part)
+            with self._environment.limits():
+                for part in template.generate(
+                    messages=[dict(message) for message in messages],
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                ):
+                    size += len(part)
+                    if size > max_chars:
+                        raise RenderedTooLong(f"messages: more than {max_chars} characters")
+                    parts.append(part)
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(f"messages: the model's chat template refuses them: {error}") from error
         return "".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmi_server.text.clean_up import CleanUp
 from lmi_server.text.tokenizer import TextModel
 
 _INCOMPLETE = "\ufffd"
@@ -19,7 +20,8 @@ _PROMPT_TAIL = 6
 class IncrementalDetokenizer:
     """The text of one answer. Mutable.
 
-    What `push` and `flush` return, joined, is the decoded text of all tokens.
+    What `push` and `flush` return, joined, is the decoded text of all tokens. One exception: where bytes of a byte
+    fallback are no UTF-8, decoding at once also replaces valid characters beside them, which are kept here.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class IncrementalDetokenizer:
     ) -> None:
         """`prompt_token_ids`: only where the output continues the prompt's text, to keep a space between the two."""
         self._decode = text.tokenizer.decode
+        self._clean_up = CleanUp() if text.cleans_up_spaces else None
         self._hidden_ids = text.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
         self._window = list(prompt_token_ids[-_PROMPT_TAIL:])
@@ -38,6 +41,10 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Take one token and return the text that it completes, often empty."""
+        piece = self._completed(token_id)
+        return self._clean_up.push(piece) if self._clean_up else piece
+
+    def _completed(self, token_id: int) -> str:
         if token_id in self._hidden_ids:
             return ""
         self._window.append(token_id)
@@ -57,7 +64,7 @@ class IncrementalDetokenizer:
         """Return the text held back, at the end of the output; an incomplete character shows as U+FFFD."""
         piece = self._new_text()[self._num_returned :]
         self._advance()
-        return piece
+        return self._clean_up.push(piece) + self._clean_up.flush() if self._clean_up else piece
 
     def _new_text(self) -> str:
         return self._decode(self._window, self._skip_special_tokens)[self._num_context_chars :]

@@ -5,17 +5,17 @@ Reads the files of a model folder with the `tokenizers` library; never imports t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from lmi_server.text.chat_template import ChatTemplate
-
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from lmi_server.text.clean_up import cleaned_up
+from lmi_server.text.json_file import read_json
+from lmi_server.text.template_files import DEFAULT, read_templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class TextModel:
     """Token ids go from 0 to one below this."""
     is_encoder_decoder: bool = False
     """The output is a separate text, and its length does not count the prompt."""
+    cleans_up_spaces: bool = False
+    """Decoded texts lose spaces before punctuation: `clean_up_tokenization_spaces`."""
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
@@ -46,19 +48,27 @@ class TextModel:
         """
         tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config = read_json(folder / "tokenizer_config.json")
+        named = _named_tokens(config, read_json(folder / "special_tokens_map.json"))
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        # As in transformers, named tokens are special even if tokenizer.json does not list them.
+        listed = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        unlisted = [text for text in named.values() if text in vocabulary and text not in listed]
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in unlisted])
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        named = _named_tokens(config, read_json(folder / "special_tokens_map.json"))
+        templates = read_templates(folder)
         return cls(
             tokenizer=tokenizer,
             eos_token_ids=_eos_token_ids(folder, tokenizer, named),
             special_tokens=special,
             special_ids=frozenset(special.values()),
-            chat_template=_chat_template(folder, config, named),
+            chat_template=ChatTemplate(templates, named) if DEFAULT in templates else None,
             longest_token=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
             is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,
+            # As in transformers, not for BPE, where it would remove spaces that the model wrote.
+            cleans_up_spaces=config.get("clean_up_tokenization_spaces") is True
+            and type(tokenizer.model).__name__ != "BPE",
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -67,7 +77,8 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, by default without special tokens; an incomplete character shows as U+FFFD."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return cleaned_up(text) if self.cleans_up_spaces else text
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token within a text; a special token shows as its name."""
@@ -89,41 +100,31 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty when there is no such file. Raises `ValueError`, which names the file."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: a JSON object is expected")
-    return data
-
-
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and the like; a token is written as a string or as an object with `content`."""
+    """Return `bos_token` and all others so named; a token is written as a string or as an object with `content`."""
     named: dict[str, str] = {}
     for source in sources:
-        for name in _TOKEN_NAMES:
-            value = source.get(name)
-            if isinstance(value, dict):
-                value = value.get("content")
-            if isinstance(value, str):
-                named.setdefault(name, value)
+        for name, value in source.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                named.setdefault(name, text)
     return named
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
-    """Read the first of generation_config.json, config.json and the tokenizer's `eos_token` that names any."""
+    """Return the ids of generation_config.json, or else of config.json, and the tokenizer's `eos_token`, as vLLM does.
+
+    transformers leaves the last one out, so it generates beyond the end of a chat where a model's config.json names
+    only the end of a text.
+    """
+    found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if ids and all(isinstance(one, int) for one in ids):
-            return tuple(ids)
+        values = value if isinstance(value, list) else [value]
+        if found := [one for one in values if type(one) is int]:
+            break
     number = tokenizer.token_to_id(named["eos_token"]) if "eos_token" in named else None
-    return () if number is None else (number,)
+    return tuple(dict.fromkeys(found if number is None else [*found, number]))
 
 
 def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
@@ -135,12 +136,3 @@ def _vocabulary_size(folder: Path, vocabulary: Mapping[str, int]) -> int:
         if isinstance(part.get("vocab_size"), int):
             size = min(size, part["vocab_size"])
     return size
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        templates = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = templates.get("default")
-    return ChatTemplate(source, named) if isinstance(source, str) else None

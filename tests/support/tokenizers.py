@@ -47,7 +47,7 @@ def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> 
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.save(str(folder / "tokenizer.json"))
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    config = {"tokenizer_class": "GPT2Tokenizer", **named}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast" if as_json else "GPT2Tokenizer", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return int(tokenizer.get_vocab_size())
 

@@ -48,6 +48,7 @@ from tests.verify import (
     schedules,
     startup,
     token_equality,
+    tokenizers,
 )
 from tests.verify.lab import Check, Report, make_lab, run_check
 
@@ -70,7 +71,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers),
+        *(quantization, sanitizers, tokenizers),
     )
 )
 

@@ -13,7 +13,7 @@ from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.table import rows
 from lmi_server.config import WebConfig
 from lmi_server.errors import InvalidField
-from lmi_server.text.tokenizer import read_json
+from lmi_server.text.json_file import read_json
 
 _logger = logging.getLogger(__name__)
 

@@ -44,7 +44,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def obtain(model: Path, cache: Path, log: io.StringIO | None = None) -> Path:
-    return tokenizer_files.obtain(model, cache, child_environment(), LogLines(log or io.StringIO()))
+    """Convert where torch cannot be imported: it would take most of the time."""
+    cache.mkdir(exist_ok=True)
+    (cache / "torch.py").write_text("raise AssertionError('torch is imported')")
+    env = child_environment()
+    env["PYTHONPATH"] = f"{cache}:{env['PYTHONPATH']}"
+    return tokenizer_files.obtain(model, cache, env, LogLines(log or io.StringIO()))
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +112,55 @@ def test_with_a_tokenizer_json_nothing_is_done_and_nothing_slow_imported(
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
     assert obtain(folder, tmp_path / "cache") == folder
-    assert not (tmp_path / "cache").exists()
+    assert not (tmp_path / "cache" / "tokenizers").exists()
     late = {"torch", "transformers", "tokenizers"}
     call = f"import sys, container.models.tokenizer_files; print({late} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", call], capture_output=True, text=True, env=child_environment(), check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "config", "expected"),
+    [
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}, True),
+        ({"tokenizer_class": "BloomTokenizerFast"}, {}, True),
+        ({"tokenizer_class": "LlamaTokenizer"}, {}, False),
+        ({"tokenizer_class": "LlamaTokenizerFast"}, {"tokenizer_class": "TokenizersBackend"}, False),
+        ({}, {"tokenizer_class": "GPT2Tokenizer"}, False),
+        ({}, {}, True),
+    ],
+)
+def test_a_tokenizer_json_is_converted_too_where_its_class_builds_another(
+    tokenizer_config: dict[str, str],
+    config: dict[str, str],
+    expected: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (model / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(tokenizer_files, "_convert", lambda model, part, environ: None)
+    assert (obtain(model, tmp_path / "cache") == model) == expected
+
+
+def test_a_tokenizer_json_that_cannot_be_converted_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(model: Path, part: Path, environ: object) -> None:
+        raise ModelNotAvailable("it cannot be converted")
+
+    model, log = tmp_path / "model", io.StringIO()
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    monkeypatch.setattr(tokenizer_files, "_convert", fails)
+    assert obtain(model, tmp_path / "cache", log) == model
+    assert "note: it cannot be converted; tokenizer.json is taken as it is" in log.getvalue()
 
 
 @pytest.mark.parametrize(

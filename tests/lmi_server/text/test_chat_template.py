@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import resource
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from engines.errors import InvalidRequest
+from lmi_server.text import template_limits
 from lmi_server.text.chat_template import ChatTemplate, RenderedTooLong
 
 MESSAGES = [{"role": "user", "content": "Hi <b>"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, max_chars: int = 1000) -> str:
-    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
+    template = ChatTemplate({"default": source}, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
     return template.render(messages or MESSAGES, max_chars)
 
 
@@ -44,6 +46,7 @@ def test_renders(source: str, expected: str) -> None:
         "{{ messages[0].nothing.more }}",
         "{{ 1 / 0 }}",
         "{{ messages[7] + 'x' }}",
+        "{{ 'abc' | truncate(2) }}",
         "{% for x in range(10000000) %}{% endfor %}",
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
@@ -63,3 +66,67 @@ def test_reason_reaches_the_client() -> None:
 def test_output_is_bounded() -> None:
     with pytest.raises(RenderedTooLong):
         render("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", max_chars=5000)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ caller() }}{% endmacro %}{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% call f() %}{% endcall %}{% endfor %}{% endfor %}",
+        "{% set check_time = 1 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "SECONDS", 0.05)
+    with pytest.raises(InvalidRequest, match=r"chat template refuses them: it takes longer than 0\.05 s"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 10**11 }}",
+        "{{ [1] * 10**12 }}",
+        "{{ 'x'.ljust(10**11) }}",
+        "{{ '%099999999999d' % 1 }}",
+        "{{ '{:>99999999999}'.format(1) }}",
+        "{% set n = namespace(x='x' * 10**6) %}{% for i in range(99) %}{% set n.x = n.x ~ n.x ~ n.x ~ n.x %}"
+        "{% endfor %}",
+    ],
+)
+def test_memory_is_bounded(source: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(InvalidRequest, match="it takes too much memory"):
+        render(source)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ 'ab' | slice(10**12) | list }}",
+        "{{ messages | batch(10**12, ' ') | list }}",
+        "{{ 1.5 | round(10**9, 'ceil') }}",
+        "{{ lipsum(n=10**9) }}",
+    ],
+)
+def test_what_python_cannot_interrupt_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses them"):
+        render(source)
+
+
+def test_messages_with_tools_take_their_own_template() -> None:
+    sources = {"default": "plain", "tool_use": "{{ tools[0].name }}", "rag": "{% broken"}
+    template = ChatTemplate(sources, {})
+    assert template.render(MESSAGES, 100) == "plain"
+    assert template.render(MESSAGES, 100, [{"name": "weather"}]) == "weather"
+    assert ChatTemplate({"default": "plain"}, {}).render(MESSAGES, 100, []) == "plain"
+
+
+def test_a_source_that_is_no_template_is_named() -> None:
+    with pytest.raises(ValueError, match=r"chat template 'default', line 2: .*endfor"):
+        ChatTemplate({"default": "x\n{% for a in b %}"}, {})

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from container.run.announce import has_chat_template
+from lmi_server.text.template_files import read_templates
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import CHAT_TEMPLATE, build_model_folder
 
@@ -53,8 +55,9 @@ def test_special_tokens_and_eos(text_model: TextModel) -> None:
     ("generation_config", "config", "expected"),
     [
         ({"eos_token_id": [2, 0]}, {"eos_token_id": 1}, (2, 0)),
-        ({"eos_token_id": 0}, None, (0,)),
-        ({}, {"eos_token_id": 1}, (1,)),
+        ({"eos_token_id": 0}, None, (0, 2)),
+        ({}, {"eos_token_id": 1}, (1, 2)),
+        (None, {"eos_token_id": [0, 1]}, (0, 1, 2)),
         (None, {"eos_token_id": None}, (2,)),
     ],
 )
@@ -72,18 +75,54 @@ def test_where_eos_ids_come_from(
     assert TextModel.from_folder(tmp_path).eos_token_ids == expected
 
 
+MESSAGE = [{"role": "user", "content": "Hello"}]
+NAMED = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]
+
+
 @pytest.mark.parametrize(
-    "template",
-    [CHAT_TEMPLATE, [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "x", "template": ""}]],
+    ("files", "expected"),
+    [
+        ({"tokenizer_config.json": {"chat_template": "a"}}, {"default": "a"}),
+        ({"tokenizer_config.json": {"chat_template": NAMED}}, {"default": CHAT_TEMPLATE, "x": ""}),
+        ({"chat_template.json": {"chat_template": "a"}}, {"default": "a"}),
+        (
+            {"tokenizer_config.json": {"chat_template": "a"}, "chat_template.json": {"chat_template": "b"}},
+            {"default": "a"},
+        ),
+        (
+            {
+                "chat_template.jinja": "a",
+                "additional_chat_templates/tool_use.jinja": "b",
+                "tokenizer_config.json": {"chat_template": "c"},
+            },
+            {"default": "a", "tool_use": "b"},
+        ),
+        ({"additional_chat_templates/tool_use.jinja": "b"}, {"tool_use": "b"}),
+        ({"tokenizer_config.json": {"chat_template": None}}, {}),
+        ({"tokenizer_config.json": {"chat_template": [{"name": 1}, "x"]}}, {}),
+        ({}, {}),
+    ],
 )
-def test_template_in_tokenizer_config(template: Any, tmp_path: Path) -> None:
+def test_where_templates_come_from(files: dict[str, Any], expected: dict[str, str], tmp_path: Path) -> None:
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(data if isinstance(data, str) else json.dumps(data))
+    assert read_templates(tmp_path) == expected
+    assert has_chat_template(tmp_path) == ("default" in expected)
+
+
+def test_templates_see_all_named_tokens(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "boi_token": "<image>", "add_bos_token": True})
+    )
+    source = "{{ boi_token }}{{ eos_token }}{{ add_bos_token is defined }}"
+    (tmp_path / "chat_template.jinja").write_text(source)
     text = TextModel.from_folder(tmp_path)
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(MESSAGE, tokenize=False)
     assert text.chat_template is not None
-    assert "Hello" in text.chat_template.render([{"role": "user", "content": "Hello"}], 1000)
+    assert text.chat_template.render(MESSAGE, 1000) == expected == "<image><|im_end|>False"
 
 
 def test_no_template(tmp_path: Path) -> None:
@@ -111,6 +150,9 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         TextModel.from_folder(tmp_path)
     build_model_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja: not valid UTF-8"):
+        TextModel.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         TextModel.from_folder(tmp_path)

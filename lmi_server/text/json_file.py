@@ -1,0 +1,20 @@
+"""A JSON file of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; empty when there is no such file. Raises `ValueError`, which names the file."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: a JSON object is expected")
+    return data

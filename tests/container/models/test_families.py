@@ -1,0 +1,147 @@
+"""Tokenizers and chat templates of published families against transformers, in process."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.models import tokenizer_files
+from container.models.tokenizer_convert import convert_tokenizer
+from lmi_server.text.detokenizer import IncrementalDetokenizer
+from lmi_server.text.tokenizer import TextModel
+from tests.support.randomness import FULL
+from tests.support.script_texts import script_texts
+from tests.support.tokenizer_families import FAMILIES
+
+pytest.importorskip("sentencepiece", reason="needs sentencepiece")
+
+NUM_TEXTS = 2000 if FULL else 100
+CHAT = [
+    {"role": "user", "content": "  Hello  there\n"},
+    {"role": "assistant", "content": " naïve 😀 "},
+    {"role": "user", "content": "<s>[INST] 3.14 <|im_end|>\n\n"},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+WITH_TEMPLATE = (
+    "llama2",
+    "llama3",
+    "mistral",
+    "mistral_v3",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "phi4",
+    "llama2_pieces",
+    "gemma_pieces",
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    text: TextModel
+    theirs: Any
+    """transformers' tokenizer."""
+
+    def texts(self) -> list[str]:
+        return script_texts(NUM_TEXTS, list(self.theirs.added_tokens_encoder))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, folders: Path) -> Family:
+    return make(request.param, folders)
+
+
+def make(name: str, folders: Path) -> Family:
+    from transformers import AutoTokenizer
+
+    model = folders / name
+    if not model.is_dir():
+        FAMILIES[name](model)
+    tokenizer = model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers' own
+        if not tokenizer_files.is_taken_as_it_is(model):
+            tokenizer = folders / f"{name} converted"
+            tokenizer.mkdir(exist_ok=True)
+            convert_tokenizer(model, tokenizer)
+        return Family(TextModel.from_folder(model, tokenizer), AutoTokenizer.from_pretrained(model))
+
+
+def test_ids_equal_transformers(family: Family) -> None:
+    texts = family.texts()
+    assert [list(family.text.encode(text)) for text in texts] == family.theirs(texts).input_ids
+    ours = [list(family.text.encode(text, add_special_tokens=False)) for text in texts]
+    assert ours == family.theirs(texts, add_special_tokens=False).input_ids
+
+
+def stream(text: TextModel, ids: list[int], skip_special_tokens: bool) -> str:
+    detokenizer = IncrementalDetokenizer(text, (), skip_special_tokens)
+    return "".join([*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()])
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_streamed_text_equals_transformers(family: Family, skip_special_tokens: bool) -> None:
+    """Real texts, and ids that need not be text at all.
+
+    Except for single bytes of byte fallback: transformers replaces whole runs of them where one is wrong.
+    """
+    choose = random.Random(1)
+    vocabulary = family.theirs.get_vocab().items()
+    known = sorted(number for text, number in vocabulary if not text.startswith("<0x"))
+    outputs = [family.theirs(text).input_ids for text in family.texts()]
+    outputs += [choose.choices(known, k=40) for _ in range(NUM_TEXTS // 4)]
+    for ids in outputs:
+        whole = family.theirs.decode(ids, skip_special_tokens=skip_special_tokens)
+        assert family.text.decode(ids, skip_special_tokens) == whole
+        assert stream(family.text, ids, skip_special_tokens) == whole
+
+
+@pytest.mark.parametrize("name", WITH_TEMPLATE)
+def test_chats_equal_transformers(name: str, folders: Path) -> None:
+    """The text, and its ids: BOS is there once, however the template and the tokenizer add it."""
+    family = make(name, folders)
+    assert family.text.chat_template is not None
+    for tools in (None, TOOLS):
+        rendered = family.text.chat_template.render(CHAT, 10_000, tools)
+        given = {"add_generation_prompt": True, "tools": tools}
+        assert rendered == family.theirs.apply_chat_template(CHAT, tokenize=False, **given)
+        ids = family.text.encode(rendered, add_special_tokens=False)
+        assert list(ids) == family.theirs.apply_chat_template(CHAT, return_dict=False, **given)
+
+
+def test_the_template_of_gemma3_is_in_chat_template_json(folders: Path) -> None:
+    family = make("gemma3", folders)
+    assert family.text.chat_template is not None
+    source = json.loads((folders / "gemma3" / "chat_template.json").read_text())["chat_template"]
+    expected = family.theirs.apply_chat_template(
+        CHAT, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    assert family.text.chat_template.render(CHAT, 10_000) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("llama2", ["</s>"]),
+        ("llama3", ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]),
+        ("qwen2", ["<|im_end|>", "<|endoftext|>"]),
+        ("gemma3", ["<eos>", "<end_of_turn>"]),
+        ("phi4", ["<|endoftext|>", "<|im_end|>"]),
+        ("mpt", ["<|endoftext|>"]),
+    ],
+)
+def test_ends_of_families(name: str, ends: list[str], folders: Path) -> None:
+    text = make(name, folders).text
+    assert [text.tokenizer.id_to_token(number) for number in text.eos_token_ids] == ends
