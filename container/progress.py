@@ -17,8 +17,8 @@ class ProgressView(Protocol):
     def start(self, title: str) -> None:
         """Start a piece of work; finishes the one before."""
 
-    def update(self, done: int, total: int) -> None:
-        """Report the finished parts of the present work."""
+    def update(self, done: int, total: int, note: str = "") -> None:
+        """Report the finished parts of the present work. note: figures so far."""
 
     def finish(self) -> None:
         """Finish the present work."""
@@ -39,11 +39,11 @@ class LogLines:
         self._title, self._quarters = title, 0
         self.say(f"{title} ...")
 
-    def update(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         quarters = 4 * done // max(total, 1)
         if quarters > self._quarters:
             self._quarters = quarters
-            self.say(f"{self._title}: {25 * quarters} %")
+            self.say(f"{self._title}: {25 * quarters} %{note and f', {note}'}")
 
     def finish(self) -> None:
         self._title = ""
@@ -62,14 +62,18 @@ class Bars:
     def start(self, title: str) -> None:
         self.finish()
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=self._console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=self._console,
         )
-        self._progress.add_task(title, total=None)
+        self._progress.add_task(title, total=None, note="")
         self._progress.start()
 
-    def update(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int, note: str = "") -> None:
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=done, total=total)
+            self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
 
     def finish(self) -> None:
         if self._progress is not None:

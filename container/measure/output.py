@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ json_option = click.option(
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     help="Write all results to this file as JSON; - is stdout.",
+)
+csv_option = click.option(
+    "--csv",
+    "csv_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a line for each request to this file.",
 )
 
 
@@ -93,6 +100,22 @@ def write_json(values: Any, json_path: Path | None) -> None:
         json_path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"--json: cannot write {json_path}: {error.strerror}") from error
+
+
+def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Path | None) -> None:
+    """Write a table where the user asked for CSV; NaN becomes an empty cell.
+
+    Raises click.ClickException: the file cannot be written.
+    """
+    if csv_path is None:
+        return
+    try:
+        with csv_path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(header)
+            writer.writerows([as_json(cell) for cell in row] for row in rows)
+    except OSError as error:
+        raise click.ClickException(f"--csv: cannot write {csv_path}: {error.strerror}") from error
 
 
 def as_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.measure.bench.arrivals import Users
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.load import LoadRun, run_load
 from container.measure.bench.workload import BenchRequest
@@ -31,7 +32,8 @@ class RunningServer:
         self._dialect = DIALECTS[dialect]
 
     def load(self, requests: Sequence[BenchRequest], num_users: int) -> LoadRun:
-        return run_load(self._server.url, self._dialect, requests, num_users, _REQUEST_SECONDS, lambda: None)
+        sessions = Users(num_users).sessions(requests, 0)
+        return run_load(self._server.url, self._dialect, sessions, _REQUEST_SECONDS, lambda outcome: None)
 
     def end(self) -> None:
         self._server.kill()

@@ -92,8 +92,8 @@ def _tokens_per_second(run: Run) -> float:
 _TIMES: tuple[tuple[str, float, Callable[[Run], float]], ...] = (
     ("TTFT p50, s", 1.0, lambda run: run.figures.ttft.p50),
     ("TTFT p90, s", 1.0, lambda run: run.figures.ttft.p90),
-    ("TPOT p50, ms", 1000.0, lambda run: run.tpot.p50),
-    ("TPOT p90, ms", 1000.0, lambda run: run.tpot.p90),
+    ("TPOT p50, ms", 1000.0, lambda run: run.figures.tpot.p50),
+    ("TPOT p90, ms", 1000.0, lambda run: run.figures.tpot.p90),
     ("latency p50, s", 1.0, lambda run: run.figures.latency.p50),
     ("latency p90, s", 1.0, lambda run: run.figures.latency.p90),
 )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from container.measure.bench.figures import Figures, Spread, failure
+from container.measure.bench.figures import Figures
 from container.measure.bench.load import LoadRun
-from container.measure.bench.workload import BenchRequest
 from tests.bench.contender import Facts
 from tests.bench.limits import Limits
 
@@ -26,8 +24,6 @@ class Run:
     round: int
     """From 1."""
     figures: Figures
-    tpot: Spread
-    """Time per output token: from a request's first token to its last, by the number of tokens after the first."""
     arithmetic_share: float
     """Of the machine's peak; NaN where it is unknown."""
     read_share: float
@@ -77,17 +73,6 @@ class Results:
         """By round."""
         found = [run for run in self.runs if (run.contender, run.workload) == (contender, workload)]
         return tuple(sorted(found, key=lambda run: run.round))
-
-
-def tpot(run: LoadRun, requests: Sequence[BenchRequest]) -> Spread:
-    """Of the requests that went well and have more than one token."""
-    return Spread.of(
-        [
-            (outcome.token_times[-1] - outcome.token_times[0]) / (outcome.output_tokens - 1)
-            for outcome, request in zip(run.outcomes, requests, strict=True)
-            if not failure(outcome, request) and outcome.output_tokens > 1
-        ]
-    )
 
 
 def equal_answers(run: LoadRun, base: LoadRun | None) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from tests.bench.limits import Limits, arithmetic_share, read_share
 from tests.bench.memory import PeakPss, tree_pss
 from tests.bench.model import Matrices
 from tests.bench.quiet import Load
-from tests.bench.results import Life, Run, equal_answers, tpot
+from tests.bench.results import Life, Run, equal_answers
 from tests.bench.workloads import Shape, warm_up_seed
 
 
@@ -133,7 +133,6 @@ class Rounds:
             workload=measured.shape.name,
             round=measured.round,
             figures=found,
-            tpot=tpot(measured.run, requests),
             arithmetic_share=arithmetic,
             read_share=read,
             answers_compared=compared,

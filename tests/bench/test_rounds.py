@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from container.measure.bench.lengths import Fixed
 from container.measure.bench.workload import load_tokenizer
 from tests.bench import report
 from tests.bench.contender import Broken
@@ -19,8 +20,8 @@ from tests.bench.rounds import Rounds
 from tests.bench.workloads import Shape
 from tests.support.tokenizers import save_gpt2
 
-SHAPE = Shape("w", 8, 4, 3, 2)
-ALONE = Shape("alone", 8, 4, 3, 1)
+SHAPE = Shape("w", 8, Fixed(4), 3, 2)
+ALONE = Shape("alone", 8, Fixed(4), 3, 1)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.lengths import Exponential, Fixed, Lengths, RecordedLengths
 from container.measure.bench.workload import BenchRequest, Workload, make_requests
 
 _LENGTHS_SEED = 1234
@@ -23,43 +23,35 @@ class Shape:
 
     name: str
     prompt_tokens: int
-    output_tokens: int
-    """Of each answer; the mean where they are drawn."""
+    outputs: Lengths
+    """Tokens of answers."""
     num_requests: int
     num_users: int
-    output_lengths: Lengths = Lengths.FIXED
 
     def requests(self, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
         """The same ones for the same seed; another seed changes the prompts, never a length."""
-        workload = Workload(self.prompt_tokens, self.output_tokens, self.num_requests, self.num_users, seed)
-        drawn = self.output_lengths.output_tokens(
-            self.output_tokens, self.num_requests, random.Random(_LENGTHS_SEED)
-        )
-        return tuple(
-            replace(request, output_tokens=count)
-            for request, count in zip(make_requests(workload, tokenizer), drawn, strict=True)
-        )
+        drawn = self.outputs.draw(self.num_requests, random.Random(_LENGTHS_SEED))
+        workload = Workload(Fixed(self.prompt_tokens), RecordedLengths(tuple(drawn)), self.num_requests)
+        return make_requests(workload, tokenizer, seed)
 
     def warm_up(self) -> Shape:
         """One short request for each user."""
-        tokens = min(self.output_tokens, _WARM_UP_TOKENS)
-        return replace(self, output_tokens=tokens, num_requests=self.num_users, output_lengths=Lengths.FIXED)
+        tokens = min(round(self.outputs.mean), _WARM_UP_TOKENS)
+        return replace(self, outputs=Fixed(tokens), num_requests=self.num_users)
 
     def describe(self) -> str:
-        out = f"{self.output_tokens}"
-        if self.output_lengths is Lengths.SPREAD:
-            out = f"exponential, mean {self.output_tokens}, at most {4 * self.output_tokens}"
-        return f"{self.prompt_tokens} tokens in, {out} out, {self.num_requests} requests, {self.num_users} at a time"
+        outputs = self.outputs.describe("out")
+        return f"{self.prompt_tokens} tokens in, {outputs}, {self.num_requests} requests, {self.num_users} at a time"
 
 
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape("s1", 32, 128, 64, 32),
-        Shape("s2", 256, 32, 64, 32),
-        Shape("burst", 128, 64, 64, 64, Lengths.SPREAD),
-        Shape("single", 32, 128, 3, 1),
-        Shape("smoke", 8, 4, 3, 2),
+        Shape("s1", 32, Fixed(128), 64, 32),
+        Shape("s2", 256, Fixed(32), 64, 32),
+        Shape("burst", 128, Exponential(64, 256), 64, 64),
+        Shape("single", 32, Fixed(128), 3, 1),
+        Shape("smoke", 8, Fixed(4), 3, 2),
     )
 }
 DEFAULT = tuple(name for name in SHAPES if name != "smoke")

@@ -12,6 +12,10 @@ class BadAnswer(Exception):
     """The answer is wrong or incomplete, or reports an error. The text says why."""
 
 
+class TimedOut(BadAnswer):
+    """There was no complete answer within the time limit."""
+
+
 class AnswerReader:
     """Reads one stream. Times are those of the caller; nothing here waits."""
 

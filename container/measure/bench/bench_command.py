@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
+from tokenizers import Tokenizer
 
+from container.measure.bench.arrivals import Burst, OpenLoop, Users, UserSession
+from container.measure.bench.choice import LoadChoice
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.figures import figures
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.figures import Figures, figures
+from container.measure.bench.lengths import Fixed
 from container.measure.bench.load import LoadRun, run_with_progress
 from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
 from container.measure.bench.preflight import server_url, wait_ready
-from container.measure.bench.report import BenchReport
+from container.measure.bench.report import (
+    REQUEST_COLUMNS,
+    BenchOrigin,
+    BenchReport,
+    SearchReport,
+    request_rows,
+)
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.search import RateTrial, judge, search_rate
+from container.measure.bench.slo import Slo, parse_slo
 from container.measure.bench.workload import (
     BenchError,
     BenchRequest,
@@ -24,21 +39,77 @@ from container.measure.bench.workload import (
     load_tokenizer,
     make_requests,
 )
-from container.measure.output import console_for, json_option, require_folders, write_json
+from container.measure.output import (
+    console_for,
+    csv_option,
+    json_option,
+    require_folders,
+    write_csv,
+    write_json,
+)
 from container.models.files.bundled import BUNDLED_MODEL, bundled_folder
-from container.progress import view_for
+from container.progress import ProgressView, view_for
 from container.run import launch
 
-_MAX_REQUESTS = 100_000
+_DEFAULT = Scenario("", Workload(Fixed(32), Fixed(128), 128), Users(32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """Puts load on a server, and keeps a row of REQUEST_COLUMNS for each request."""
+
+    url: str
+    dialect: str
+    timeout: float
+    slo: Slo | None
+    view: ProgressView
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def warm_up(self, scenario: Scenario, requests: Sequence[BenchRequest]) -> None:
+        """Raises BenchError when a request fails: the others would fail too."""
+        sessions = scenario.arrivals.sessions(requests, 0)
+        run = self._load(sessions, f"warm-up, {len(requests)} requests")
+        if errors := figures(run, requests).errors:
+            raise BenchError(f"{self.url}: the warm-up failed: {errors[0].text}")
+
+    def measure(
+        self, scenario: Scenario, requests: Sequence[BenchRequest], seed: int, number: int = 1
+    ) -> tuple[LoadRun, Figures]:
+        """number: of the run, from 1."""
+        sessions = scenario.arrivals.sessions(requests, seed)
+        run = self._load(sessions, scenario.arrivals.describe(len(requests)))
+        self.rows.extend(request_rows(number, run, requests))
+        return run, figures(run, requests, self.slo)
+
+    def _load(self, sessions: Sequence[UserSession], title: str) -> LoadRun:
+        return run_with_progress(self.url, DIALECTS[self.dialect], sessions, self.timeout, self.view, title)
+
+
+def _read_slo(context: click.Context, option: click.Parameter, text: str | None) -> Slo | None:
+    try:
+        return parse_slo(text) if text is not None else None
+    except BenchError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @click.command(
-    epilog="Times start when a request was due. Exit code 0 when every request succeeded, 1 when one failed, 2 when the"
-    " command line is wrong. The same seed gives the same prompts: change it for a server with a prefix cache."
+    epilog="Times start when a request was due. Exit code 0 when every request succeeded (--find-rate: when a rate is"
+    " sustained), else 1; 2 when the command line is wrong. The same seed gives the same prompts: change it for a"
+    " server with a prefix cache."
 )
 @click.argument("url")
-@load_options(Lengths.FIXED, output_tokens=128)
-@count_option("--requests", 64, "Total number of requests.", most=_MAX_REQUESTS)
+@load_options(_DEFAULT)
+@click.option(
+    "--slo",
+    callback=_read_slo,
+    help="Latency limits of a request, such as ttft=500ms,tpot=50ms,latency=2s: goodput counts those that keep all.",
+)
+@click.option(
+    "--find-rate",
+    is_flag=True,
+    help="Find the highest rate at which requests are answered as fast as they come and, with --slo, 95 % keep the"
+    " limits. --rate is the first one tried.",
+)
 @seed_option
 @tokenizer_option("Folder of the served model, or its tokenizer.json; by default that of the bundled model.")
 @click.option(
@@ -48,62 +119,86 @@ _MAX_REQUESTS = 100_000
     show_default=True,
     help="Seconds to wait until the server is ready.",
 )
-@count_option("--warm-up", 2, "Requests sent before, and not counted.", least=0, most=_MAX_REQUESTS)
+@count_option("--warm-up", 2, "Short requests sent before, and not counted.", least=0, most=1000)
+@csv_option
 @json_option
 def bench(
     url: str,
-    users: int,
-    lengths: str,
-    requests: int,
-    input_tokens: int,
-    output_tokens: int,
+    load: LoadChoice,
+    slo: Slo | None,
+    find_rate: bool,
     seed: int,
     dialect: str,
     tokenizer: Path | None,
     timeout: float,
     wait: float,
     warm_up: int,
+    csv_path: Path | None,
     json_path: Path | None,
 ) -> None:
     """Benchmark the server at URL: latencies and throughput.
 
-    The load is a closed loop: each user sends its next request when the last one is answered. A request fails if its
-    prompt or answer does not have exactly the expected number of tokens.
+    By default the load is a closed loop: each user sends its next request when the last one is answered. --rate,
+    --burst and --trace are other loads, --preset known ones. A request fails if its prompt or answer does not have
+    exactly the expected number of tokens.
     """
     view = view_for(sys.stderr)
-    require_folders(json_path)
+    require_folders(json_path, csv_path)
     try:
         url = server_url(url)
-        workload = Workload(input_tokens, output_tokens, requests, users, seed, Lengths(lengths))
+        scenario = load.scenario(_DEFAULT)
+        if find_rate and (other := load.given("users", "ramp", "burst", "trace")):
+            raise BenchError(f"--find-rate: not with {', '.join(other)}; it sends at rates")
         path = tokenizer or _bundled_tokenizer()
         loaded = load_tokenizer(path)
-        measured = make_requests(workload, loaded)
+        measured = make_requests(scenario.workload, loaded, seed)
+        short = scenario.warm_up(warm_up or 1)
         # From another seed, so that no prompt of the warm-up comes again.
-        first = (
-            make_requests(replace(workload, num_requests=warm_up, seed=-1 - seed), loaded) if warm_up else ()
-        )
+        first = make_requests(short.workload, loaded, -1 - seed)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
 
-    def load(batch: Sequence[BenchRequest], title: str) -> LoadRun:
-        return run_with_progress(url, DIALECTS[dialect], batch, users, timeout, view, title)
-
+    client = _Client(url, dialect, timeout, slo, view)
     view.say(f"tokenizer: {path}{'' if tokenizer else f', of the bundled model {BUNDLED_MODEL}'}")
     try:
         wait_ready(url, wait, view.say)
-        # If a request of the warm-up fails, the others would fail too.
-        if first and (errors := figures(load(first, f"warm-up, {warm_up} requests"), first).errors):
-            raise BenchError(f"{url}: the warm-up failed: {errors[0].text}")
+        if warm_up:
+            client.warm_up(short, first)
     except BenchError as error:
         raise click.ClickException(str(error)) from error
-    run = load(measured, f"{requests} requests of {users} users")
-    report = BenchReport(url, dialect, workload, str(path), warm_up, figures(run, measured))
+    num_warm_up = len(first) if warm_up else 0
+    origin = BenchOrigin(url, dialect, scenario, seed, slo, str(path), num_warm_up)
+    found: BenchReport | SearchReport
+    if find_rate:
+        found = _search(client, origin, loaded, load.rate)
+    else:
+        found = BenchReport(origin, client.measure(scenario, measured, seed)[1])
     console = console_for(json_path)
-    report.table().print_to(console)
-    for text, style in report.lines():
+    found.table().print_to(console)
+    for text, style in found.lines():
         console.print(Text(text, style=style), soft_wrap=True)  # paths in them are there to be copied
-    write_json(report.json_values(), json_path)
-    sys.exit(1 if report.figures.num_errors else 0)
+    write_csv(REQUEST_COLUMNS, client.rows, csv_path)
+    write_json(found.json_values(), json_path)
+    sys.exit(0 if found.succeeded else 1)
+
+
+def _search(client: _Client, origin: BenchOrigin, tokenizer: Tokenizer, start: float | None) -> SearchReport:
+    """Each run has prompts of its own, so that none is in a prefix cache."""
+    scenario = origin.scenario
+    shape = scenario.arrivals.burstiness if isinstance(scenario.arrivals, OpenLoop) else 1.0
+    numbers = itertools.count(1)
+
+    def trial(rate: float) -> RateTrial:
+        run_number = next(numbers)
+        seed = origin.seed + run_number - 1
+        requests = make_requests(scenario.workload, tokenizer, seed)
+        arrivals = Burst() if math.isinf(rate) else OpenLoop(rate, shape)
+        run, found = client.measure(replace(scenario, arrivals=arrivals), requests, seed, run_number)
+        made = judge(rate, run, found, origin.slo)
+        client.view.say(made.too_high or "sustained")
+        return made
+
+    return SearchReport(origin, search_rate(trial, start))
 
 
 def _bundled_tokenizer() -> Path:

@@ -18,7 +18,7 @@ from urllib3.exceptions import (
 )
 from urllib3.response import BaseHTTPResponse
 
-from container.measure.bench.answer import BadAnswer
+from container.measure.bench.answer import BadAnswer, TimedOut
 from container.measure.bench.dialects import Dialect, error_text
 
 _READ_BYTES = 64 * 1024
@@ -60,7 +60,7 @@ class BenchConnection:
                 response.close()  # closes the connection too, unless the whole answer was read
                 response.release_conn()  # the next request reopens a closed one
         except HTTPError as error:
-            raise BadAnswer(self._describe(error)) from error
+            raise self._bad_answer(error) from error
 
     def _read(self, response: BaseHTTPResponse, deadline: float) -> Generator[bytes]:
         """Yield received bytes at once, without waiting for a whole chunk or a full buffer."""
@@ -68,7 +68,7 @@ class BenchConnection:
             yield data
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise BadAnswer(self._too_late())
+                raise self._too_late()
             # A limit for each read would never stop a server that sends a little from time to time.
             connection = response.connection
             if isinstance(connection, HTTPConnection) and connection.sock is not None:
@@ -77,22 +77,22 @@ class BenchConnection:
     def close(self) -> None:
         self._pool.close()
 
-    def _too_late(self) -> str:
-        return f"no complete answer within {self._timeout:g} s"
+    def _too_late(self) -> TimedOut:
+        return TimedOut(f"no complete answer within {self._timeout:g} s")
 
-    def _describe(self, error: HTTPError) -> str:
+    def _bad_answer(self, error: HTTPError) -> BadAnswer:
         """The same text for all requests with the same error: errors are counted by text."""
         where = f"{self._pool.host}:{self._pool.port}"
         match error:
             case NewConnectionError():
-                return f"cannot connect to {where}: {cause_of(error)}"
+                return BadAnswer(f"cannot connect to {where}: {cause_of(error)}")
             case ConnectTimeoutError():
-                return f"cannot connect to {where} within {self._timeout:g} s"
+                return TimedOut(f"cannot connect to {where} within {self._timeout:g} s")
             case ReadTimeoutError():
                 return self._too_late()
             case ProtocolError():
-                return "the connection broke off before the answer was complete"
-        return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
+                return BadAnswer("the connection broke off before the answer was complete")
+        return BadAnswer(f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS])
 
     def _refusal(self, response: BaseHTTPResponse) -> str:
         """The status and the server's error message."""

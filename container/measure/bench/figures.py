@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from container.measure.bench.load import LoadRun, RequestOutcome
+from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
 
 _MAX_ERRORS = 10
@@ -24,23 +25,25 @@ _MIN_LAG_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in seconds; NaN without values.
+    """Mean and percentiles in seconds; NaN without values.
 
     Linear interpolation between the two nearest ranks, as numpy's default: p50 of 1, 2, 3, 4 is 2.5.
     """
 
+    mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if not values:
-            return cls(math.nan, math.nan, math.nan)
+            return cls(*[math.nan] * 5)
         if len(values) == 1:
-            return cls(values[0], values[0], values[0])
+            return cls(*[values[0]] * 5)
         cuts = statistics.quantiles(values, n=100, method="inclusive")
-        return cls(cuts[49], cuts[89], cuts[98])
+        return cls(statistics.fmean(values), cuts[49], cuts[89], cuts[94], cuts[98])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Figures:
 
     num_requests: int
     num_errors: int
+    """Failed requests, those that took too long included."""
+    num_timeouts: int
     errors: tuple[ErrorCount, ...]
     """At most ten, the most frequent first; the last may sum up the others."""
     wall_seconds: float
@@ -67,8 +72,14 @@ class Figures:
     """From the time a request was due to its first token."""
     gap: Spread
     """Between successive tokens of a request, over all requests."""
+    tpot: Spread
+    """Time per output token after the first, by request."""
     latency: Spread
     """From the time a request was due to the end of its answer."""
+    goodput: float
+    """Successful requests a second that keep all latency limits; NaN without limits."""
+    share_within_slo: float
+    """Of all requests; NaN without limits."""
     worst_lag_seconds: float
     client_cpu_share: float
     """CPU time of the client per wall time: 1.0 is one core."""
@@ -76,8 +87,8 @@ class Figures:
     """A sentence if the client itself may be the limit; else empty."""
 
 
-def figures(run: LoadRun, requests: Sequence[BenchRequest]) -> Figures:
-    """Compute the figures of a run of these requests.
+def figures(run: LoadRun, requests: Sequence[BenchRequest], slo: Slo | None = None) -> Figures:
+    """Compute the figures of a run of these requests. slo: latency limits.
 
     A request fails with an error, or when its number of output tokens or (if the server reports it) of prompt tokens is
     not the expected one.
@@ -85,25 +96,39 @@ def figures(run: LoadRun, requests: Sequence[BenchRequest]) -> Figures:
     failures = [failure(outcome, request) for outcome, request in zip(run.outcomes, requests, strict=True)]
     good = [outcome for outcome, failed in zip(run.outcomes, failures, strict=True) if not failed]
     errors = Counter(failed for failed in failures if failed)
-    latency = Spread.of([outcome.ended - outcome.scheduled for outcome in good])
+    latency = Spread.of([outcome.latency for outcome in good])
+    num_within = sum(within(outcome, slo) for outcome in good) if slo else math.nan
     cpu_share = run.client_cpu_seconds / run.wall_seconds
     output_tokens = sum(outcome.output_tokens for outcome in good)
     return Figures(
         num_requests=len(requests),
         num_errors=errors.total(),
+        num_timeouts=sum(outcome.timed_out for outcome in run.outcomes),
         errors=_bounded(errors),
         wall_seconds=run.wall_seconds,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / run.wall_seconds,
         requests_per_second=len(good) / run.wall_seconds,
-        ttft=Spread.of([outcome.token_times[0] - outcome.scheduled for outcome in good]),
+        ttft=Spread.of([outcome.ttft for outcome in good]),
         gap=Spread.of(
             [after - before for outcome in good for before, after in pairwise(outcome.token_times)]
         ),
+        tpot=Spread.of([outcome.tpot for outcome in good if outcome.output_tokens > 1]),
         latency=latency,
+        goodput=num_within / run.wall_seconds,
+        share_within_slo=num_within / len(requests),
         worst_lag_seconds=run.worst_lag_seconds,
         client_cpu_share=cpu_share,
         client_limited=_client_limited(cpu_share, run.worst_lag_seconds, latency.p50),
+    )
+
+
+def within(outcome: RequestOutcome, slo: Slo) -> bool:
+    """Whether a successful request keeps all limits. An answer of one token has no TPOT."""
+    return (
+        outcome.ttft <= slo.ttft
+        and outcome.latency <= slo.latency
+        and not (outcome.output_tokens > 1 and outcome.tpot > slo.tpot)
     )
 
 

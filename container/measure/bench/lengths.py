@@ -1,51 +1,166 @@
-"""Token counts of a workload: all the same, or spread like those of real users."""
+"""Token counts of prompts and answers: distributions, and counts recorded in a trace."""
 
 from __future__ import annotations
 
+import math
 import random
-from enum import StrEnum
-
-_LONGEST_ANSWER = 4
-"""In means. Longer ones are drawn again, so the average is 7 % below the nominal mean."""
-
-
-class Lengths(StrEnum):
-    """Distribution of token counts."""
-
-    FIXED = "fixed"
-    SPREAD = "spread"
-    """Prompts uniform from half to one and a half times their mean; answers exponential, at most 4 times their mean."""
-
-    def prompt_tokens(self, mean: int, count: int, rng: random.Random) -> list[int]:
-        """Tokens of each of `count` prompts, at least 1."""
-        if self is Lengths.FIXED:
-            return [mean] * count
-        shortest, longest = _prompt_bounds(mean)
-        return [rng.randint(shortest, longest) for _ in range(count)]
-
-    def output_tokens(self, mean: int, count: int, rng: random.Random) -> list[int]:
-        """Tokens of each of `count` answers, at least 1."""
-        if self is Lengths.FIXED:
-            return [mean] * count
-        return [_exponential(mean, rng) for _ in range(count)]
-
-    def describe(self, prompt_tokens: int, output_tokens: int) -> str:
-        """The distribution in words, for given means."""
-        if self is Lengths.FIXED:
-            return f"{prompt_tokens} tokens in, {output_tokens} out"
-        shortest, longest = _prompt_bounds(prompt_tokens)
-        return (
-            f"{shortest} to {longest} tokens in (uniform), 1 to {_LONGEST_ANSWER * output_tokens} out"
-            f" (exponential, mean {output_tokens})"
-        )
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 
-def _prompt_bounds(mean: int) -> tuple[int, int]:
-    return (mean + 1) // 2, mean + mean // 2
+class Lengths(Protocol):
+    """A distribution of token counts. All drawn counts are at least 1."""
+
+    @property
+    def mean(self) -> float:
+        """The nominal mean; limits on the drawn counts move the true one."""
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        """Token counts of `count` prompts or answers."""
+
+    def scaled(self, factor: float) -> Lengths:
+        """The same distribution with all counts times `factor`."""
+
+    def describe(self, unit: str) -> str:
+        """The distribution in words. unit: such as `tokens in`."""
 
 
-def _exponential(mean: int, rng: random.Random) -> int:
-    while True:
-        drawn = round(rng.expovariate(1 / mean))
-        if 1 <= drawn <= _LONGEST_ANSWER * mean:
-            return drawn
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same count."""
+
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        return self.tokens
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return [self.tokens] * count
+
+    def scaled(self, factor: float) -> Fixed:
+        return Fixed(times(self.tokens, factor))
+
+    def describe(self, unit: str) -> str:
+        return f"{self.tokens} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """All counts between two bounds, bounds included."""
+
+    shortest: int
+    longest: int
+
+    @classmethod
+    def around(cls, mean: int) -> Uniform:
+        """From half to one and a half times the mean."""
+        return cls((mean + 1) // 2, mean + mean // 2)
+
+    @property
+    def mean(self) -> float:
+        return (self.shortest + self.longest) / 2
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return [rng.randint(self.shortest, self.longest) for _ in range(count)]
+
+    def scaled(self, factor: float) -> Uniform:
+        return Uniform(times(self.shortest, factor), times(self.longest, factor))
+
+    def describe(self, unit: str) -> str:
+        return f"{self.shortest} to {self.longest} {unit} (uniform)"
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Exponential; counts below 1 or above the longest are drawn again."""
+
+    mean: int
+    longest: int
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return _bounded(lambda: rng.expovariate(1 / self.mean), self.longest, count)
+
+    def scaled(self, factor: float) -> Exponential:
+        return Exponential(times(self.mean, factor), times(self.longest, factor))
+
+    def describe(self, unit: str) -> str:
+        return f"1 to {self.longest} {unit} (exponential, mean {self.mean})"
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normal; counts below 1 or above twice the mean are drawn again."""
+
+    mean: int
+    deviation: float
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return _bounded(lambda: rng.gauss(self.mean, self.deviation), 2 * self.mean, count)
+
+    def scaled(self, factor: float) -> Normal:
+        return Normal(times(self.mean, factor), self.deviation * factor)
+
+    def describe(self, unit: str) -> str:
+        return f"{self.mean} {unit} (normal, standard deviation {self.deviation:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShortAndLong:
+    """Short counts with a share of long ones."""
+
+    short: int
+    long: int
+    share_long: float
+
+    @property
+    def mean(self) -> float:
+        return self.short + self.share_long * (self.long - self.short)
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return [self.long if rng.random() < self.share_long else self.short for _ in range(count)]
+
+    def scaled(self, factor: float) -> ShortAndLong:
+        return replace(self, short=times(self.short, factor), long=times(self.long, factor))
+
+    def describe(self, unit: str) -> str:
+        return f"{self.short} {unit} ({100 * self.share_long:g} % of them {self.long})"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLengths:
+    """The counts of a trace, in its order."""
+
+    tokens: tuple[int, ...]
+    least: int = 1
+    """Smaller counts become this one."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.tokens)
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        return [max(self.least, tokens) for tokens in self.tokens[:count]]
+
+    def scaled(self, factor: float) -> RecordedLengths:
+        return replace(self, tokens=tuple(times(tokens, factor) for tokens in self.tokens))
+
+    def describe(self, unit: str) -> str:
+        return f"{min(self.tokens)} to {max(self.tokens)} {unit} (recorded, mean {self.mean:.0f})"
+
+
+def times(count: float, factor: float) -> int:
+    """`count * factor` as a whole number of at least 1, halves rounded up."""
+    return max(1, math.floor(count * factor + 0.5))
+
+
+def _bounded(draw: Callable[[], float], longest: int, count: int) -> list[int]:
+    """`count` values from 1 to `longest`; others are drawn again."""
+    found: list[int] = []
+    while len(found) < count:
+        drawn = round(draw())
+        if 1 <= drawn <= longest:
+            found.append(drawn)
+    return found

@@ -1,27 +1,32 @@
-"""A closed loop of users: each sends its next request as soon as the last one is answered.
+"""Put load on a server: users who come at their times and send requests one after the other.
 
-A user is a thread with a connection of its own. Threads wait for bytes without holding the interpreter's lock, and the
-time is taken when bytes arrive, before they are parsed.
+A user in progress has a thread with a connection. Threads wait for bytes without holding the interpreter's lock, and
+the time is taken when bytes arrive, before they are parsed.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import queue
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from container.measure.bench.answer import AnswerReader, BadAnswer
+from container.measure.bench.answer import AnswerReader, BadAnswer, TimedOut
+from container.measure.bench.arrivals import UserSession
 from container.measure.bench.connection import BenchConnection
 from container.measure.bench.dialects import Dialect
 from container.measure.bench.workload import BenchRequest
+from container.measure.numbers import number, seconds
 from container.progress import ProgressView
 
 _CLOCK_SECONDS = 0.05
 """Interval at which the client checks whether it is late."""
+_MAX_THREADS = 1000
+"""Users at a time. Requests of others are sent late, and the report says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class RequestOutcome:
     index: int
     user: int
     scheduled: float
-    """When it was due: at the start, or when the user's last answer was complete."""
+    """When it was due: at the user's start, or when the user's last answer was complete."""
     sent: float
     """When it was sent."""
     token_times: tuple[float, ...]
@@ -46,6 +51,25 @@ class RequestOutcome:
     """The server's count; None if it does not report it."""
     error: str
     """Empty if it succeeded."""
+    timed_out: bool = False
+    """Whether the error is that the answer took too long."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the time it was due to its first token; NaN without a token."""
+        return self.token_times[0] - self.scheduled if self.token_times else math.nan
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per output token after the first; NaN for less than two."""
+        if not self.token_times or self.output_tokens < 2:
+            return math.nan
+        return (self.token_times[-1] - self.token_times[0]) / (self.output_tokens - 1)
+
+    @property
+    def latency(self) -> float:
+        """Seconds from the time it was due to its end."""
+        return self.ended - self.scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +88,29 @@ class LoadRun:
 def run_load(
     url: str,
     dialect: Dialect,
-    requests: Sequence[BenchRequest],
-    num_users: int,
+    sessions: Sequence[UserSession],
     timeout: float,
-    on_done: Callable[[], None],
+    on_done: Callable[[RequestOutcome], None],
 ) -> LoadRun:
-    """Send all requests; request i belongs to user i % num_users. Returns when all have ended.
+    """Run the sessions of all users. Returns when all requests have ended.
 
     Args:
         url: the server's, without the dialect's path.
+        sessions: at least one, by their start.
         timeout: time limit of one request, seconds.
         on_done: called in this thread for each request that ended, also for failed ones.
 
     A failed request is an outcome with an error, never an exception.
     """
-    clock = _UserClock()
-    ended: queue.SimpleQueue[RequestOutcome | None] = queue.SimpleQueue()
-    threads = []
-    for user in range(min(num_users, len(requests))):
-        connection = BenchConnection(url, dialect, timeout)
-        arguments = (user, requests[user::num_users], connection, clock, ended)
-        threads.append(threading.Thread(target=_run_user, args=arguments, name=f"user-{user}", daemon=True))
-    for thread in threads:
-        thread.start()
+    crew = _Crew(sessions, lambda: BenchConnection(url, dialect, timeout))
     cpu_before = time.process_time()
-    clock.start()
+    crew.start()
     try:
-        outcomes, worst_late = _collect(ended, len(requests), len(threads), on_done)
+        outcomes, worst_late = _collect(
+            crew.ended, sum(len(session.requests) for session in sessions), on_done
+        )
     finally:
-        clock.stopped = True
-    for thread in threads:
-        thread.join()
+        crew.stop()
     return LoadRun(
         outcomes=tuple(sorted(outcomes, key=lambda outcome: outcome.index)),
         wall_seconds=max(outcome.ended for outcome in outcomes),
@@ -106,98 +122,170 @@ def run_load(
 def run_with_progress(
     url: str,
     dialect: Dialect,
-    requests: Sequence[BenchRequest],
-    num_users: int,
+    sessions: Sequence[UserSession],
     timeout: float,
     view: ProgressView,
     title: str,
 ) -> LoadRun:
     """As `run_load`, with a view of the progress."""
-    done = itertools.count(1)
+    total = sum(len(session.requests) for session in sessions)
+    live = _LiveFigures()
     view.start(title)
+
+    def on_done(outcome: RequestOutcome) -> None:
+        live.add(outcome)
+        view.update(live.num_ended, total, live.describe())
+
     try:
-        return run_load(
-            url, dialect, requests, num_users, timeout, lambda: view.update(next(done), len(requests))
-        )
+        return run_load(url, dialect, sessions, timeout, on_done)
     finally:
         view.finish()
 
 
-class _UserClock:
-    """The common start and clock of all users."""
+class _LiveFigures:
+    """Figures of the requests that have ended."""
 
     def __init__(self) -> None:
-        self.started = threading.Event()
-        self.stopped = False
-        """Tells the users to send no more requests and to stop reading."""
+        self.num_ended = 0
+        self._num_failed = 0
+        self._tokens = 0
+        self._ttfts: list[float] = []
+        """In order."""
+        self._last = 0.0
+
+    def add(self, outcome: RequestOutcome) -> None:
+        self.num_ended += 1
+        self._num_failed += bool(outcome.error)
+        self._tokens += outcome.output_tokens
+        self._last = max(self._last, outcome.ended)
+        if outcome.token_times:
+            insort(self._ttfts, outcome.ttft)
+
+    def describe(self) -> str:
+        rate = self._tokens / self._last if self._last else 0.0
+        ttft = f", TTFT p50 {seconds(self._ttfts[len(self._ttfts) // 2])}" if self._ttfts else ""
+        return f"{number(rate)} tokens/s{ttft}, {self._num_failed} failed"
+
+
+class _Crew:
+    """Threads that run sessions.
+
+    A thread takes the next session and waits for its start while another one stands by for the session after it. So
+    sessions start on time however long they take, and there are as many threads as sessions at a time.
+    """
+
+    def __init__(self, sessions: Sequence[UserSession], connect: Callable[[], BenchConnection]) -> None:
+        self.ended: queue.SimpleQueue[RequestOutcome | BaseException] = queue.SimpleQueue()
+        """Outcomes, and the exception of a thread that has a fault."""
+        self._sessions = sessions
+        self._next = iter(enumerate(sessions))
+        self._connect = connect
+        self._most_threads = min(_MAX_THREADS, len(sessions))
+        self._threads: list[threading.Thread] = []
+        self._turn = threading.Lock()
+        """Held by the thread whose session starts next."""
+        self._num_waiting = 0
+        """Threads that wait for a turn."""
+        self._counting = threading.Lock()
+        self._started = threading.Event()
+        self._stopped = threading.Event()
         self._start = 0.0
 
     def start(self) -> None:
+        """Start the clock. All that are due at once have their threads before."""
+        with self._turn:
+            for _ in range(min(self._most_threads, sum(session.start <= 0 for session in self._sessions))):
+                self._add_thread()
         self._start = time.perf_counter()
-        self.started.set()
+        self._started.set()
 
-    def now(self) -> float:
+    def stop(self) -> None:
+        """End all threads: they send no more requests and stop reading."""
+        self._stopped.set()
+        self._started.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _now(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self._start
 
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"user-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-def _run_user(
-    user: int,
-    requests: Sequence[BenchRequest],
-    connection: BenchConnection,
-    clock: _UserClock,
-    ended: queue.SimpleQueue[RequestOutcome | None],
-) -> None:
-    """Send requests one after the other; at the end, for whatever reason, put None into the queue."""
-    try:
-        clock.started.wait()
-        scheduled = 0.0
-        for request in requests:
-            if clock.stopped:
-                return
-            outcome = _send(user, request, connection, clock, scheduled)
-            ended.put(outcome)
-            scheduled = outcome.ended
-    finally:
-        ended.put(None)
-        connection.close()
+    def _work(self) -> None:
+        connection = self._connect()
+        try:
+            self._started.wait()
+            while (taken := self._take()) is not None:
+                user, session = taken
+                due = session.start
+                for request in session.requests:
+                    if self._stopped.is_set():
+                        return
+                    outcome = self._send(user, request, connection, due)
+                    self.ended.put(outcome)
+                    due = outcome.ended
+        except BaseException as error:
+            self.ended.put(error)
+        finally:
+            connection.close()
 
+    def _take(self) -> tuple[int, UserSession] | None:
+        """The next session, when it is due; None if there is none, or at a stop."""
+        with self._counting:
+            self._num_waiting += 1
+        with self._turn:
+            with self._counting:
+                self._num_waiting -= 1
+                alone = not self._num_waiting
+            taken = next(self._next, None)
+            if taken is None or self._stopped.is_set():
+                return None
+            if alone and len(self._threads) < self._most_threads:
+                self._add_thread()
+            user, session = taken
+            return None if self._stopped.wait(max(0.0, session.start - self._now())) else (user, session)
 
-def _send(
-    user: int, request: BenchRequest, connection: BenchConnection, clock: _UserClock, scheduled: float
-) -> RequestOutcome:
-    answer = AnswerReader(connection.dialect)
-    error = ""
-    body = connection.dialect.body(request)
-    sent = clock.now()
-    try:
-        with closing(connection.post(body)) as pieces:
-            for data in pieces:
-                answer.feed(data, clock.now())
-                if clock.stopped:
-                    raise BadAnswer("stopped")
-        answer.finish(clock.now())
-    except BadAnswer as bad:
-        error = str(bad)
-    return RequestOutcome(
-        index=request.index,
-        user=user,
-        scheduled=scheduled,
-        sent=sent,
-        token_times=tuple(answer.token_times),
-        ended=clock.now(),
-        output_tokens=answer.output_tokens,
-        token_ids=tuple(answer.token_ids),
-        prompt_tokens=answer.prompt_tokens,
-        error=error,
-    )
+    def _send(
+        self, user: int, request: BenchRequest, connection: BenchConnection, scheduled: float
+    ) -> RequestOutcome:
+        answer = AnswerReader(connection.dialect)
+        error = ""
+        timed_out = False
+        body = connection.dialect.body(request)
+        sent = self._now()
+        try:
+            with closing(connection.post(body)) as pieces:
+                for data in pieces:
+                    answer.feed(data, self._now())
+                    if self._stopped.is_set():
+                        raise BadAnswer("stopped")
+            answer.finish(self._now())
+        except BadAnswer as bad:
+            error = str(bad)
+            timed_out = isinstance(bad, TimedOut)
+        return RequestOutcome(
+            index=request.index,
+            user=user,
+            scheduled=scheduled,
+            sent=sent,
+            token_times=tuple(answer.token_times),
+            ended=self._now(),
+            output_tokens=answer.output_tokens,
+            token_ids=tuple(answer.token_ids),
+            prompt_tokens=answer.prompt_tokens,
+            error=error,
+            timed_out=timed_out,
+        )
 
 
 def _collect(
-    ended: queue.SimpleQueue[RequestOutcome | None],
+    ended: queue.SimpleQueue[RequestOutcome | BaseException],
     num_requests: int,
-    num_users: int,
-    on_done: Callable[[], None],
+    on_done: Callable[[RequestOutcome], None],
 ) -> tuple[list[RequestOutcome], float]:
     """All outcomes as they arrive, and the largest delay of a timed wait of this thread, in seconds.
 
@@ -206,17 +294,14 @@ def _collect(
     outcomes: list[RequestOutcome] = []
     worst_late = 0.0
     while len(outcomes) < num_requests:
-        if not num_users:
-            raise RuntimeError("a user ended before its requests; its exception is above")
         began = time.perf_counter()
         try:
             outcome = ended.get(timeout=_CLOCK_SECONDS)
         except queue.Empty:
             worst_late = max(worst_late, time.perf_counter() - began - _CLOCK_SECONDS)
             continue
-        if outcome is None:
-            num_users -= 1
-        else:
-            outcomes.append(outcome)
-            on_done()
+        if isinstance(outcome, BaseException):
+            raise RuntimeError("the load client has a fault; its exception is above") from outcome
+        outcomes.append(outcome)
+        on_done(outcome)
     return outcomes, worst_late

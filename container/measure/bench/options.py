@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from container.measure.bench.choice import LENGTHS, PROCESSES, LoadChoice
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.scenario import PRESETS, Scenario
 
 Command = TypeVar("Command", bound=Callable[..., None])
+_MAX_REQUESTS = 100_000
+_MAX_USERS = 1000
 
 
 def count_option(
@@ -27,28 +32,71 @@ def tokenizer_option(text: str) -> Callable[[Command], Command]:
 
 
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of prompts and lengths."
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts, lengths and arrivals."
 )
+_POSITIVE = click.FloatRange(0, min_open=True)
 
 
-def load_options(lengths: Lengths, output_tokens: int) -> Callable[[Command], Command]:
-    """Give a command `users`, `lengths`, `input_tokens`, `output_tokens`, `dialect` and `timeout` (seconds).
+def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `load` (a LoadChoice), `dialect` and `timeout` (seconds).
 
-    lengths, output_tokens: the defaults.
+    default: the load without a preset and a trace, for the help.
     """
+    workload = default.workload
     options = (
-        count_option("--users", 32, "Concurrent users; each has one request in flight.", most=1000),
+        click.option(
+            "--preset", type=click.Choice(list(PRESETS)), help="A known load. Options given beside it win."
+        ),
+        click.option(
+            "--trace",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Replay a recorded load: Mooncake's JSON lines or Azure's CSV.",
+        ),
+        click.option(
+            "--scale",
+            type=click.FloatRange(0, 100, min_open=True),
+            help="Multiply token counts, requests, users and rates of the preset or trace: 0.1 for a small machine.",
+        ),
+        click.option(
+            "--requests",
+            type=click.IntRange(1, _MAX_REQUESTS),
+            help="Total number of requests.",
+            show_default="4 for each user, or the preset's",
+        ),
+        click.option(
+            "--users",
+            type=click.IntRange(1, _MAX_USERS),
+            help="Closed loop: concurrent users; each sends its next request when the last one is answered.",
+            show_default="32, or the preset's",
+        ),
+        click.option(
+            "--ramp", type=_POSITIVE, help="Closed loop: new users a second.", show_default="all at once"
+        ),
+        click.option(
+            "--rate", type=_POSITIVE, help="Open loop: requests a second, whether or not others are answered."
+        ),
+        click.option(
+            "--arrivals",
+            type=click.Choice(PROCESSES),
+            help="Open loop: distribution of intervals.",
+            show_default="poisson",
+        ),
+        click.option(
+            "--burstiness",
+            type=click.FloatRange(0.01, 1000),
+            help="Open loop: shape of gamma intervals; 1 is poisson, less is more bursty, more is more regular.",
+        ),
+        click.option("--burst", is_flag=True, help="All requests at once."),
         click.option(
             "--lengths",
-            type=click.Choice([one.value for one in Lengths]),
-            default=lengths.value,
-            show_default=True,
+            type=click.Choice(LENGTHS),
+            show_default=f"{workload.describe()}; or the preset's",
             help="fixed: all prompts and answers have exactly the token counts of the next two options. spread: these"
             " are means; prompts are uniform between half and one and a half times the mean, answers exponential and"
             " at most 4 times the mean.",
         ),
-        count_option("--input-tokens", 32, "Tokens of a prompt."),
-        count_option("--output-tokens", output_tokens, "Tokens of an answer; EOS is ignored."),
+        _tokens_option("--input-tokens", "Mean tokens of a prompt.", workload.prompts.mean),
+        _tokens_option("--output-tokens", "Mean tokens of an answer; EOS is ignored.", workload.outputs.mean),
         click.option(
             "--dialect",
             type=click.Choice(sorted(DIALECTS)),
@@ -58,16 +106,28 @@ def load_options(lengths: Lengths, output_tokens: int) -> Callable[[Command], Co
         ),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=_POSITIVE,
             default=600.0,
             show_default=True,
             help="Time limit of one request, in seconds.",
         ),
     )
 
-    def add(command: Command) -> Command:
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_load(**values: Any) -> None:
+            load = LoadChoice(**{field.name: values.pop(field.name) for field in fields(LoadChoice)})
+            command(load=load, **values)
+
+        decorated: Callable[..., None] = with_load
         for option in reversed(options):
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return add
+
+
+def _tokens_option(name: str, text: str, mean: float) -> Callable[[Command], Command]:
+    return click.option(
+        name, type=click.IntRange(1, 1_000_000), help=text, show_default=f"{mean:.0f}, or the preset's"
+    )

@@ -3,63 +3,110 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from container.machine import versions
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.figures import Figures
-from container.measure.bench.workload import Workload
-from container.measure.numbers import seconds
+from container.measure.bench.figures import Figures, Spread, failure
+from container.measure.bench.load import LoadRun
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.search import RateTrial, best_trial, trials_table
+from container.measure.bench.slo import Slo
+from container.measure.bench.workload import BenchRequest
+from container.measure.numbers import number, percent, seconds
 from container.measure.output import Table
+
+STATISTICS = tuple(field.name for field in dataclasses.fields(Spread))
 
 
 @dataclass(frozen=True, slots=True)
-class BenchReport:
-    """One run and everything needed to repeat it."""
+class BenchOrigin:
+    """Everything needed to repeat a benchmark."""
 
     url: str
     dialect: str
-    workload: Workload
+    scenario: Scenario
+    seed: int
+    slo: Slo | None
     tokenizer: str
     """Its folder or file."""
     num_warm_up: int
     """Requests that were sent before and are not counted."""
-    figures: Figures
+
+    @property
+    def title(self) -> str:
+        return f"{self.url}, {self.dialect}: {self.scenario.describe()}, seed {self.seed}"
+
+    @property
+    def notes(self) -> str:
+        return f"{self.num_warm_up} warm-up requests, not counted; tokenizer {self.tokenizer}"
 
     def json_values(self) -> dict[str, Any]:
-        """Times in seconds."""
         return {
             **dataclasses.asdict(self),
+            "load": self.scenario.describe(),
             "percentiles": "linear interpolation",
             "versions": versions(),
         }
 
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """One run."""
+
+    origin: BenchOrigin
+    figures: Figures
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether no request failed."""
+        return not self.figures.num_errors
+
+    def json_values(self) -> dict[str, Any]:
+        """Times in seconds."""
+        return {**self.origin.json_values(), "figures": dataclasses.asdict(self.figures)}
+
     def table(self) -> Table:
-        """Latency percentiles."""
+        """Means and percentiles of times."""
         figures = self.figures
-        between = "between tokens" if DIALECTS[self.dialect].pieces_are_tokens else "between pieces of text"
+        between = (
+            "between tokens" if DIALECTS[self.origin.dialect].pieces_are_tokens else "between pieces of text"
+        )
         times = (
-            ("to the first token", figures.ttft),
-            (between, figures.gap),
+            ("to the first token (TTFT)", figures.ttft),
+            (f"{between} (ITL)", figures.gap),
+            ("per token after the first (TPOT)", figures.tpot),
             ("whole request", figures.latency),
         )
         return Table(
-            f"{self.url}, {self.dialect}: {self.workload.describe()}, seed {self.workload.seed}",
-            ("", "p50", "p90", "p99"),
-            tuple((name, *map(seconds, (one.p50, one.p90, one.p99))) for name, one in times),
+            self.origin.title,
+            ("", *STATISTICS),
+            tuple((name, *(seconds(getattr(one, kind)) for kind in STATISTICS)) for name, one in times),
         )
 
     def lines(self) -> list[tuple[str, str]]:
         """Rates, errors and notes below the table, each with its style."""
         figures = self.figures
+        late = f" ({figures.num_timeouts} timed out)" if figures.num_timeouts else ""
         lines = [
             (
                 f"{figures.output_tokens_per_second:.2f} output tokens/s, {figures.requests_per_second:.3f} requests/s,"
-                f" {figures.num_errors} of {figures.num_requests} requests failed, {figures.wall_seconds:.2f} s",
+                f" {figures.num_errors} of {figures.num_requests} requests failed{late}, {figures.wall_seconds:.2f} s",
                 "bold",
-            ),
-            (f"{self.num_warm_up} warm-up requests, not counted; tokenizer {self.tokenizer}", ""),
+            )
+        ]
+        if slo := self.origin.slo:
+            lines.append(
+                (
+                    f"goodput {figures.goodput:.3f} requests/s: {percent(figures.share_within_slo)} of all requests"
+                    f" within {slo.describe()}",
+                    "bold",
+                )
+            )
+        lines += [
+            (self.origin.notes, ""),
             (
                 f"client: at most {1000 * figures.worst_lag_seconds:.1f} ms late, busy for"
                 f" {100 * figures.client_cpu_share:.0f} % of the time",
@@ -69,3 +116,65 @@ class BenchReport:
         if figures.client_limited:
             lines.append((f"note: {figures.client_limited}", "yellow"))
         return lines + [(f"error: {one.count} x {one.text}", "red") for one in figures.errors]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """The runs of a search for the highest rate."""
+
+    origin: BenchOrigin
+    trials: tuple[RateTrial, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether any rate is sustained."""
+        return best_trial(self.trials) is not None
+
+    def json_values(self) -> dict[str, Any]:
+        """Times in seconds; the rate of a run of all requests at once is null."""
+        best = best_trial(self.trials)
+        return {
+            **self.origin.json_values(),
+            "best_rate": best.rate if best else None,
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
+        }
+
+    def table(self) -> Table:
+        return trials_table(self.origin.title, self.trials)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The result and notes below the table, each with its style."""
+        best = best_trial(self.trials)
+        limits = f" within {self.origin.slo.describe()}" if self.origin.slo else ""
+        found = (
+            f"highest sustained rate{limits}: {number(best.rate)} requests/s,"
+            f" {number(best.figures.output_tokens_per_second)} output tokens/s"
+            if best
+            else f"no rate is sustained{limits}"
+        )
+        limited = dict.fromkeys(
+            trial.figures.client_limited for trial in self.trials if trial.figures.client_limited
+        )
+        return [
+            (found, "bold"),
+            (self.origin.notes, ""),
+            *((f"note: {sentence}", "yellow") for sentence in limited),
+        ]
+
+
+REQUEST_COLUMNS = (
+    *("run", "request", "user", "scheduled", "sent", "ttft", "tpot", "latency"),
+    *("prompt_tokens", "output_tokens", "error"),
+)
+
+
+def request_rows(number: int, run: LoadRun, requests: Sequence[BenchRequest]) -> list[tuple[Any, ...]]:
+    """A row of REQUEST_COLUMNS for each request of run `number`. Times in seconds."""
+    return [
+        (
+            *(number, outcome.index, outcome.user, outcome.scheduled, outcome.sent),
+            *(outcome.ttft, outcome.tpot, outcome.latency, request.prompt_tokens, outcome.output_tokens),
+            failure(outcome, request),
+        )
+        for outcome, request in zip(run.outcomes, requests, strict=True)
+    ]

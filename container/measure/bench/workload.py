@@ -1,7 +1,7 @@
-"""Requests for a server: seeded prompts of exact token counts, made of words, without common prefixes.
+"""What is sent: seeded prompts of exact token counts, made of words, with or without common prefixes.
 
 Tokens are counted as the server does: by the model's tokenizer, with the special tokens that it adds to a plain text.
-The same workload and tokenizer always give the same prompts.
+The same workload, seed and tokenizer always give the same prompts.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.lengths import Fixed, Lengths, times
+from container.measure.bench.prefixes import Prefixes, block_ids
 
 _COMMON_WORDS = (
     "a I of to in is it on as at by we the and for are was one all can her has out our day get see new two way who "
@@ -24,6 +26,7 @@ _COMMON_WORDS = (
 """For tokenizers with hardly any word in one piece; every language model's tokenizer can encode these."""
 _WORD_LETTERS = range(4, 13)
 _SPACES = ("\u0120", "\u2581")
+_MAX_SHOWN = 100
 _MAX_TRIES = 200
 """Changes of a prompt until its count fits. It fits at once if words are one token each."""
 
@@ -34,31 +37,43 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Number and size of requests, and number of users. All counts are at least 1.
+    """Number and size of requests.
 
-    Raises BenchError when one is not.
+    Raises BenchError when there is none, or when a trace has fewer.
     """
 
-    prompt_tokens: int
-    """Mean tokens of a prompt, special tokens included."""
-    output_tokens: int
-    """Mean tokens of an answer."""
+    prompts: Lengths
+    """Tokens of prompts, special tokens included."""
+    outputs: Lengths
+    """Tokens of answers."""
     num_requests: int
-    num_users: int
-    seed: int
-    lengths: Lengths = Lengths.FIXED
+    prefixes: Prefixes | None = None
+    """What prompts have in common; None: nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "output_tokens", "num_requests", "num_users"):
-            value = getattr(self, name)
-            if value < 1:
-                raise BenchError(f"{name}: got {value}; allowed: 1 or more")
+        if self.num_requests < 1:
+            raise BenchError(f"num_requests: got {self.num_requests}; allowed: 1 or more")
+
+    @property
+    def title(self) -> str:
+        """Mean token counts."""
+        exact = isinstance(self.prompts, Fixed) and isinstance(self.outputs, Fixed)
+        average = "" if exact else " on average"
+        return f"{self.prompts.mean:.0f} tokens in, {self.outputs.mean:.0f} out{average}"
+
+    def scaled(self, factor: float) -> Workload:
+        """The same with token counts and number of requests times `factor`."""
+        return Workload(
+            self.prompts.scaled(factor),
+            self.outputs.scaled(factor),
+            times(self.num_requests, factor),
+            self.prefixes and self.prefixes.scaled(factor),
+        )
 
     def describe(self) -> str:
-        return (
-            f"{self.num_requests} requests by {self.num_users} users,"
-            f" {self.lengths.describe(self.prompt_tokens, self.output_tokens)}"
-        )
+        """Token counts in words."""
+        prefixes = f", {self.prefixes.describe()}" if self.prefixes else ""
+        return f"{self.prompts.describe('tokens in')}, {self.outputs.describe('out')}{prefixes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +114,29 @@ class _Word:
     """Tokens that it adds to a text when it follows a space."""
 
 
-def make_requests(workload: Workload, tokenizer: Tokenizer) -> tuple[BenchRequest, ...]:
+def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
     """The requests of a workload. Raises: BenchError when no prompt has that many tokens with this tokenizer."""
-    rng = random.Random(f"{workload.seed}/{workload.prompt_tokens}")
-    count, lengths = workload.num_requests, workload.lengths
+    rng = random.Random(f"{seed}/{workload.prompts.mean:g}")
+    count, prefixes = workload.num_requests, workload.prefixes
     # Generators of their own: a change of one mean leaves the other token counts unchanged.
-    prompt_tokens = lengths.prompt_tokens(workload.prompt_tokens, count, random.Random(f"{workload.seed}/in"))
-    output_tokens = lengths.output_tokens(
-        workload.output_tokens, count, random.Random(f"{workload.seed}/out")
-    )
+    prompt_tokens = workload.prompts.draw(count, random.Random(f"{seed}/in"))
+    output_tokens = workload.outputs.draw(count, random.Random(f"{seed}/out"))
+    shared = block_ids(prefixes, prompt_tokens, random.Random(f"{seed}/prefixes"))
+    block_tokens = prefixes.block_tokens if prefixes else 0
     texts = _vocabulary(tokenizer)
     words = _measured(texts, tokenizer)
-    openings = _openings(texts, count, min(prompt_tokens), tokenizer, rng)
-    return tuple(
-        BenchRequest(index, _prompt(opening, tokens_in, words, tokenizer, rng), tokens_in, tokens_out)
-        for index, (opening, tokens_in, tokens_out) in enumerate(
-            zip(openings, prompt_tokens, output_tokens, strict=True)
-        )
-    )
+    own_tokens = [tokens - len(ids) * block_tokens for tokens, ids in zip(prompt_tokens, shared, strict=True)]
+    openings = _openings(texts, count, min(own_tokens), tokenizer, rng)
+    blocks = {
+        block: _words_of(block_tokens, words, random.Random(f"{seed}/block/{block}"))
+        for block in sorted(set(chain.from_iterable(shared)))
+    }
+    requests = []
+    for index, (opening, ids) in enumerate(zip(openings, shared, strict=True)):
+        beginning = " ".join([*chain.from_iterable(blocks[block] for block in ids), opening])
+        prompt = _prompt(beginning, prompt_tokens[index], words, tokenizer, rng)
+        requests.append(BenchRequest(index, prompt, prompt_tokens[index], output_tokens[index]))
+    return tuple(requests)
 
 
 def _count(text: str, tokenizer: Tokenizer) -> int:
@@ -183,7 +203,7 @@ def _openings(
 def _prompt(
     opening: str, wanted: int, words: Sequence[_Word], tokenizer: Tokenizer, rng: random.Random
 ) -> str:
-    """A text of exactly `wanted` tokens that begins with `opening`."""
+    """A text of exactly `wanted` tokens that begins with `opening`. Raises BenchError."""
     added: list[str] = []
     for _ in range(_MAX_TRIES):
         text = " ".join([opening, *added])
@@ -199,7 +219,7 @@ def _prompt(
             break
     raise BenchError(
         f"prompts of {wanted} tokens cannot be written with this tokenizer; "
-        f"{opening!r} alone takes {_count(opening, tokenizer)} of them, special tokens included"
+        f"{opening[-_MAX_SHOWN:]!r} alone takes {_count(opening, tokenizer)} of them, special tokens included"
     )
 
 

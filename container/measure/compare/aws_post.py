@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from container.measure.bench.choice import LoadChoice
+from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.compare.configurations import BadConfiguration, NamedPath
-from container.measure.compare.plan import Scenario
 from container.measure.compare.report import Section
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import (
@@ -30,8 +31,9 @@ from lmi_server.properties import loader
 DYNAMIC, ROLLING, PAGED = "dynamic-4", "rolling", "rolling-paged"
 DYNAMIC_32, STATIC = "dynamic-32", "static-4"
 _TWINS = {DYNAMIC: "smollm2-dynamic", ROLLING: "smollm2-rolling", PAGED: "smollm2-rolling-paged"}
-_SHAPES = ((32, 128), (256, 32))
-"""Prompt and output tokens of the post's two scenarios."""
+_SCENARIOS = ("aws-1", "aws-2")
+"""Presets of the post's two scenarios."""
+_REQUESTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,16 @@ PUBLISHED = {
 }
 
 
-def scenarios(num_requests: int, num_users: int) -> tuple[Scenario, Scenario]:
-    """The post's two scenarios."""
-    one, two = (
-        Scenario(f"scenario {place}: {shape[0]} in, {shape[1]} out", *shape, num_requests, num_users)
-        for place, shape in enumerate(_SHAPES, start=1)
+def scenarios(load: LoadChoice) -> tuple[Scenario, ...]:
+    """The post's two scenarios with the number of requests and the arrivals of `load`. Raises BenchError."""
+    made = (
+        replace(load, preset=preset, requests=load.requests or _REQUESTS).scenario(PRESETS[preset])
+        for preset in _SCENARIOS
     )
-    return one, two
+    return tuple(
+        replace(one, name=f"scenario {place}: {one.workload.describe().replace('tokens ', '')}")
+        for place, one in enumerate(made, start=1)
+    )
 
 
 def examples_folder(option: Path | None) -> Path:
@@ -111,7 +116,7 @@ def sections(comparison: Comparison) -> tuple[Section, ...]:
             " named below. Compare the ratios to the dynamic configuration, not the values.",
             tuple(
                 _post_table(comparison, place, measure)
-                for place in range(len(_SHAPES))
+                for place in range(len(_SCENARIOS))
                 for measure in (TOKENS_PER_SECOND, LATENCY_P90)
             ),
         ),

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from container.machine import Machine, detect
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.arrivals import Users
+from container.measure.bench.choice import LoadChoice
+from container.measure.bench.lengths import Exponential, Uniform
 from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
-from container.measure.bench.workload import BenchError
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.workload import BenchError, Workload
 from container.measure.compare import aws_post, report
 from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import (
@@ -28,7 +30,7 @@ from container.measure.compare.configurations import (
     read_configurations,
     warnings,
 )
-from container.measure.compare.plan import Plan, Scenario
+from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, Section
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
@@ -41,9 +43,8 @@ from container.progress import ProgressView, view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
 
-_REQUESTS_PER_USER = 4
-"""In a round: users fall out of step, and batches change while they run."""
-_POST_REQUESTS = 32
+_DEFAULT = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
+"""Several requests for each user: they fall out of step, and batches change while they run."""
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
 
@@ -79,13 +80,7 @@ class CompareOptions:
     help="With --aws-post: the folder properties_examples, if it is not beside the package.",
 )
 @count_option("--rounds", 5, "Rounds of each configuration. More rounds find smaller differences.", most=100)
-@click.option(
-    "--requests",
-    type=click.IntRange(1, 100_000),
-    show_default=f"{_REQUESTS_PER_USER} for each user; {_POST_REQUESTS} with --aws-post",
-    help="Requests in a round.",
-)
-@load_options(Lengths.SPREAD, output_tokens=64)
+@load_options(_DEFAULT)
 @seed_option
 @tokenizer_option(
     "Model folder or tokenizer.json for the prompts of all configurations, instead of their own."
@@ -98,18 +93,12 @@ class CompareOptions:
     help="Write the Markdown report to this file.",
 )
 @json_option
-@click.pass_context
 def compare(
-    context: click.Context,
     paths: tuple[Path, ...],
     post: bool,
     examples: Path | None,
     rounds: int,
-    requests: int | None,
-    users: int,
-    lengths: str,
-    input_tokens: int,
-    output_tokens: int,
+    load: LoadChoice,
     seed: int,
     dialect: str,
     tokenizer: Path | None,
@@ -121,13 +110,12 @@ def compare(
 
     Reports which one is faster, with confidence intervals.
     """
-    _check_paths(context, paths, post, examples)
+    _check_paths(paths, post, examples, load)
     require_folders(output, json_path)
-    scenarios = (
-        aws_post.scenarios(requests or _POST_REQUESTS, users)
-        if post
-        else (_scenario(users, requests, input_tokens, output_tokens, Lengths(lengths)),)
-    )
+    try:
+        scenarios = aws_post.scenarios(load) if post else (load.scenario(_DEFAULT),)
+    except BenchError as error:
+        raise click.UsageError(str(error)) from error
     plan = Plan(scenarios, rounds, seed, dialect, timeout)
     options = CompareOptions(paths, post, examples, plan, tokenizer, output, json_path)
     environ = launch.environment()
@@ -145,16 +133,7 @@ def compare(
     sys.exit(code)
 
 
-def _scenario(
-    users: int, requests: int | None, input_tokens: int, output_tokens: int, lengths: Lengths
-) -> Scenario:
-    average = " on average" if lengths is Lengths.SPREAD else ""
-    name = f"{input_tokens} tokens in, {output_tokens} out{average}"
-    count = requests or _REQUESTS_PER_USER * users
-    return Scenario(name, input_tokens, output_tokens, count, users, lengths)
-
-
-def _check_paths(context: click.Context, paths: Sequence[Path], post: bool, examples: Path | None) -> None:
+def _check_paths(paths: Sequence[Path], post: bool, examples: Path | None, load: LoadChoice) -> None:
     """Raises UsageError for arguments that exclude each other."""
     if not post:
         if len(paths) < 2:
@@ -166,11 +145,9 @@ def _check_paths(context: click.Context, paths: Sequence[Path], post: bool, exam
         raise click.UsageError(
             f"PATH: not with --aws-post, which has its own configurations (got {' '.join(map(str, paths))})"
         )
-    for name in ("lengths", "input_tokens", "output_tokens"):
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(
-                f"--{name.replace('_', '-')}: not with --aws-post, whose two scenarios set the token counts"
-            )
+    own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens")
+    if own:
+        raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
 
 
 def run_comparison(

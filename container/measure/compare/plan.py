@@ -5,40 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from container.measure.bench.lengths import Lengths
-from container.measure.bench.workload import Workload
+from container.measure.bench.scenario import Scenario
 
-_WARM_UP_REQUESTS = 8
-_WARM_UP_TOKENS = 16
 _WARM_UP_SEED = 1_000_003
 """Added to the seed, so that no prompt of a warm-up occurs in a round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One shape of load."""
-
-    name: str
-    prompt_tokens: int
-    """Mean prompt length."""
-    output_tokens: int
-    """Mean answer length."""
-    num_requests: int
-    num_users: int
-    """Requests in flight: each user sends the next one when the last is answered."""
-    lengths: Lengths = Lengths.FIXED
-
-    def workload(self, seed: int) -> Workload:
-        """The workload of one round. Raises BenchError."""
-        return Workload(
-            self.prompt_tokens, self.output_tokens, self.num_requests, self.num_users, seed, self.lengths
-        )
-
-    def warm_up(self) -> Scenario:
-        """A few requests with the same prompt lengths and short answers."""
-        count = min(_WARM_UP_REQUESTS, self.num_users, self.num_requests)
-        tokens = min(_WARM_UP_TOKENS, self.output_tokens)
-        return Scenario(f"{self.name}, warm-up", self.prompt_tokens, tokens, count, count, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,11 +120,11 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> str:
         f"`{provenance.command}`, {provenance.when}",
         f"machine: {provenance.machine}",
         f"versions: {packages}",
-        *(f"{one.name}: each round has {one.workload(plan.seed).describe()}" for one in plan.scenarios),
+        *(f"{one.name}: each round has {one.describe()}" for one in plan.scenarios),
         "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{plan.num_rounds} round{'s' if plan.num_rounds > 1 else ''}, one server at a time, in the order: {order}",
-        f"warm-up of each server, not counted: for each scenario {warm_up.workload(plan.seed).describe()}",
+        f"warm-up of each server, not counted: for each scenario {warm_up.describe()}",
     ]
     return _bullets(lines)
 

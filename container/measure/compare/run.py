@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.measure.bench.arrivals import UserSession
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import failure, figures
 from container.measure.bench.load import LoadRun, run_with_progress
+from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchRequest, load_tokenizer, make_requests
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.plan import Plan, Scenario, Stay, stays
+from container.measure.compare.plan import Plan, Stay, stays
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import MetricsSnapshot, kv_use, sampling, scrape
 from container.measure.compare.server_process import ReadyServer, StartServer
@@ -29,7 +31,7 @@ _SETTLE_POLL_SECONDS = 0.05
 @functools.cache
 def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
     """Requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
-    return make_requests(scenario.workload(seed), load_tokenizer(tokenizer))
+    return make_requests(scenario.workload, load_tokenizer(tokenizer), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class ComparisonRunner:
             self.view.say(f"{config.name}: ready after {server.start_up_seconds:.1f} s")
             for scenario in self.plan.scenarios:
                 short = scenario.warm_up()
-                requests = _requests(tokenizer, short, self.plan.warm_up_seed(stay.rounds[0]))
-                self._load(server, requests, short.num_users, f"{config.name}: {short.name}")
+                seed = self.plan.warm_up_seed(stay.rounds[0])
+                sessions = short.arrivals.sessions(_requests(tokenizer, short, seed), seed)
+                self._load(server, sessions, f"{config.name}: {short.name}")
             results = [
                 self._round(config.name, server, scenario, round_number)
                 for round_number in stay.rounds
@@ -84,11 +87,13 @@ class ComparisonRunner:
         return results, life
 
     def _round(self, name: str, server: ReadyServer, scenario: Scenario, round_number: int) -> RoundResult:
-        requests = _requests(self.tokenizers[name], scenario, self.plan.round_seed(round_number))
+        seed = self.plan.round_seed(round_number)
+        requests = _requests(self.tokenizers[name], scenario, seed)
+        sessions = scenario.arrivals.sessions(requests, seed)
         title = f"{name}: round {round_number} of {self.plan.num_rounds}, {scenario.name}"
         before = _scrape_when_idle(server.url)
         with sampling(lambda: scrape(server.url)) as samples:
-            run = self._load(server, requests, scenario.num_users, title)
+            run = self._load(server, sessions, title)
         result = RoundResult(
             configuration=name,
             scenario=scenario.name,
@@ -104,9 +109,7 @@ class ComparisonRunner:
         self.view.say(_one_line(title, result))
         return result
 
-    def _load(
-        self, server: ReadyServer, requests: Sequence[BenchRequest], num_users: int, title: str
-    ) -> LoadRun:
+    def _load(self, server: ReadyServer, sessions: Sequence[UserSession], title: str) -> LoadRun:
         """Put the load on from another thread, so that this one handles a stop signal at once."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
             try:
@@ -114,8 +117,7 @@ class ComparisonRunner:
                     run_with_progress,
                     server.url,
                     DIALECTS[self.plan.dialect],
-                    requests,
-                    num_users,
+                    sessions,
                     self.plan.timeout_seconds,
                     self.view,
                     title,

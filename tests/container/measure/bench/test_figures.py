@@ -93,7 +93,7 @@ def test_answers_of_one_token_have_no_gaps() -> None:
     one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
     found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)])
     assert math.isnan(found.gap.p50)
-    assert found.ttft == Spread(0.5, 0.5, 0.5)
+    assert found.ttft == Spread(*[0.5] * 5)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))

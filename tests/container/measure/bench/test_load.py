@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from container.measure.bench.arrivals import Users
 from container.measure.bench.dialects import DIALECTS, Dialect, Record
 from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun, run_load
@@ -29,7 +30,8 @@ def load(
 ) -> LoadRun:
     url = server if isinstance(server, str) else server.url
     speaking = DIALECTS[dialect] if isinstance(dialect, str) else dialect
-    return run_load(url, speaking, requests, num_users, timeout, lambda: None)
+    sessions = Users(num_users).sessions(requests, 0)
+    return run_load(url, speaking, sessions, timeout, lambda outcome: None)
 
 
 @BOTH
@@ -109,10 +111,9 @@ def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScript
     run_load(
         server.url,
         DIALECTS["lmi"],
-        make_bench_requests(6),
-        2,
+        Users(2).sessions(make_bench_requests(6), 0),
         30.0,
-        lambda: threads.append(threading.get_ident()),
+        lambda outcome: threads.append(threading.get_ident()),
     )
     assert threads == [threading.get_ident()] * 6
 

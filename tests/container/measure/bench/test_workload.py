@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from container.measure.bench.lengths import Lengths
+from container.measure.bench.lengths import Exponential, Fixed, Uniform
 from container.measure.bench.workload import BenchError, Workload, load_tokenizer, make_requests
 from lmi_server.text.tokenizer import TextModel
 from tests.support.examples import examples
 
-WORK = Workload(prompt_tokens=32, output_tokens=7, num_requests=20, num_users=4, seed=0)
+SPREAD = Workload(Uniform.around(40), Exponential(30, 120), 40)
+WORK = Workload(Fixed(32), Fixed(7), num_requests=20)
 
 
 def with_bos(tokenizer: Tokenizer) -> Tokenizer:
@@ -48,8 +49,8 @@ def test_every_prompt_has_exactly_its_tokens(
     tiny_tokenizer: Tokenizer, prompt_tokens: int, num_requests: int, seed: int, kind: str
 ) -> None:
     tokenizer = {"tiny": tiny_tokenizer, "bos": with_bos(tiny_tokenizer), "letters": letters()}[kind]
-    work = Workload(prompt_tokens, 5, num_requests, 3, seed)
-    requests = make_requests(work, tokenizer)
+    work = Workload(Fixed(prompt_tokens), Fixed(5), num_requests)
+    requests = make_requests(work, tokenizer, seed)
     assert [len(tokenizer.encode(request.prompt).ids) for request in requests] == [
         prompt_tokens
     ] * num_requests
@@ -58,7 +59,7 @@ def test_every_prompt_has_exactly_its_tokens(
 
 
 def test_prompts_of_spread_lengths_are_exact_too(tiny_tokenizer: Tokenizer) -> None:
-    requests = make_requests(Workload(40, 30, 40, 4, seed=0, lengths=Lengths.SPREAD), tiny_tokenizer)
+    requests = make_requests(SPREAD, tiny_tokenizer, 0)
     wanted = [request.prompt_tokens for request in requests]
     assert [len(tiny_tokenizer.encode(request.prompt).ids) for request in requests] == wanted
     assert 20 <= min(wanted) < max(wanted) <= 60
@@ -66,44 +67,43 @@ def test_prompts_of_spread_lengths_are_exact_too(tiny_tokenizer: Tokenizer) -> N
 
 
 def test_spread_lengths_are_distributed_as_described() -> None:
-    prompts = Lengths.SPREAD.prompt_tokens(40, 5000, random.Random(0))
+    prompts = SPREAD.prompts.draw(5000, random.Random(0))
     assert (min(prompts), max(prompts)) == (20, 60)
     assert statistics.fmean(prompts) == pytest.approx(40, rel=0.02)
-    answers = Lengths.SPREAD.output_tokens(30, 5000, random.Random(1))
+    answers = SPREAD.outputs.draw(5000, random.Random(1))
     assert (min(answers), max(answers)) == (1, 120)
     # An exponential distribution that is cut at 4 means has 0.925 of the mean, and 0.82 of it as deviation.
     assert statistics.fmean(answers) == pytest.approx(0.925 * 30, rel=0.05)
     assert statistics.stdev(answers) == pytest.approx(0.82 * 30, rel=0.05)
-    assert set(Lengths.SPREAD.output_tokens(1, 100, random.Random(0))) == {1, 2, 3, 4}
+    assert set(Exponential(1, 4).draw(100, random.Random(0))) == {1, 2, 3, 4}
 
 
 def test_each_token_count_depends_on_its_own_mean_alone(tiny_tokenizer: Tokenizer) -> None:
-    work = replace(WORK, lengths=Lengths.SPREAD)
-    first = make_requests(work, tiny_tokenizer)
-    longer = make_requests(replace(work, output_tokens=50), tiny_tokenizer)
+    first = make_requests(SPREAD, tiny_tokenizer, 0)
+    longer = make_requests(replace(SPREAD, outputs=Exponential(50, 200)), tiny_tokenizer, 0)
     assert [one.prompt for one in longer] == [one.prompt for one in first]
-    others = make_requests(replace(work, seed=1), tiny_tokenizer)
+    others = make_requests(SPREAD, tiny_tokenizer, 1)
     assert [one.output_tokens for one in others] != [one.output_tokens for one in first]
 
 
 def test_no_two_prompts_begin_alike_while_the_tokenizer_has_beginnings(tiny_tokenizer: Tokenizer) -> None:
-    requests = make_requests(WORK, tiny_tokenizer)
+    requests = make_requests(WORK, tiny_tokenizer, 0)
     firsts = {tiny_tokenizer.encode(request.prompt).ids[0] for request in requests}
     assert len(firsts) == len(requests)
 
 
 def test_prompts_differ_early_when_there_are_more_of_them_than_beginnings(tiny_tokenizer: Tokenizer) -> None:
-    requests = make_requests(replace(WORK, num_requests=600), tiny_tokenizer)
+    requests = make_requests(replace(WORK, num_requests=600), tiny_tokenizer, 0)
     assert len({tuple(request.prompt.split()[:2]) for request in requests}) == 600
 
 
 def test_the_same_workload_gives_the_same_prompts_and_another_seed_others(tiny_tokenizer: Tokenizer) -> None:
-    first = make_requests(WORK, tiny_tokenizer)
-    assert make_requests(WORK, tiny_tokenizer) == first
+    first = make_requests(WORK, tiny_tokenizer, 0)
+    assert make_requests(WORK, tiny_tokenizer, 0) == first
     # What does not concern the prompts does not change them.
-    other = make_requests(replace(WORK, num_users=1, output_tokens=9), tiny_tokenizer)
+    other = make_requests(replace(WORK, outputs=Fixed(9)), tiny_tokenizer, 0)
     assert [request.prompt for request in other] == [request.prompt for request in first]
-    others = make_requests(replace(WORK, seed=1), tiny_tokenizer)
+    others = make_requests(WORK, tiny_tokenizer, 1)
     assert not {request.prompt for request in others} & {request.prompt for request in first}
 
 
@@ -113,26 +113,26 @@ def test_prompts_for_the_bundled_model_are_what_its_server_counts(
     bundled_model: Path, prompt_tokens: int
 ) -> None:
     server = TextModel.from_folder(bundled_model)
-    work = Workload(prompt_tokens, 8, 64, 32, seed=3)
-    ids = [server.encode(request.prompt) for request in make_requests(work, load_tokenizer(bundled_model))]
+    work = Workload(Fixed(prompt_tokens), Fixed(8), 64)
+    requests = make_requests(work, load_tokenizer(bundled_model), 3)
+    ids = [server.encode(request.prompt) for request in requests]
     assert {len(one) for one in ids} == {prompt_tokens}
     assert len({one[0] for one in ids}) == 64
 
 
 def test_a_prompt_too_short_for_its_special_tokens_is_refused(tiny_tokenizer: Tokenizer) -> None:
     with pytest.raises(BenchError, match="prompts of 1 tokens cannot be written"):
-        make_requests(replace(WORK, prompt_tokens=1), with_bos(tiny_tokenizer))
+        make_requests(replace(WORK, prompts=Fixed(1)), with_bos(tiny_tokenizer), 0)
 
 
 def test_more_prompts_than_there_are_is_refused(tiny_tokenizer: Tokenizer) -> None:
     with pytest.raises(BenchError, match="1 tokens cannot all differ"):
-        make_requests(replace(WORK, prompt_tokens=1, num_requests=5000), tiny_tokenizer)
+        make_requests(replace(WORK, prompts=Fixed(1), num_requests=5000), tiny_tokenizer, 0)
 
 
-@pytest.mark.parametrize("field", ["prompt_tokens", "output_tokens", "num_requests", "num_users"])
-def test_a_workload_has_at_least_one_of_everything(field: str) -> None:
-    with pytest.raises(BenchError, match=f"{field}: got 0; allowed: 1 or more"):
-        replace(WORK, **{field: 0})
+def test_a_workload_has_at_least_one_request() -> None:
+    with pytest.raises(BenchError, match="num_requests: got 0; allowed: 1 or more"):
+        replace(WORK, num_requests=0)
 
 
 def test_a_tokenizer_is_read_from_its_folder_or_its_file_and_never_cuts(

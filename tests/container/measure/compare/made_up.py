@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from container.measure.bench.arrivals import Users
 from container.measure.bench.figures import ErrorCount, Figures, Spread
+from container.measure.bench.lengths import Fixed
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.workload import Workload
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.plan import Plan, Scenario, stays
+from container.measure.compare.plan import Plan, stays
 from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse
 
-SCENARIO = Scenario("8 tokens in, 4 out", 8, 4, 2, 2)
+
+def make_scenario(
+    name: str, prompt_tokens: int, output_tokens: int, num_requests: int, num_users: int
+) -> Scenario:
+    return Scenario(
+        name, Workload(Fixed(prompt_tokens), Fixed(output_tokens), num_requests), Users(num_users)
+    )
+
+
+SCENARIO = make_scenario("8 tokens in, 4 out", 8, 4, 2, 2)
 TOKENS = ((1, 2, 3, 4), (5, 6, 7, 8))
 PROVENANCE = Provenance(
     "lmi compare a b",
@@ -40,10 +54,11 @@ def make_configuration(
 def make_figures(
     tokens_per_second: float = 100.0, latency: float = 2.0, errors: Sequence[str] = (), limited: str = ""
 ) -> Figures:
-    spread = Spread(latency / 2, latency, latency)
+    spread = Spread(latency / 2, latency / 2, latency, latency, latency)
     return Figures(
         num_requests=2,
         num_errors=len(errors),
+        num_timeouts=0,
         errors=tuple(ErrorCount(text, 1) for text in errors),
         wall_seconds=1.0,
         output_tokens=8,
@@ -51,7 +66,10 @@ def make_figures(
         requests_per_second=tokens_per_second / 4,
         ttft=spread,
         gap=spread,
+        tpot=spread,
         latency=spread,
+        goodput=math.nan,
+        share_within_slo=math.nan,
         worst_lag_seconds=0.0,
         client_cpu_share=0.1,
         client_limited=limited,

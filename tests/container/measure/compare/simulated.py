@@ -49,7 +49,8 @@ def simulate(rounds: list[Pair], speed: float = 1.0) -> Comparison:
 
 def _figures(values: dict[str, float], speed: float) -> Figures:
     def spread(name: str) -> Spread:
-        return Spread(values[f"{name}_p50"] / speed, values[f"{name}_p90"] / speed, math.nan)
+        p50, p90 = values[f"{name}_p50"] / speed, values[f"{name}_p90"] / speed
+        return Spread(math.nan, p50, p90, math.nan, math.nan)
 
     rate = values["output_tokens_per_second"] * speed
     return replace(make_figures(rate), ttft=spread("ttft"), gap=spread("gap"), latency=spread("latency"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from container.measure.bench.choice import LoadChoice
 from container.measure.compare import aws_post
 from container.measure.compare.aws_post import DYNAMIC, DYNAMIC_32, PAGED, ROLLING, STATIC
 from container.measure.compare.configurations import BadConfiguration
@@ -19,7 +20,7 @@ from tests.container.measure.compare.made_up import (
 )
 from tests.support.paths import REPO_ROOT
 
-ONE, TWO = aws_post.scenarios(32, 32)
+ONE, TWO = aws_post.scenarios(LoadChoice())
 SPEEDS = {
     DYNAMIC: (10.0, 20.0),
     ROLLING: (70.0, 40.0),
@@ -41,8 +42,10 @@ def made_up(*names: str) -> Comparison:
 
 
 def test_the_scenarios_are_the_posts() -> None:
-    shapes = [(one.prompt_tokens, one.output_tokens, one.num_requests, one.num_users) for one in (ONE, TWO)]
-    assert shapes == [(32, 128, 32, 32), (256, 32, 32, 32)]
+    assert [one.name for one in (ONE, TWO)] == ["scenario 1: 32 in, 128 out", "scenario 2: 256 in, 32 out"]
+    assert [one.arrivals.describe(one.workload.num_requests) for one in (ONE, TWO)] == [
+        "32 requests by 32 users"
+    ] * 2
 
 
 def test_the_configurations_are_the_twins_and_what_is_made_of_them(tmp_path: Path) -> None:

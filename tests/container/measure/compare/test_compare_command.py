@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.measure.bench.lengths import Lengths
-from container.measure.bench.workload import load_tokenizer, make_requests
+from container.measure.bench.arrivals import Users
+from container.measure.bench.lengths import Fixed
+from container.measure.bench.workload import Workload, load_tokenizer, make_requests
 from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
@@ -79,9 +80,10 @@ def test_by_default_there_are_five_rounds_of_several_waves_of_spread_lengths(
     plan = asked_by(["one", "two"], monkeypatch, tmp_path).plan
     assert plan.num_rounds >= 5
     (scenario,) = plan.scenarios
-    assert scenario.num_requests >= 3 * scenario.num_users
+    assert isinstance(scenario.arrivals, Users)
+    assert scenario.workload.num_requests >= 3 * scenario.arrivals.num_users
     tokenizer = load_tokenizer(build_model_folder(tmp_path / "model"))
-    requests = make_requests(scenario.workload(plan.round_seed(1)), tokenizer)
+    requests = make_requests(scenario.workload, tokenizer, plan.round_seed(1))
     for tokens in ([one.prompt_tokens for one in requests], [one.output_tokens for one in requests]):
         assert len(set(tokens)) > 20
 
@@ -89,14 +91,15 @@ def test_by_default_there_are_five_rounds_of_several_waves_of_spread_lengths(
 def test_a_fixed_load_is_one_option_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--lengths", "fixed", "--output-tokens", "128", "--requests", "32"]
     (scenario,) = asked_by(["one", "two", *options], monkeypatch, tmp_path).plan.scenarios
-    assert (scenario.name, scenario.num_requests) == ("32 tokens in, 128 out", 32)
-    assert scenario.lengths is Lengths.FIXED
+    assert scenario.name == "32 tokens in, 128 out"
+    assert scenario.workload == Workload(Fixed(32), Fixed(128), 32)
 
 
 def test_the_posts_scenarios_keep_their_own_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for scenario in asked_by(["--aws-post"], monkeypatch, tmp_path).plan.scenarios:
-        assert (scenario.num_requests, scenario.num_users) == (32, 32)
-        assert scenario.lengths is Lengths.FIXED
+    first, second = asked_by(["--aws-post"], monkeypatch, tmp_path).plan.scenarios
+    assert first.workload == Workload(Fixed(32), Fixed(128), 32)
+    assert second.workload == Workload(Fixed(256), Fixed(32), 32)
+    assert (first.arrivals, second.arrivals) == (Users(32), Users(32))
 
 
 def test_servers_that_it_starts_do_not_get_the_callers_admin_token(

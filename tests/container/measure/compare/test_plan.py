@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.measure.bench.lengths import Lengths
-from container.measure.compare.plan import Plan, Scenario, Stay, stays
+from container.measure.compare.plan import Plan, Stay, stays
 
 
 def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:
@@ -46,11 +45,3 @@ def test_every_round_and_the_warm_up_have_seeds_of_their_own() -> None:
     rounds = [plan.round_seed(number) for number in range(1, 6)]
     warm_ups = [plan.warm_up_seed(number) for number in range(1, 6)]
     assert len({*rounds, *warm_ups}) == 10
-
-
-def test_a_warm_up_has_the_same_prompts_lengths_but_is_short() -> None:
-    short = Scenario("s", 256, 128, 32, 32).warm_up()
-    assert (short.prompt_tokens, short.output_tokens, short.num_requests, short.num_users) == (256, 16, 8, 8)
-    tiny = Scenario("s", 256, 4, 2, 1, Lengths.SPREAD).warm_up()
-    assert (tiny.output_tokens, tiny.num_requests, tiny.num_users) == (4, 1, 1)
-    assert tiny.lengths is Lengths.SPREAD

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from container.measure.bench.workload import BenchError
-from container.measure.compare.plan import Plan, Scenario
+from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
@@ -21,11 +21,11 @@ from container.measure.compare.summary import equality
 from container.progress import LogLines
 from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.measure.compare.fake_server import Behaviour, FakeServer, FakeServers, plain_token
-from tests.container.measure.compare.made_up import make_configuration
+from tests.container.measure.compare.made_up import make_configuration, make_scenario
 from tests.lmi_server.fakes import build_model_folder
 
-SHORT = Scenario("short", 8, 4, 3, 2)
-LONG = Scenario("long", 12, 2, 2, 2)
+SHORT = make_scenario("short", 8, 4, 3, 2)
+LONG = make_scenario("long", 12, 2, 2, 2)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def test_configurations_run_one_at_a_time_in_turn_and_all_get_the_same_prompts(
     warm_ups = {prompt for lives in fakes.lives.values() for life in lives for prompt in life.prompts[:4]}
     assert not warm_ups & set(second)
     assert log.count("ready after 1.5 s") == 3
-    assert log.count("tokens/s, TTFT p50") == len(made.rounds)
+    assert log.count(", latency p90 ") == len(made.rounds)
     assert "a: round 1 of 2, short: 100 %" in log
     assert [stay.rounds for stay in made.stays] == [(1,), (1, 2), (2,)]
     assert {stay.start_up_seconds for stay in made.stays} == {1.5}

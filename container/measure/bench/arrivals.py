@@ -1,0 +1,130 @@
+"""When requests are sent: by users who wait for their answers, at a rate, all at once, or at recorded times.
+
+All are sessions: a user comes at some time and sends requests one after the other. At a rate, each user sends one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from typing import Protocol
+
+from container.measure.bench.lengths import times
+from container.measure.bench.workload import BenchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class UserSession:
+    """Requests of one user. Each is due when the one before it is answered."""
+
+    start: float
+    """When the first one is due, seconds since the start of the run."""
+    requests: tuple[BenchRequest, ...]
+
+
+class Arrivals(Protocol):
+    """When requests are sent."""
+
+    def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
+        """The users of a run, by their start."""
+
+    def scaled(self, factor: float) -> Arrivals:
+        """The same with `factor` times the users or requests a second."""
+
+    def describe(self, num_requests: int) -> str:
+        """The arrivals of so many requests in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """A closed loop: each user sends its next request when the last one is answered."""
+
+    num_users: int
+    ramp: float = math.inf
+    """New users a second; infinite: all start at once."""
+
+    def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
+        """Request i belongs to user i % num_users."""
+        return tuple(
+            UserSession(user / self.ramp, tuple(requests[user :: self.num_users]))
+            for user in range(min(self.num_users, len(requests)))
+        )
+
+    def scaled(self, factor: float) -> Users:
+        return Users(times(self.num_users, factor), self.ramp * factor)
+
+    def describe(self, num_requests: int) -> str:
+        joining = "" if math.isinf(self.ramp) else f" ({self.ramp:g} more each second)"
+        return f"{num_requests} requests by {self.num_users} users{joining}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests at a rate, whether or not earlier ones are answered.
+
+    Intervals have a gamma distribution. Burstiness is its shape: 1 is a Poisson process, less comes in bursts, more is
+    more regular, infinity is a constant interval.
+    """
+
+    rate: float
+    """Mean requests a second."""
+    burstiness: float = 1.0
+
+    def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
+        """The first request is due at once."""
+        rng = random.Random(f"{seed}/arrivals")
+        starts = accumulate((self._interval(rng) for _ in requests[1:]), initial=0.0)
+        return _single(starts, requests)
+
+    def _interval(self, rng: random.Random) -> float:
+        """Seconds."""
+        if math.isinf(self.burstiness):
+            return 1 / self.rate
+        return rng.gammavariate(self.burstiness, 1 / (self.burstiness * self.rate))
+
+    def scaled(self, factor: float) -> OpenLoop:
+        return OpenLoop(self.rate * factor, self.burstiness)
+
+    def describe(self, num_requests: int) -> str:
+        names = {1.0: "Poisson", math.inf: "constant"}
+        process = names.get(self.burstiness, f"gamma, burstiness {self.burstiness:g}")
+        return f"{num_requests} requests at {self.rate:.4g}/s ({process})"
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """All requests at once."""
+
+    def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
+        return _single(repeat(0.0), requests)
+
+    def scaled(self, factor: float) -> Burst:
+        return self
+
+    def describe(self, num_requests: int) -> str:
+        return f"{num_requests} requests at once"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedArrivals:
+    """The arrivals of a trace."""
+
+    times: tuple[float, ...]
+    """Seconds since the first, in order."""
+
+    def sessions(self, requests: Sequence[BenchRequest], seed: int) -> tuple[UserSession, ...]:
+        return _single(self.times, requests)
+
+    def scaled(self, factor: float) -> RecordedArrivals:
+        return RecordedArrivals(tuple(time / factor for time in self.times))
+
+    def describe(self, num_requests: int) -> str:
+        return f"{num_requests} requests within {self.times[num_requests - 1]:.4g} s as recorded"
+
+
+def _single(starts: Iterable[float], requests: Sequence[BenchRequest]) -> tuple[UserSession, ...]:
+    """A user for each request."""
+    return tuple(UserSession(start, (request,)) for start, request in zip(starts, requests, strict=False))

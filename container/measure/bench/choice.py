@@ -1,0 +1,126 @@
+"""The load that a command line asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
+from container.measure.bench.lengths import Exponential, Fixed, Lengths, Uniform, times
+from container.measure.bench.scenario import PRESETS, Scenario
+from container.measure.bench.trace import read_trace
+from container.measure.bench.workload import BenchError, Workload
+
+LENGTHS = ("fixed", "spread")
+PROCESSES = ("poisson", "constant", "gamma")
+_LONGEST_ANSWER = 4
+"""In means, for spread lengths. Longer ones are drawn again, so the average is 7 % below the nominal mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """Options of the command line; None where one is not given. Given options win over the preset or the trace."""
+
+    preset: str | None = None
+    trace: Path | None = None
+    scale: float | None = None
+    requests: int | None = None
+    users: int | None = None
+    ramp: float | None = None
+    rate: float | None = None
+    arrivals: str | None = None
+    burstiness: float | None = None
+    burst: bool = False
+    lengths: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def given(self, *names: str) -> list[str]:
+        """The options among these fields that are given, as they are typed."""
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) not in (None, False)]
+
+    def scenario(self, default: Scenario) -> Scenario:
+        """The load. default: without a preset and without a trace. Raises BenchError."""
+        if self.preset and self.trace:
+            raise BenchError("--preset, --trace: give one of them")
+        base = PRESETS[self.preset] if self.preset else read_trace(self.trace) if self.trace else default
+        scaled = base.scaled(self.scale) if self.scale else base
+        arrivals = self._arrivals(scaled.arrivals)
+        workload = self._workload(scaled)
+        if self.trace and workload.num_requests > base.workload.num_requests:
+            available = base.workload.num_requests
+            if self.requests:
+                raise BenchError(
+                    f"--requests: got {self.requests}; allowed: {available}, as many as the trace has"
+                )
+            workload = replace(workload, num_requests=available)
+        name = base.name if self.preset or self.trace else workload.title
+        return Scenario(name, workload, arrivals)
+
+    def _arrivals(self, base: Arrivals) -> Arrivals:
+        kinds = [
+            self.given("users", "ramp"),
+            self.given("rate", "arrivals", "burstiness"),
+            self.given("burst"),
+        ]
+        closed, opened, burst = kinds
+        if sum(map(bool, kinds)) > 1:
+            raise BenchError(f"{', '.join(closed + opened + burst)}: these exclude each other")
+        if closed:
+            loop = base if isinstance(base, Users) else Users(0)
+            users = self.users or loop.num_users
+            if not users:
+                raise BenchError("--ramp: this load has no users; give --users too")
+            return Users(users, self.ramp or loop.ramp)
+        if opened:
+            present = base if isinstance(base, OpenLoop) else OpenLoop(0.0)
+            rate = self.rate or present.rate
+            if not rate:
+                raise BenchError(f"{opened[0]}: this load has no rate; give --rate too")
+            return OpenLoop(rate, self._burstiness(present.burstiness))
+        return Burst() if burst else base
+
+    def _burstiness(self, default: float) -> float:
+        if self.burstiness is not None and self.arrivals in ("poisson", "constant"):
+            raise BenchError(
+                f"--burstiness: not with --arrivals {self.arrivals}; allowed: with --arrivals gamma"
+            )
+        if self.arrivals == "gamma" and self.burstiness is None:
+            raise BenchError("--arrivals gamma: give --burstiness too; 1 is poisson, less is more bursty")
+        fixed = {"poisson": 1.0, "constant": math.inf}
+        return self.burstiness or fixed.get(self.arrivals or "", default)
+
+    def _workload(self, base: Scenario) -> Workload:
+        workload = base.workload
+        return replace(
+            workload,
+            prompts=self._prompts(workload.prompts),
+            outputs=self._outputs(workload.outputs),
+            num_requests=self.requests or self._num_requests(base),
+        )
+
+    def _num_requests(self, base: Scenario) -> int:
+        """As many for each user as before."""
+        count = base.workload.num_requests
+        if self.users and isinstance(base.arrivals, Users):
+            return times(count, self.users / base.arrivals.num_users)
+        return count
+
+    def _prompts(self, base: Lengths) -> Lengths:
+        mean = self.input_tokens or times(base.mean, 1)
+        match self.lengths:
+            case "fixed":
+                return Fixed(mean)
+            case "spread":
+                return Uniform.around(mean)
+        return base.scaled(mean / base.mean) if self.input_tokens else base
+
+    def _outputs(self, base: Lengths) -> Lengths:
+        mean = self.output_tokens or times(base.mean, 1)
+        match self.lengths:
+            case "fixed":
+                return Fixed(mean)
+            case "spread":
+                return Exponential(mean, _LONGEST_ANSWER * mean)
+        return base.scaled(mean / base.mean) if self.output_tokens else base

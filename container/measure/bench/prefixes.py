@@ -1,0 +1,75 @@
+"""Common prefixes of prompts: a few texts that all prompts share, or the blocks of a trace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from container.measure.bench.lengths import times
+
+_OWN_TOKENS = 4
+"""Tokens of a prompt, special tokens included, that no block takes: prompts with the same prefix differ in these."""
+
+
+class Prefixes(Protocol):
+    """A prompt begins with blocks of the same token count; equal ids are equal texts."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        """Block ids of each of `count` prompts."""
+
+    def scaled(self, factor: float) -> Prefixes: ...
+
+    def describe(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Each prompt begins with one of a few prefixes, drawn at random."""
+
+    num_prefixes: int
+    block_tokens: int
+    """Tokens of a prefix."""
+
+    def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        return [(rng.randrange(self.num_prefixes),) for _ in range(count)]
+
+    def scaled(self, factor: float) -> SharedPrefixes:
+        return replace(self, block_tokens=times(self.block_tokens, factor))
+
+    def describe(self) -> str:
+        return f"{self.num_prefixes} shared prefixes of {self.block_tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPrefixes:
+    """The blocks of a trace, in its order."""
+
+    block_ids: tuple[tuple[int, ...], ...]
+    block_tokens: int
+
+    def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        return list(self.block_ids[:count])
+
+    def scaled(self, factor: float) -> RecordedPrefixes:
+        return replace(self, block_tokens=times(self.block_tokens, factor))
+
+    def describe(self) -> str:
+        return f"recorded prefixes in blocks of {self.block_tokens} tokens"
+
+
+def block_ids(
+    prefixes: Prefixes | None, prompt_tokens: Sequence[int], rng: random.Random
+) -> list[tuple[int, ...]]:
+    """Block ids of each prompt: the whole blocks that leave it some tokens of its own."""
+    if prefixes is None:
+        return [()] * len(prompt_tokens)
+    drawn = prefixes.draw(len(prompt_tokens), rng)
+    return [
+        ids[: max(0, tokens - _OWN_TOKENS) // prefixes.block_tokens]
+        for ids, tokens in zip(drawn, prompt_tokens, strict=True)
+    ]

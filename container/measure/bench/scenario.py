@@ -1,0 +1,67 @@
+"""A load: what is sent and when. The presets of `--preset` are a table of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
+from container.measure.bench.lengths import Exponential, Fixed, Normal, ShortAndLong
+from container.measure.bench.prefixes import SharedPrefixes
+from container.measure.bench.workload import Workload
+
+_WARM_UP_REQUESTS = 8
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One shape of load."""
+
+    name: str
+    workload: Workload
+    arrivals: Arrivals
+
+    def scaled(self, factor: float) -> Scenario:
+        """Token counts, number of requests, users and rates times `factor`; an open loop takes as long as before."""
+        return replace(self, workload=self.workload.scaled(factor), arrivals=self.arrivals.scaled(factor))
+
+    def warm_up(self, num_requests: int | None = None) -> Scenario:
+        """Requests with the same prompt lengths and short answers. num_requests: None for a few."""
+        most = self.arrivals.num_users if isinstance(self.arrivals, Users) else _WARM_UP_REQUESTS
+        count = num_requests or min(_WARM_UP_REQUESTS, most, self.workload.num_requests)
+        tokens = min(_WARM_UP_TOKENS, round(self.workload.outputs.mean))
+        workload = replace(self.workload, outputs=Fixed(tokens), num_requests=count)
+        return Scenario(f"{self.name}, warm-up", workload, Users(min(count, most)))
+
+    def describe(self) -> str:
+        arrivals = self.arrivals.describe(self.workload.num_requests)
+        return f"{arrivals}, {self.workload.describe()}"
+
+
+_USERS = Users(32)
+
+
+def _anyscale(longest: int) -> tuple[Workload, Arrivals]:
+    return Workload(Fixed(512), Exponential(128, longest), 1000), Burst()
+
+
+PRESETS: Mapping[str, Scenario] = {
+    name: Scenario(name, workload, arrivals)
+    for name, (workload, arrivals) in {
+        "aws-1": (Workload(Fixed(32), Fixed(128), 128), _USERS),
+        "aws-2": (Workload(Fixed(256), Fixed(32), 128), _USERS),
+        "summarise": (Workload(Fixed(500), Normal(100, 20), 128), _USERS),
+        "code": (Workload(Fixed(15), Fixed(500), 128), _USERS),
+        "anyscale": _anyscale(1536),
+        "anyscale-32": _anyscale(32),
+        "anyscale-128": _anyscale(128),
+        "anyscale-512": _anyscale(512),
+        "databricks": (Workload(Normal(512, 128), Fixed(128), 256), Users(32, ramp=1.0)),
+        "shared-prefix": (Workload(Fixed(1280), Fixed(64), 128, SharedPrefixes(8, 1024)), _USERS),
+        "long-and-short": (
+            Workload(ShortAndLong(64, 2048, 0.1), ShortAndLong(32, 512, 0.1), 200),
+            OpenLoop(4.0),
+        ),
+    }.items()
+}

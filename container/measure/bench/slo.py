@@ -1,0 +1,51 @@
+"""Latency goals: `ttft=500ms,tpot=50ms,latency=2s`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, fields
+
+from container.measure.bench.workload import BenchError
+from container.measure.numbers import seconds
+
+_UNITS = {"ms": 0.001, "s": 1.0}
+_EXAMPLE = "such as ttft=500ms,tpot=50ms,latency=2s"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Upper limits for one request, seconds; infinite where there is none."""
+
+    ttft: float = math.inf
+    tpot: float = math.inf
+    """Time per output token after the first."""
+    latency: float = math.inf
+
+    def describe(self) -> str:
+        limits = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name} {seconds(limit)}" for name, limit in limits.items() if limit < math.inf)
+
+
+def parse_slo(text: str) -> Slo:
+    """Read the value of `--slo`. Raises BenchError."""
+    names = [field.name for field in fields(Slo)]
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise BenchError(
+                f"--slo: no such limit (got {name}){hint}; allowed: {', '.join(names)}, {_EXAMPLE}"
+            )
+        if name in limits:
+            raise BenchError(f"--slo: {name} is given twice (got {text})")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", value, re.ASCII)
+        limits[name] = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if limits[name] <= 0:
+            raise BenchError(
+                f"--slo: {name} is not a time (got {value}); allowed: a number with ms or s, {_EXAMPLE}"
+            )
+    return Slo(**limits)

@@ -1,0 +1,144 @@
+"""Presets, their scale, and the options that win over them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
+from container.measure.bench.choice import LoadChoice
+from container.measure.bench.lengths import Exponential, Fixed, Normal, ShortAndLong, Uniform
+from container.measure.bench.prefixes import SharedPrefixes
+from container.measure.bench.scenario import PRESETS, Scenario
+from container.measure.bench.workload import BenchError, Workload, make_requests
+
+DEFAULT = Scenario("", Workload(Fixed(32), Fixed(128), 128), Users(32))
+TOKENS = {
+    "aws-1": "32 tokens in, 128 out",
+    "aws-2": "256 tokens in, 32 out",
+    "summarise": "500 tokens in, 100 out (normal, standard deviation 20)",
+    "code": "15 tokens in, 500 out",
+    "anyscale": "512 tokens in, 1 to 1536 out (exponential, mean 128)",
+    "anyscale-32": "512 tokens in, 1 to 32 out (exponential, mean 128)",
+    "anyscale-128": "512 tokens in, 1 to 128 out (exponential, mean 128)",
+    "anyscale-512": "512 tokens in, 1 to 512 out (exponential, mean 128)",
+    "databricks": "512 tokens in (normal, standard deviation 128), 128 out",
+    "shared-prefix": "1280 tokens in, 64 out, 8 shared prefixes of 1024 tokens",
+    "long-and-short": "64 tokens in (10 % of them 2048), 32 out (10 % of them 512)",
+}
+
+
+def chosen(**options: object) -> Scenario:
+    return LoadChoice(**options).scenario(DEFAULT)  # type: ignore[arg-type]
+
+
+def test_presets_send_the_token_counts_of_their_names() -> None:
+    assert {name: one.workload.describe() for name, one in PRESETS.items()} == TOKENS
+    assert PRESETS["databricks"].arrivals == Users(32, ramp=1.0)
+    assert PRESETS["anyscale"].arrivals == Burst()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_sent_on_a_small_machine(name: str, tiny_tokenizer: Tokenizer) -> None:
+    small = chosen(preset=name, scale=0.05)
+    requests = make_requests(small.workload, tiny_tokenizer, 0)
+    assert len(requests) == small.workload.num_requests <= 50
+    assert all(one.prompt_tokens <= 103 and one.output_tokens <= 77 for one in requests)
+    assert len({one.prompt for one in requests}) == len(requests)
+    sessions = small.arrivals.sessions(requests, 0)
+    assert sum(len(session.requests) for session in sessions) == len(requests)
+
+
+def test_a_tenth_of_the_scale_is_a_tenth_of_everything() -> None:
+    assert chosen(preset="databricks", scale=0.1) == Scenario(
+        "databricks", Workload(Normal(51, 12.8), Fixed(13), 26), Users(3, ramp=0.1)
+    )
+    assert chosen(preset="shared-prefix", scale=0.5).workload == Workload(
+        Fixed(640), Fixed(32), 64, SharedPrefixes(8, 512)
+    )
+    assert chosen(scale=0.25) == Scenario("8 tokens in, 32 out", Workload(Fixed(8), Fixed(32), 32), Users(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "workload"),
+    [
+        ({}, Workload(Fixed(32), Fixed(128), 128)),
+        ({"input_tokens": 7, "requests": 5}, Workload(Fixed(7), Fixed(128), 5)),
+        ({"users": 8}, Workload(Fixed(32), Fixed(128), 32)),
+        ({"users": 8, "requests": 9}, Workload(Fixed(32), Fixed(128), 9)),
+        ({"lengths": "spread", "input_tokens": 40}, Workload(Uniform(20, 60), Exponential(128, 512), 128)),
+        (
+            {"preset": "long-and-short", "lengths": "fixed", "requests": 3},
+            Workload(Fixed(262), Fixed(80), 3),
+        ),
+        (
+            {"preset": "anyscale", "output_tokens": 32, "requests": 3},
+            Workload(Fixed(512), Exponential(32, 384), 3),
+        ),
+        (
+            {"preset": "aws-1", "scale": 0.1, "output_tokens": 50, "requests": 9},
+            Workload(Fixed(3), Fixed(50), 9),
+        ),
+    ],
+)
+def test_given_sizes_win(options: dict[str, object], workload: Workload) -> None:
+    assert chosen(**options).workload == workload
+
+
+@pytest.mark.parametrize(
+    ("options", "arrivals"),
+    [
+        ({"users": 4}, Users(4)),
+        ({"ramp": 2.0}, Users(32, 2.0)),
+        ({"preset": "databricks", "users": 4}, Users(4, 1.0)),
+        ({"preset": "anyscale", "users": 4}, Users(4)),
+        ({"rate": 3.0}, OpenLoop(3.0)),
+        ({"rate": 3.0, "arrivals": "constant"}, OpenLoop(3.0, math.inf)),
+        ({"rate": 3.0, "arrivals": "gamma", "burstiness": 0.5}, OpenLoop(3.0, 0.5)),
+        ({"rate": 3.0, "burstiness": 0.5}, OpenLoop(3.0, 0.5)),
+        ({"preset": "long-and-short", "arrivals": "constant"}, OpenLoop(4.0, math.inf)),
+        ({"burst": True}, Burst()),
+    ],
+)
+def test_given_arrivals_win(options: dict[str, object], arrivals: Arrivals) -> None:
+    assert chosen(**options).arrivals == arrivals
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"users": 4, "rate": 2.0}, "--users, --rate: these exclude each other"),
+        ({"ramp": 4.0, "burst": True}, "--ramp, --burst: these exclude"),
+        ({"preset": "anyscale", "ramp": 4.0}, "--ramp: this load has no users; give --users too"),
+        ({"arrivals": "constant"}, "--arrivals: this load has no rate; give --rate too"),
+        ({"rate": 1.0, "arrivals": "gamma"}, "--arrivals gamma: give --burstiness too"),
+        (
+            {"rate": 1.0, "arrivals": "poisson", "burstiness": 2.0},
+            "--burstiness: not with --arrivals poisson",
+        ),
+        ({"preset": "aws-1", "trace": Path("t")}, "--preset, --trace: give one of them"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(BenchError, match=said):
+        chosen(**options)
+
+
+def test_a_share_of_the_requests_is_long() -> None:
+    drawn = Counter(ShortAndLong(2, 9, 0.1).draw(5000, random.Random(0)))
+    assert drawn.keys() == {2, 9}
+    assert drawn[9] / 5000 == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_warm_up_has_the_same_prompts_but_is_short() -> None:
+    warm_up = PRESETS["aws-2"].warm_up()
+    assert warm_up.workload == Workload(Fixed(256), Fixed(16), 8)
+    assert warm_up.arrivals == Users(8)
+    tiny = chosen(users=1, requests=2, output_tokens=4).warm_up()
+    assert (tiny.workload, tiny.arrivals) == (Workload(Fixed(32), Fixed(4), 1), Users(1))
+    assert chosen(users=2).warm_up(6).arrivals == Users(2)
