@@ -104,7 +104,7 @@ class Normal:
         return Normal(times(self.mean, factor), self.deviation * factor)
 
     def describe(self, unit: str) -> str:
-        return f"{self.mean} {unit} (normal, standard deviation {self.deviation:g})"
+        return f"{self.mean} {unit} (normal, standard deviation {self.deviation:.3g})"
 
 
 @dataclass(frozen=True, slots=True)

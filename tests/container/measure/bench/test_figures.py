@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from container.measure.bench.figures import ErrorCount, Figures, Spread, failure, figures
 from container.measure.bench.load import LoadRun, RequestOutcome
+from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
 
 REQUESTS = tuple(BenchRequest(index, "p", 5, 3) for index in range(4))
@@ -38,7 +39,11 @@ def test_figures_of_a_run_that_went_well() -> None:
     assert approximately(found.gap) == (0.15, 0.46, 0.586)
     # 0.9, 0.5, 1.1, 1.0 sorted: 0.5 0.9 1.0 1.1.
     assert approximately(found.latency) == (0.95, 1.07, 1.097)
+    assert (found.latency.mean, found.latency.p95) == pytest.approx((0.875, 1.085))
+    # 0.3, 0.2, 1.0 and 0.3 from the first to the last token, over two tokens.
+    assert approximately(found.tpot) == (0.15, 0.395, 0.4895)
     assert found.client_cpu_share == 0.25
+    assert math.isnan(found.goodput)
     assert found.client_limited == ""
 
 
@@ -97,9 +102,38 @@ def test_answers_of_one_token_have_no_gaps() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
-def test_percentiles_are_numpys(values: list[float]) -> None:
-    expected = numpy.percentile(values, [50, 90, 99])
-    assert tuple(expected) == approximately(Spread.of(values))
+def test_mean_and_percentiles_are_numpys(values: list[float]) -> None:
+    expected = (numpy.mean(values), *numpy.percentile(values, [50, 90, 95, 99]))
+    assert astuple(Spread.of(values)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("slo", "num_within"),
+    [
+        (Slo(ttft=0.41), 3),
+        (Slo(latency=1.0), 3),
+        (Slo(tpot=0.2), 3),
+        (Slo(ttft=0.41, latency=0.95), 1),
+        (Slo(ttft=0.01), 0),
+        (Slo(), 4),
+    ],
+)
+def test_goodput_counts_requests_that_keep_all_limits(slo: Slo, num_within: int) -> None:
+    found = figures(RUN, REQUESTS, slo)
+    assert (found.goodput, found.share_within_slo) == (num_within / 2.0, num_within / 4)
+
+
+def test_failed_requests_keep_no_limit_and_time_outs_are_counted() -> None:
+    late = replace(GOOD[0], error="no complete answer within 1 s", timed_out=True)
+    found = figures(replace(RUN, outcomes=(late, *GOOD[1:])), REQUESTS, Slo(ttft=9.0))
+    assert (found.num_errors, found.num_timeouts, found.share_within_slo) == (1, 1, 0.75)
+
+
+def test_an_answer_of_one_token_keeps_any_limit_per_further_token() -> None:
+    one = replace(GOOD[0], token_times=(0.5,), output_tokens=1)
+    found = figures(replace(RUN, outcomes=(one,)), [BenchRequest(0, "p", 5, 1)], Slo(tpot=0.001))
+    assert found.share_within_slo == 1.0
+    assert math.isnan(found.tpot.p50)
 
 
 def limited(**change: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -10,7 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from container.measure.bench.arrivals import Users
+from container.measure.bench import load as load_module
+from container.measure.bench.arrivals import Burst, OpenLoop, Users
 from container.measure.bench.dialects import DIALECTS, Dialect, Record
 from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun, run_load
@@ -118,6 +120,58 @@ def test_every_ended_request_is_told_in_the_callers_thread(scripted: StartScript
     assert threads == [threading.get_ident()] * 6
 
 
+def test_requests_of_an_open_loop_are_sent_when_they_are_due_whatever_became_of_the_others(
+    scripted: StartScripted,
+) -> None:
+    third = threading.Event()
+
+    def plan(number: int, body: object) -> Script:
+        if number == 2:
+            third.set()
+        return Script(wait_for=third)  # the first two are answered when the third has come
+
+    server = scripted(plan)
+    sessions = OpenLoop(rate=100.0, burstiness=math.inf).sessions(make_bench_requests(6), 0)
+    run = run_load(server.url, DIALECTS["lmi"], sessions, 30.0, lambda outcome: None)
+    assert [outcome.error for outcome in run.outcomes] == [""] * 6
+    assert [outcome.scheduled for outcome in run.outcomes] == [session.start for session in sessions]
+    assert all(outcome.sent >= outcome.scheduled for outcome in run.outcomes)
+    # Counted from the time at which it was due, with what the client was late.
+    assert all(one.latency == one.ended - one.scheduled >= one.ended - one.sent for one in run.outcomes)
+    assert run.outcomes[0].ttft >= 0.02
+
+
+def test_users_of_a_ramp_join_at_their_times_and_go_on(scripted: StartScripted) -> None:
+    requests = make_bench_requests(6)
+    sessions = Users(3, ramp=100.0).sessions(requests, 0)
+    run = run_load(scripted().url, DIALECTS["lmi"], sessions, 30.0, lambda outcome: None)
+    assert [run.outcomes[user].scheduled for user in range(3)] == [0.0, 0.01, 0.02]
+    assert [one.scheduled for one in run.outcomes[3:]] == [one.ended for one in run.outcomes[:3]]
+
+
+def test_a_burst_beyond_the_clients_threads_is_sent_late_and_says_so(
+    scripted: StartScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "_MAX_THREADS", 2)
+    server = scripted(lambda number, body: Script(first_seconds=0.02))
+    requests = make_bench_requests(8)
+    run = run_load(server.url, DIALECTS["lmi"], Burst().sessions(requests, 0), 30.0, lambda outcome: None)
+    assert server.max_in_flight == 2
+    assert run.worst_lag_seconds >= 3 * 0.02
+    assert "the client itself was late" in figures(run, requests).client_limited
+
+
+def test_a_fault_of_the_client_ends_the_run(scripted: StartScripted) -> None:
+    class Faulty(Slow):
+        def body(self, request: BenchRequest) -> bytes:
+            raise ZeroDivisionError
+
+    with pytest.raises(RuntimeError, match="the load client has a fault") as caught:
+        load(scripted(), make_bench_requests(3), dialect=Faulty())
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert not any(thread.name.startswith("user-") for thread in threading.enumerate())
+
+
 BROKEN = {
     "error record": (Script(error_after=2), "planned trouble"),
     "cut": (Script(break_after=2), "the connection broke off before the answer was complete"),
@@ -195,7 +249,7 @@ def test_an_answer_that_ends_with_its_connection_is_read_as_it_comes(
 def test_a_request_has_its_time_as_a_whole(scripted: StartScripted, plan: Script) -> None:
     run = load(scripted(lambda number, body: plan), make_bench_requests(1, output_tokens=50), timeout=1.0)
     (outcome,) = run.outcomes
-    assert outcome.error == "no complete answer within 1 s"
+    assert (outcome.error, outcome.timed_out) == ("no complete answer within 1 s", True)
     assert outcome.ended - outcome.sent >= 1.0
 
 

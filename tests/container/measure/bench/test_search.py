@@ -1,0 +1,119 @@
+"""The search for the highest rate, on servers that are a formula."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from container.measure.bench.figures import figures
+from container.measure.bench.load import LoadRun, RequestOutcome
+from container.measure.bench.search import (
+    RateTrial,
+    best_trial,
+    judge,
+    search_rate,
+    share_answered,
+    trials_table,
+)
+from container.measure.bench.slo import Slo
+from tests.container.measure.bench.conftest import make_bench_requests
+from tests.support.examples import examples
+
+REQUESTS = make_bench_requests(80, output_tokens=2)
+
+
+def queue(rate: float, service: float, num_requests: int = 80) -> LoadRun:
+    """Requests at constant intervals to a server that answers one after the other, each in `service` seconds."""
+    outcomes = []
+    free = 0.0
+    for request in REQUESTS[:num_requests]:
+        due = 0.0 if math.isinf(rate) else request.index / rate
+        begin = max(due, free)
+        free = begin + service
+        times = (begin + service / 2, free)
+        outcomes.append(RequestOutcome(request.index, 0, due, due, times, free, 2, (), None, ""))
+    return LoadRun(tuple(outcomes), free, 0.0, 0.0)
+
+
+def measure(rate: float, service: float, slo: Slo | None = None) -> RateTrial:
+    run = queue(rate, service)
+    return judge(rate, run, figures(run, REQUESTS, slo), slo)
+
+
+@examples(20)
+@given(service=st.floats(0.001, 10.0), start=st.sampled_from([None, 0.02, 0.9, 1.1, 40.0]))
+def test_the_saturation_rate_of_a_queue_is_found(service: float, start: float | None) -> None:
+    trials = search_rate(lambda rate: measure(rate, service), start and start / service)
+    best = best_trial(trials)
+    assert len(trials) <= 12
+    if start == 0.02:  # twelve runs end before the bisection does
+        assert best is trials[-1]
+        return
+    assert best is not None
+    # Requests are taken as piling up when less than 90 % of them are answered.
+    assert 0.9 <= best.rate * service <= 1.12
+    assert best.figures.requests_per_second * service <= 1.0 + 1e-9
+
+
+def test_the_first_run_is_all_at_once_and_gives_the_rate_to_start_with() -> None:
+    trials = search_rate(lambda rate: measure(rate, 0.5), None)
+    assert (trials[0].rate, trials[0].too_high) == (math.inf, "all at once")
+    assert trials[1].rate == pytest.approx(2.0)
+
+
+def test_limits_are_found_below_saturation() -> None:
+    def busy(rate: float) -> RateTrial:
+        """A server that saturates at 100 requests/s and is slower the busier it is."""
+        run = queue(min(rate, 1e6), 1 / (100 - min(rate, 99)) if rate < 99 else 1.0, 80)
+        return judge(rate, run, figures(run, REQUESTS, Slo(latency=0.025)), Slo(latency=0.025))
+
+    best = best_trial(search_rate(busy, 10.0))
+    assert best is not None
+    assert best.too_high == ""
+    # 1 / (100 - rate) is at most 25 ms, and no queue forms below 50.
+    assert 45 <= best.rate <= 52.5
+
+
+def test_no_rate_is_sustained_where_requests_fail() -> None:
+    def failing(rate: float) -> RateTrial:
+        run = queue(rate, 0.1)
+        broken = replace(run.outcomes[3], error="it broke")
+        run = replace(run, outcomes=(*run.outcomes[:3], broken, *run.outcomes[4:]))
+        return judge(rate, run, figures(run, REQUESTS), None)
+
+    trials = search_rate(failing, 8.0)
+    assert best_trial(trials) is None
+    assert trials[0].too_high == "1 of 80 requests failed: it broke"
+    assert all(later.rate < earlier.rate for earlier, later in pairwise(trials))
+    assert len(trials) == 12
+
+
+def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
+    def dead(rate: float) -> RateTrial:
+        run = queue(rate, 0.1)
+        outcomes = tuple(replace(one, error="down") for one in run.outcomes)
+        run = replace(run, outcomes=outcomes)
+        return judge(rate, run, figures(run, REQUESTS), None)
+
+    assert len(search_rate(dead, None)) == 1
+
+
+def test_the_share_of_answered_requests_is_that_of_the_queue() -> None:
+    assert share_answered(queue(5.0, 0.1)) == 1.0
+    assert share_answered(queue(20.0, 0.1)) == pytest.approx(0.5, abs=0.02)
+    assert share_answered(queue(5.0, 0.1, num_requests=2)) == 1.0
+    assert share_answered(queue(5.0, 0.1, num_requests=1)) == 1.0
+
+
+def test_runs_are_listed_with_what_was_wrong() -> None:
+    slo = Slo(latency=0.21)
+    trials = tuple(measure(rate, 0.1, slo) for rate in (math.inf, 20.0, 5.0))
+    rows = trials_table("a title", trials).rows
+    assert [row[0] for row in rows] == ["all at once", "20.0/s", "5.00/s"]
+    assert [row[-1] for row in rows] == ["all at once", "3.8 % within the limits, below 95.0 %", "sustained"]
+    assert rows[2][1:] == ("5.03", "10.1", "50.0 ms", "50.0 ms", "100 ms", "100.0 %", "sustained")
