@@ -72,7 +72,8 @@ class CompareOptions:
     "--aws-post",
     "post",
     is_flag=True,
-    help="Compare the three configurations of the AWS post on the bundled model, and two more that split its gain.",
+    help="Compare the three configurations of the AWS post on the bundled model, and two more that split its gain:"
+    " 32 requests of each scenario in a round.",
 )
 @click.option(
     "--examples",
