@@ -140,7 +140,12 @@ class SearchReport:
         }
 
     def table(self) -> Table:
-        return trials_table(self.origin.title, self.trials)
+        origin, workload = self.origin, self.origin.scenario.workload
+        return trials_table(
+            f"{origin.url}, {origin.dialect}: {workload.num_requests} requests in each run,"
+            f" {workload.describe()}, seed {origin.seed}",
+            self.trials,
+        )
 
     def lines(self) -> list[tuple[str, str]]:
         """The result and notes below the table, each with its style."""

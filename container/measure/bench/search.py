@@ -22,6 +22,10 @@ _MIN_SHARE_WITHIN = 0.95
 """Of the requests that must keep the latency limits."""
 _MIN_ANSWERED = 0.9
 """Answers to requests, in the last three quarters of the time in which requests are sent."""
+_MIN_IN_FLIGHT = 0.5
+"""Requests, on average. With less, each is nearly alone, and a lower rate makes none faster."""
+_MIN_LATENCIES = 4
+"""Time in which requests are sent, in latencies. In less, no queue can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,11 @@ class RateTrial:
     figures: Figures
     too_high: str
     """Why this rate is too high; empty if the server sustains it."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether lower rates fail too: few requests overlap, or none succeeded."""
+        return bool(self.too_high) and not self.rate * self.figures.latency.p50 >= _MIN_IN_FLIGHT
 
 
 def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> tuple[RateTrial, ...]:
@@ -50,7 +59,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
         low = max((trial.rate for trial in trials if not trial.too_high), default=0.0)
         # A rate above one that is too high may pass by chance; the lowest failure above the best rate counts.
         high = min((trial.rate for trial in trials if trial.too_high and trial.rate > low), default=math.inf)
-        if high <= low * _PRECISION:
+        if high <= low * _PRECISION or trials[-1].hopeless:
             break
         if math.isinf(high):
             rate = low * _STEP
@@ -70,7 +79,7 @@ def best_trial(trials: tuple[RateTrial, ...]) -> RateTrial | None:
 def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateTrial:
     """Whether the server sustains a rate.
 
-    It does if no request fails, requests are answered as fast as they come, and 95 % of them keep the limits.
+    It does if no request fails, 95 % of them keep the limits, and requests are answered as fast as they come.
     """
     too_high = ""
     if math.isinf(rate):
@@ -81,21 +90,26 @@ def judge(rate: float, run: LoadRun, figures: Figures, slo: Slo | None) -> RateT
         too_high = (
             f"{percent(figures.share_within_slo)} within the limits, below {percent(_MIN_SHARE_WITHIN)}"
         )
-    elif (share := share_answered(run)) < _MIN_ANSWERED:
-        too_high = f"requests pile up: {percent(share)} of those that come are answered"
+    else:
+        too_high = _backlog(run)
     return RateTrial(rate, figures, too_high)
 
 
-def share_answered(run: LoadRun) -> float:
-    """Answers to requests in the last three quarters of the time in which requests came.
+def _backlog(run: LoadRun) -> str:
+    """Why requests may pile up; empty if they are answered as fast as they come.
 
-    Answers are counted later by the median latency of the first quarter, so it is 1 where latencies stay the same.
+    Both are counted in the last three quarters of the time in which requests came, answers later by the median latency
+    of the first quarter. So all are answered where latencies stay the same.
     """
     due = sorted(outcome.scheduled for outcome in run.outcomes)
-    first, last = due[0] + (due[-1] - due[0]) / 4, due[-1]
+    span = due[-1] - due[0]
+    first, last = due[0] + span / 4, due[-1]
     delay = statistics.median(outcome.latency for outcome in run.outcomes if outcome.scheduled <= first)
+    if span < _MIN_LATENCIES * delay:
+        return f"too few requests to tell: sent within {seconds(span)}, one takes {seconds(delay)}"
     num_due = sum(first <= time <= last for time in due)
-    return sum(first + delay <= outcome.ended <= last + delay for outcome in run.outcomes) / num_due
+    answered = sum(first + delay <= outcome.ended <= last + delay for outcome in run.outcomes) / num_due
+    return f"requests pile up: {percent(answered)} are answered" if answered < _MIN_ANSWERED else ""
 
 
 def trials_table(title: str, trials: tuple[RateTrial, ...]) -> Table:

@@ -17,7 +17,6 @@ from container.measure.bench.search import (
     best_trial,
     judge,
     search_rate,
-    share_answered,
     trials_table,
 )
 from container.measure.bench.slo import Slo
@@ -79,7 +78,7 @@ def test_limits_are_found_below_saturation() -> None:
     assert 45 <= best.rate <= 52.5
 
 
-def test_no_rate_is_sustained_where_requests_fail() -> None:
+def test_the_search_ends_where_even_single_requests_fail() -> None:
     def failing(rate: float) -> RateTrial:
         run = queue(rate, 0.1)
         broken = replace(run.outcomes[3], error="it broke")
@@ -90,7 +89,11 @@ def test_no_rate_is_sustained_where_requests_fail() -> None:
     assert best_trial(trials) is None
     assert trials[0].too_high == "1 of 80 requests failed: it broke"
     assert all(later.rate < earlier.rate for earlier, later in pairwise(trials))
-    assert len(trials) == 12
+    assert [round(trial.rate, 2) for trial in trials] == [
+        8.0,
+        5.33,
+        3.56,
+    ]  # the last has 0.36 requests in flight
 
 
 def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
@@ -103,11 +106,23 @@ def test_a_server_that_fails_everything_ends_the_search_at_once() -> None:
     assert len(search_rate(dead, None)) == 1
 
 
-def test_the_share_of_answered_requests_is_that_of_the_queue() -> None:
-    assert share_answered(queue(5.0, 0.1)) == 1.0
-    assert share_answered(queue(20.0, 0.1)) == pytest.approx(0.5, abs=0.02)
-    assert share_answered(queue(5.0, 0.1, num_requests=2)) == 1.0
-    assert share_answered(queue(5.0, 0.1, num_requests=1)) == 1.0
+@pytest.mark.parametrize(
+    ("rate", "num_requests", "too_high"),
+    [
+        (5.0, 80, ""),
+        (10.0, 80, ""),
+        (12.0, 80, "requests pile up: 81.7 % are answered"),
+        (5.0, 4, ""),
+        (10.0, 4, "too few requests to tell: sent within 300 ms, one takes 100 ms"),
+        (100.0, 80, "too few requests to tell: sent within 790 ms, one takes 955 ms"),
+        (5.0, 1, "too few requests to tell: sent within 0 ms, one takes 100 ms"),
+    ],
+)
+def test_a_rate_is_sustained_when_no_queue_forms_in_a_run_that_would_show_it(
+    rate: float, num_requests: int, too_high: str
+) -> None:
+    run = queue(rate, 0.1, num_requests)
+    assert judge(rate, run, figures(run, REQUESTS[:num_requests]), None).too_high == too_high
 
 
 def test_runs_are_listed_with_what_was_wrong() -> None:
