@@ -12,7 +12,7 @@ NOT_RUN = {
     "make ": "installs, or takes minutes to hours; a dry run (make -n) shows that target and variables exist",
     "lmi serve ": "does not end; the configuration is loaded, and the server of these tests is started by this command",
     ".venv/bin/lmi serve ": "as lmi serve",
-    "lmi bench http://127.0.0.1:8080 --find-rate ": "takes minutes; tests/container/measure/bench/test_bench_loads.py runs it on a scripted server",
+    "lmi bench http://127.0.0.1:8080 --find-rate ": "takes minutes; tests/container/measure/bench has its tests",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
     "lmi prepare s3://": "needs a bucket; tests/e2e/test_s3.py runs it on an S3 server",
     ".venv/bin/pre-commit ": "changes the hooks of the checkout",
