@@ -25,7 +25,7 @@ def lmi(*arguments: str, code: str = "", **env: str) -> subprocess.CompletedProc
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={**os.environ, "PYTHONPATH": path, **env},
     )

@@ -61,7 +61,7 @@ def run_entry(*arguments: str, path: str, **env: str) -> subprocess.CompletedPro
         [ENTRY, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         cwd="/",
         env={"PATH": shell_path, **env},
@@ -98,7 +98,7 @@ def test_the_server_takes_the_script_s_place_so_that_signals_reach_it(fake_lmi: 
     with subprocess.Popen(
         [ENTRY], stdout=subprocess.PIPE, text=True, env={"PATH": f"{fake_lmi}:{os.defpath}"}
     ) as process:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
     assert int(out.split("|")[0]) == process.pid
 
 

@@ -26,8 +26,8 @@ from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
 ADDRESS = "http://127.0.0.1:8080"
 LANGUAGES = {"shell", "python", "properties", "json", "text"}
-SECONDS = 280
-SHELL = 'set -eu; curl() { command curl -fS --max-time 240 "$@"; }\n'
+SECONDS = 600
+SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
 """An error status is an error of curl's."""
 SETTINGS = "/admin/scheduler"
 _MODULE = re.compile(r"\.venv/bin/python -m ([\w.]+)")

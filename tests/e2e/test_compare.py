@@ -40,7 +40,7 @@ def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
 
 def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
     run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}")
-    output, _ = run.communicate(timeout=280)
+    output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
     assert [(one["configuration"], one["round"]) for one in data["rounds"]] == [
@@ -72,7 +72,7 @@ def test_nothing_is_left_running_when_it_is_killed(tiny_model: Path, tmp_path: P
         assert run.poll() is None, run.communicate()
         time.sleep(0.05)
     run.kill()
-    output, _ = run.communicate(timeout=60)
+    output, _ = run.communicate(timeout=600)
     assert len(seen) >= 4, output
     assert run.returncode == -signal.SIGKILL, output
     assert not [processes.describe(process) for process in processes.wait_gone(seen, 60.0)]

@@ -26,15 +26,6 @@ def records(answer: Answer) -> list[dict[str, object]]:
     return [json.loads(line) for line in answer.body.removesuffix("\n").split("\n")]
 
 
-def test_details_list_every_token_with_its_log_probability(client: Client) -> None:
-    reply = invoke(client, parameters={"max_new_tokens": 6, "details": True}).json()
-    details = reply["details"]
-    assert details["generated_tokens"] == len(details["tokens"]) == 6
-    assert all(token["log_prob"] <= 0 for token in details["tokens"])
-    assert "".join(token["text"] for token in details["tokens"]) == reply["generated_text"]
-    assert details["inputs"] == STORY
-
-
 def test_stream_is_json_lines_and_ends_with_the_whole_text(client: Client) -> None:
     parameters = {"max_new_tokens": 10, "details": True}
     whole = invoke(client, parameters=parameters).json()

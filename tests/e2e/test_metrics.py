@@ -9,22 +9,6 @@ from tests.support.metrics import wait_metrics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-GAUGES = (
-    "lmi_requests_running",
-    "lmi_requests_waiting",
-    "lmi_kv_blocks_total",
-    "lmi_kv_blocks_free",
-    "lmi_kv_blocks_cached",
-)
-COUNTERS = ("lmi_tokens_generated_total", "lmi_steps_total")
-HISTOGRAMS = (
-    "lmi_batch_size",
-    "lmi_step_seconds",
-    "lmi_time_to_first_token_seconds",
-    "lmi_time_per_output_token_seconds",
-    "lmi_queue_seconds",
-)
-
 
 def test_a_request_moves_the_counters(client: Client) -> None:
     before = client.metrics()

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.errors import Overloaded, RequestFailed
+from engines.errors import RequestFailed
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, chunks, tokens
@@ -197,14 +197,6 @@ def test_neutral_values_labels_and_extras(client: FlaskClient, engine: FakeEngin
     assert (sampling.top_k, sampling.top_p, sampling.temperature) == (3, 0.9, 0.5)
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_new_tokens) == (1.1, 5, 7)
     assert sampling.stop_token_ids == ()
-
-
-@pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [429, 503], strict=True)))
-def test_a_full_queue(path: str, status: int, client: FlaskClient, engine: FakeEngine) -> None:
-    engine.script = lambda request: tokens(request, [], Overloaded("the queue is full"))
-    reply = post(client, path=path)
-    assert reply.status_code == status
-    assert int(reply.headers["Retry-After"]) > 0
 
 
 @pytest.mark.parametrize(("path", "named"), list(zip(PATHS, ['"message":', '"code":424'], strict=True)))

@@ -54,7 +54,7 @@ def prepare(
 ) -> subprocess.CompletedProcess[str]:
     """`start_prepare`, waited for."""
     process = start_prepare(model_id, cache, endpoint, **environment)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

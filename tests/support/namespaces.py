@@ -23,5 +23,5 @@ def require(prefix: tuple[str, ...]) -> None:
 def _refusal(prefix: tuple[str, ...]) -> str:
     if shutil.which(prefix[0]) is None:
         return "there is no such program"
-    done = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=600, check=False)
     return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"

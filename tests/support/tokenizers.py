@@ -14,18 +14,6 @@ SENTENCES = [
     "don't can't I'll you're; naïve café\n\n\tdef f(x): return x",
 ]
 
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def _byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte: itself where it shows, else one from U+0100 on, in order."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-
-
-BYTE_LETTERS = _byte_letters()
-
 
 def save_gpt2(folder: Path, vocab_size: int = 400, *, as_json: bool = False) -> int:
     """Save vocab.json, merges.txt and what names their kind; `<|endoftext|>` is id 0. Return the number of entries.

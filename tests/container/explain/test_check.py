@@ -183,7 +183,7 @@ print(sorted(heavy), time.process_time() - start)
 def test_is_light_fast_and_opens_no_connection(name: str) -> None:
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES / name)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=600)
     heavy, seconds = done.stdout.rsplit(" ", 1)
     assert heavy == "[]"
     assert float(seconds) < 3

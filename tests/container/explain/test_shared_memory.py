@@ -65,7 +65,7 @@ def test_serve_ends_with_the_reason(tmp_path: Path) -> None:
         [*NEW_MOUNTS, "sh", "-c", f"mount -t tmpfs -o size=8m tmpfs /dev/shm && exec {serve}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
     )

@@ -55,7 +55,7 @@ def test_no_port_is_open_to_other_machines_and_shared_memory_is_as_large_as_is_c
         command,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
         env=launch.mpi_environment(base, library),
     )

@@ -200,7 +200,7 @@ def test_the_first_process_of_a_container_collects_what_others_leave(tmp_path: P
         [*NEW_PIDS, sys.executable, str(PROGRAM), str(tmp_path), "leaves-orphans", "obeys"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         env={**os.environ, "END": "60", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
     )

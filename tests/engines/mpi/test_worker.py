@@ -138,7 +138,7 @@ def test_a_damaged_model_is_reported_on_the_board(tiny_llama: Path, tmp_path: Pa
     config = make_config(tiny_llama, 2)
     engine = EngineProcess(replace(config, model=replace(config.model, path=str(folder))))
     try:
-        assert engine.wait_exit(200) != 0
+        assert engine.wait_exit(600) != 0
         assert engine.health.state is EngineState.FAILED
         assert str(folder) in engine.health.reason
         assert engine.health.reason in engine.log
@@ -164,7 +164,7 @@ def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
     engine.drain(60.0)
     outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
-    assert engine.wait_exit(60) == 0, engine.log
+    assert engine.wait_exit(600) == 0, engine.log
     assert engine.health.state is EngineState.STOPPED
     assert processes.wait_gone(list(ranks.values()), 60) == []
     (refusal,) = collect(engine.submit("late", [1], 1))

@@ -181,7 +181,7 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
     engine.drain(60.0)
     outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
-    assert engine.wait_exit(60) == 0, engine.log
+    assert engine.wait_exit(600) == 0, engine.log
     assert engine.health.state is EngineState.STOPPED
     assert processes.wait_gone([victim, successor], 60) == []
 
@@ -192,7 +192,7 @@ def test_a_bad_model_folder_is_told_on_the_board(tiny_llama: Path, tmp_path: Pat
     missing = tmp_path / "missing"
     engine = DynamicEngine(replace(config, model=replace(config.model, path=str(missing))))
     try:
-        assert engine.wait_exit(200) == 1
+        assert engine.wait_exit(600) == 1
         assert engine.health.state is EngineState.FAILED
         assert str(missing) in engine.health.reason
         assert engine.health.reason in engine.log

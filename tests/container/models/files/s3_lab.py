@@ -45,9 +45,6 @@ class S3Lab:
     def put(self, key: str, body: bytes) -> None:
         self.seaweed.client().put_object(Bucket=self.bucket, Key=f"{self.root}{key}", Body=body)
 
-    def delete(self, key: str) -> None:
-        self.seaweed.client().delete_object(Bucket=self.bucket, Key=f"{self.root}{key}")
-
     def obtain(self, prefix: str = "mine", *, with_code: bool = False) -> tuple[Path, str]:
         """(folder, what was said)."""
         said = io.StringIO()

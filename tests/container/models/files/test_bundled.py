@@ -54,7 +54,7 @@ def test_a_killed_preparation_is_never_served_and_the_next_ones_share_the_work(t
     assert list(models.glob(".*part-*"))
 
     both = [start(tmp_path), start(tmp_path)]
-    answers = [process.communicate(timeout=200) for process in both]
+    answers = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert [out.splitlines()[-1] for out, _ in answers] == [str(target)] * 2
     assert sum("100 %" in err for _, err in answers) == 1

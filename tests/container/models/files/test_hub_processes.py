@@ -39,7 +39,7 @@ def test_the_folder_is_printed_and_nothing_is_written_or_asked_beside(hub: HubSe
 
 def test_two_at_once_fetch_once(hub: HubServer, cache: Path) -> None:
     both = [start_prepare(ID, cache, hub.url) for _ in range(2)]
-    answers = [process.communicate(timeout=200) for process in both]
+    answers = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     assert len({out for out, _ in answers}) == 1
     assert hub.body_bytes == sum(map(len, model(size_bytes=4 << 20).values()))
