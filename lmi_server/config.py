@@ -98,6 +98,23 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class UserHandler:
+    """A user's own code that answers requests in place of a model's engine."""
+
+    file: str
+    """The Python file, in the folder of serving.properties."""
+    function: str
+    """The function to call; where the file has none of that name, its decorated or toolkit functions are used."""
+    options: dict[str, str]
+    """All options of the file and the environment, without `option.`; the handler receives them."""
+    requirements: str
+    """A requirements.txt to be installed for it; empty without one."""
+    min_workers: int = 1
+    max_workers: int = 1
+    max_idle_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
 class LmiConfig:
     """Everything that a user wrote."""
 
@@ -106,6 +123,8 @@ class LmiConfig:
     source: ModelSource = field(default_factory=ModelSource)
     options: EngineOptions = field(default_factory=EngineOptions)
     server: ServerConfig = field(default_factory=ServerConfig)
+    handler: UserHandler | None = None
+    """With engine=Python: answers requests in place of the engine's own text generation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,10 @@ def make_app(config_path: str) -> Flask:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = WebConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
-    text = TextModel.from_folder(Path(config.model_path), Path(config.tokenizer_path or config.model_path))
+    text = None
+    if config.engine != "Handler":
+        text = TextModel.from_folder(
+            Path(config.model_path), Path(config.tokenizer_path or config.model_path)
+        )
     engine = EngineClient(config.engine_address, Path(config.status_path))
     return create_app(config, engine, text)

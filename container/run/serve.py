@@ -10,6 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,16 +82,18 @@ def _serve(
     machine = detect(environ)
     if reasons := obstacles(loaded.config, machine):
         raise CannotServe("; ".join(reasons))
-    model_path = model_files.obtain(loaded.config.source, view)
+    model_path = model_files.obtain(loaded.config.source, view) if _needs_model(loaded.config) else None
     resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
-    tokenizer_path = tokenizer_files.obtain(
-        model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
-    )
+    tokenizer_path = None
+    if loaded.config.handler is None and model_path is not None:
+        tokenizer_path = tokenizer_files.obtain(
+            model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
+        )
     prepared = time.monotonic()
     with (
-        model_files.in_use(model_path),
+        nullcontext() if model_path is None else model_files.in_use(model_path),
         _listen(options.host, options.port) as listener,
         runtime_folder() as folder,
     ):
@@ -99,6 +102,11 @@ def _serve(
         run = _Run(resolved.config, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+
+
+def _needs_model(config: LmiConfig) -> bool:
+    """Whether the model has to be on this disk: handlers load theirs, but from S3."""
+    return config.handler is None or (config.source.model_id or "").startswith("s3://")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -116,7 +124,7 @@ def _write_configs(
     paths: RuntimePaths,
     config: LmiConfig,
     engine: EngineConfig,
-    tokenizer_path: Path,
+    tokenizer_path: Path | None,
     admin_token_digest: str,
 ) -> None:
     web = WebConfig(
@@ -127,7 +135,7 @@ def _write_configs(
         max_model_len=engine.model.max_model_len,
         engine_address=paths.engine_address,
         status_path=str(paths.status),
-        tokenizer_path=str(tokenizer_path),
+        tokenizer_path=str(tokenizer_path or ""),
         admin_token_digest=admin_token_digest,
     )
     paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
@@ -151,8 +159,7 @@ class _Run:
         """Start and supervise both. Returns the exit code."""
         open_files = _raise_open_files()
         ranks = self.config.parallel.tp_size if self.config.engine == "MPI" else None
-        # Heartbeats come from the ranks, or from the dispatcher and the generating process.
-        board = StatusBoard.create(self.paths.status, ranks or 2)
+        board = StatusBoard.create(self.paths.status, self._num_heartbeats())
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
@@ -172,15 +179,20 @@ class _Run:
                 seconds = time.monotonic() - started
                 stats = control.stats(_STATS_SECONDS, lives)
                 if stats is not None:
-                    has_template = announce.has_chat_template(Path(self.config.model.path))
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
-                    self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
+                    if self.config.engine != "Handler":
+                        has_template = announce.has_chat_template(Path(self.config.model.path))
+                        self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address))
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
             supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
             return supervisor.run(loading_timeout, announce_ready)
+
+    def _num_heartbeats(self) -> int:
+        """Those of the ranks, of the dispatcher and the generating process, or of a handler's dispatcher alone."""
+        return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
     def _engine(self) -> tuple[list[str], dict[str, str]]:
         command = launch.engine_command(self.config.engine, self.paths)
