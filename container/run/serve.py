@@ -5,6 +5,7 @@ properties -> model files -> decisions for this machine -> listening socket -> e
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import socket
@@ -19,14 +20,14 @@ from container.machine import Machine, detect
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.progress import ProgressView
-from container.run import announce, launch, mpi
+from container.run import announce, launch, mpi, packages
 from container.run.control import EngineControl
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
 from container.run.supervise import Supervisor
-from engines.config import EngineConfig
+from engines.config import EngineConfig, HandlerEngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
@@ -87,6 +88,10 @@ def _serve(
     for note in resolved.notes:
         view.say(f"note: {note}")
     tokenizer_path = None
+    config = resolved.config
+    if isinstance(config, HandlerEngineConfig) and loaded.config.handler is not None:
+        python = packages.interpreter(loaded.config.handler, launch.cache_dir(environ), environ, view)
+        config = dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
     if loaded.config.handler is None and model_path is not None:
         tokenizer_path = tokenizer_files.obtain(
             model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
@@ -98,8 +103,8 @@ def _serve(
         runtime_folder() as folder,
     ):
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, resolved.config, tokenizer_path, admin_token_digest)
-        run = _Run(resolved.config, paths, environ, machine, view, signals)
+        _write_configs(paths, loaded.config, config, tokenizer_path, admin_token_digest)
+        run = _Run(config, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
 

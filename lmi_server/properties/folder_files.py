@@ -30,7 +30,7 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
     if code is not None and code.supplies is not Supplies.HANDLER:
         reasons[code.path] = _NO_HANDLER[code.supplies]
     elif code is not None:
-        used = (code.path, code.path.parent / REQUIREMENTS)
+        used = (code.path, code.requirements)
         reasons = {place: why for place, why in reasons.items() if place.resolve() not in used}
     return [
         Problem(

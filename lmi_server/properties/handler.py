@@ -52,6 +52,8 @@ class HandlerFile:
     source: Source
     """Where it is named, or the file itself."""
     supplies: Supplies
+    requirements: Path | None
+    """The folder's requirements.txt, if there is one."""
 
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
@@ -67,12 +69,13 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
     try:
         path = _inside(folder, name)
         supplies = _supplies(path, function.text.strip() if function else "handle")
+        requirements = _inside(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
         problems.append(
             Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
         )
         return None
-    return HandlerFile(path, source, supplies)
+    return HandlerFile(path, source, supplies, requirements)
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
@@ -99,14 +102,13 @@ def build(
     environ: Mapping[str, str],
 ) -> UserHandler:
     """Make the handler's configuration. passed: the options that it receives."""
-    requirements = file.path.parent / REQUIREMENTS
     accept = environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "")
     workers = _number(values, "minWorkers", 1)
     return UserHandler(
         file=str(file.path),
         function=_text(values, "option.handler", "handle"),
         options={**passed, **({"default_accept": accept} if accept else {})},
-        requirements=str(requirements) if requirements.is_file() else "",
+        requirements=str(file.requirements or ""),
         min_workers=workers,
         max_workers=max(workers, _number(values, "maxWorkers", workers)),
         max_idle_seconds=_number(values, "max_idle_time", 60),
@@ -130,17 +132,17 @@ def _winner(settings: Collection[RawSetting], name: str) -> RawSetting | None:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the Python file that an entry point names. Raises `ValueError`: there is none in the folder."""
+    """Return the file of a handler. Raises `ValueError`: there is none of that name in the folder."""
     if "://" in name:
         raise ValueError(
             "code is not fetched from an address; put the file into the folder of serving.properties"
         )
-    plain = name if name.endswith(".py") else name.replace(".", "/") + ".py"
+    plain = name if name.endswith((".py", ".txt")) else name.replace(".", "/") + ".py"
     real = folder.resolve()
     path = (real / plain).resolve()
     if not path.is_relative_to(real):
         raise ValueError(
-            f"leads to {path}, out of the folder {real}; a handler's file must be in that folder"
+            f"{plain} leads to {path}, out of the folder {real}; a handler's files must be in it"
         )
     if not path.is_file():
         raise ValueError(

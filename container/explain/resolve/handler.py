@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from container.explain.resolve.decisions import CannotServe, Decisions
@@ -38,7 +39,7 @@ def resolve(
     made: Decisions,
     allow_code: bool,
 ) -> HandlerEngineConfig:
-    """The engine's configuration; its interpreter is chosen when the packages are installed.
+    """The engine's configuration; with a requirements.txt another interpreter is set once its packages are installed.
 
     model_path: the folder of a fetched model; allow_code: whether the operator allows packages to be installed.
     Raises CannotServe.
@@ -73,7 +74,7 @@ def resolve(
             file=handler.file,
             function=handler.function,
             properties=properties,
-            python="",
+            python=sys.executable,
             min_workers=handler.min_workers,
             max_workers=handler.max_workers,
             max_idle_seconds=float(handler.max_idle_seconds),
