@@ -25,6 +25,7 @@ from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_option, masked
 
 FILE_NAME = "serving.properties"
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,9 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
 def _read_file(path: Path) -> Examination:
     file = path / FILE_NAME if path.is_dir() else path
     found = Examination(file, path if path.is_dir() else file.parent)
+    if file.name.endswith(_ARCHIVES):
+        found.file_problem(file, "an archive is not unpacked here; unpack it, and give the folder")
+        return found
     if not file.exists():
         if not path.is_dir():
             found.file_problem(

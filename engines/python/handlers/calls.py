@@ -126,7 +126,7 @@ def out_of_memory(error: Exception) -> bool:
 
 def _single_input(invocation: Invocation) -> Input:
     inputs = Input()
-    inputs.request_id = invocation.id
+    inputs.request_id = invocation.properties.get("requestId", invocation.id)
     inputs.properties = dict(invocation.properties)
     for name, value in invocation.content:
         inputs.content.add(name, value)

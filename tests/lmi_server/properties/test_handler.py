@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,12 @@ def test_secure_mode_looks_at_untrusted_channels(folder: Path) -> None:
     environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES"}
     assert handler(folder, **environ)
     assert "model.pkl" in refusal(folder, **environ, SAGEMAKER_UNTRUSTED_CHANNELS=str(channel))
+
+
+def test_an_archive_is_not_unpacked(folder: Path) -> None:
+    archive = folder.parent / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder / "model.py", "../model.py")
+    with pytest.raises(PropertiesError, match=r"model\.tar\.gz: an archive is not unpacked here"):
+        load(archive, {})
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["folder", "model.tar.gz"]
