@@ -15,6 +15,7 @@ from lmi_server.apis.base import ApiContext, ServerContext
 from lmi_server.apis.parameters.model_defaults import openai_defaults
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import begin_record, current_record
@@ -26,7 +27,9 @@ _QUIET_PATHS = ("/ping", "/health", "/metrics")
 """Polled all the time, so they are counted and not logged."""
 
 
-def create_app(config: WebConfig, engine: Engine, text: TextModel | None) -> Flask:
+def create_app(
+    config: WebConfig, engine: Engine, text: TextModel | None, formatter: Formatter | None = None
+) -> Flask:
     """Make the web application of a running engine. text: None under a user's handler, which gets bytes."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
@@ -36,7 +39,8 @@ def create_app(config: WebConfig, engine: Engine, text: TextModel | None) -> Fla
             app.register_blueprint(handler_api(ServerContext(config, engine, metrics, bodies)))
     else:
         capabilities = CAPABILITIES[config.engine]
-        context = ApiContext(config, engine, metrics, bodies, capabilities, text, openai_defaults(config))
+        defaults = openai_defaults(config)
+        context = ApiContext(config, engine, metrics, bodies, capabilities, text, defaults, formatter)
         for api in APIS:
             app.register_blueprint(api(context))
     _register_errors(app, config)

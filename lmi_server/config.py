@@ -125,6 +125,10 @@ class LmiConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     handler: UserHandler | None = None
     """With engine=Python: answers requests in place of the engine's own text generation."""
+    formatter: UserHandler | None = None
+    """Rewrites bodies and answers of text generation; has no function of its own."""
+    formatter_roles: tuple[str, ...] = ()
+    """`input_formatter`, `output_formatter` or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,12 @@ class WebConfig:
     """The engine's `StatusBoard`."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json where that is not `model_path`."""
+    formatter_address: str = ""
+    """ZeroMQ address of the process that runs a user's formatters; empty without any."""
+    formatter_status: str = ""
+    """Its `StatusBoard`."""
+    formatter_roles: tuple[str, ...] = ()
+    """`input_formatter`, `output_formatter` or both."""
     admin_token_digest: str = ""
     """Of the token of `/admin`; without it there are no such routes."""
 

@@ -91,6 +91,11 @@ class RuntimePaths:
         self.metrics = folder / "metrics"
         self.engine_address = f"ipc://{folder}/engine.sock"
 
+    @property
+    def formatter(self) -> RuntimePaths:
+        """Those of the processes that run a user's formatters, in a folder in this one."""
+        return RuntimePaths(self.folder / "formatter")
+
 
 @dataclass(frozen=True, slots=True)
 class MpiRun:

@@ -26,7 +26,7 @@ from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
-from container.run.supervise import Supervisor
+from container.run.supervise import Helper, Supervisor
 from engines.config import EngineConfig, HandlerEngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
@@ -88,10 +88,12 @@ def _serve(
     for note in resolved.notes:
         view.say(f"note: {note}")
     tokenizer_path = None
-    config = resolved.config
-    if isinstance(config, HandlerEngineConfig) and loaded.config.handler is not None:
-        python = packages.interpreter(loaded.config.handler, launch.cache_dir(environ), environ, view)
-        config = dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
+    config, formatter = resolved.config, resolved.formatter
+    user = loaded.config.handler or loaded.config.formatter
+    if user is not None:
+        python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
+        config = with_python(config, python) if isinstance(config, HandlerEngineConfig) else config
+        formatter = with_python(formatter, python) if formatter is not None else None
     if loaded.config.handler is None and model_path is not None:
         tokenizer_path = tokenizer_files.obtain(
             model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
@@ -103,10 +105,15 @@ def _serve(
         runtime_folder() as folder,
     ):
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, config, tokenizer_path, admin_token_digest)
-        run = _Run(config, paths, environ, machine, view, signals)
+        _write_configs(paths, loaded.config, config, formatter, tokenizer_path, admin_token_digest)
+        run = _Run(config, formatter is not None, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+
+
+def with_python(config: HandlerEngineConfig, python: str) -> HandlerEngineConfig:
+    """The configuration with another interpreter for its workers."""
+    return dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
 
 
 def _needs_model(config: LmiConfig) -> bool:
@@ -129,6 +136,7 @@ def _write_configs(
     paths: RuntimePaths,
     config: LmiConfig,
     engine: EngineConfig,
+    formatter: HandlerEngineConfig | None,
     tokenizer_path: Path | None,
     admin_token_digest: str,
 ) -> None:
@@ -141,8 +149,14 @@ def _write_configs(
         engine_address=paths.engine_address,
         status_path=str(paths.status),
         tokenizer_path=str(tokenizer_path or ""),
+        formatter_address=paths.formatter.engine_address if formatter else "",
+        formatter_status=str(paths.formatter.status) if formatter else "",
+        formatter_roles=config.formatter_roles,
         admin_token_digest=admin_token_digest,
     )
+    if formatter is not None:
+        paths.formatter.folder.mkdir()
+        paths.formatter.engine_config.write_text(formatter.to_json(), encoding="utf-8")
     paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
 
@@ -152,6 +166,8 @@ class _Run:
     """One run of the engine and the web server."""
 
     config: EngineConfig
+    has_formatter: bool
+    """Whether a user's formatters run beside the engine."""
     paths: RuntimePaths
     environ: Mapping[str, str]
     machine: Machine
@@ -170,6 +186,7 @@ class _Run:
         engine_command, engine_env = self._engine()
         self.signals.raising = False
         engine = Child.start("engine rank 0" if ranks == 1 else "engine", engine_command, engine_env)
+        helpers = [self._start_formatter()] if self.has_formatter else []
         web = self._start_web(listener, launch.web_connections(open_files))
         # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
         listener.close()
@@ -192,7 +209,7 @@ class _Run:
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
-            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
+            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say, helpers=helpers)
             return supervisor.run(loading_timeout, announce_ready)
 
     def _num_heartbeats(self) -> int:
@@ -210,6 +227,12 @@ class _Run:
             self.view.say("note: without a C compiler, mpirun listens on all interfaces of this machine")
         command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, os.geteuid() == 0, command)
         return command, launch.mpi_environment(env, library)
+
+    def _start_formatter(self) -> Helper:
+        paths = self.paths.formatter
+        board = StatusBoard.create(paths.status, 1)
+        env = {**self.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        return Helper(Child.start("formatters", launch.engine_command("Handler", paths), env), board)
 
     def _start_web(self, listener: socket.socket, connections: int) -> Child:
         workers = launch.web_workers(self.machine.cpu_count)

@@ -17,6 +17,7 @@ from engines.capabilities import Capabilities
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import GenerationRequest, TextOutput
+from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
@@ -41,6 +42,8 @@ class ApiContext(ServerContext):
     text: TextModel
     openai_defaults: Mapping[str, Any]
     """Sampling parameters of an OpenAI body that gives none, by key of the parameter table."""
+    formatter: Formatter | None = None
+    """The user's formatters."""
 
 
 class Reply(Protocol):

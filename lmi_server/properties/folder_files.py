@@ -14,21 +14,20 @@ _REASONS = {
     REQUIREMENTS: "packages are installed only for a handler (model.py); install them into the image",
     _ADAPTERS: "LoRA adapters are not built yet",
 }
-_NO_HANDLER = {
-    Supplies.FORMATTERS: "formatters of text generation are not built yet",
-    Supplies.NOTHING: "it defines no function handle (option.handler), no @prediction_handler and no predict_fn",
-}
+_NO_HANDLER = (
+    "it defines no function handle (option.handler), no @prediction_handler, no predict_fn and no formatter"
+)
 
 
 def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> list[Problem]:
     """Return a problem for each file in a model's folders that would change what LMI serves.
 
-    code: the user's file, which counts as used, with its requirements, if it supplies a handler.
+    code: the user's file, which counts as used, with its requirements, if it supplies anything.
     """
     found = [folder / name for folder in folders for name in _REASONS if _counts(folder / name)]
     reasons = {place: _REASONS[place.name] for place in found}
-    if code is not None and code.supplies is not Supplies.HANDLER:
-        reasons[code.path] = _NO_HANDLER[code.supplies]
+    if code is not None and code.supplies is Supplies.NOTHING:
+        reasons[code.path] = _NO_HANDLER
     elif code is not None:
         used = (code.path, code.requirements)
         reasons = {place: why for place, why in reasons.items() if place.resolve() not in used}

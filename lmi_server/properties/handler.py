@@ -54,6 +54,8 @@ class HandlerFile:
     supplies: Supplies
     requirements: Path | None
     """The folder's requirements.txt, if there is one."""
+    formatters: tuple[str, ...] = ()
+    """The formatters that it decorates, by role."""
 
 
 def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
@@ -68,14 +70,14 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
         name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
     try:
         path = _inside(folder, name)
-        supplies = _supplies(path, function.text.strip() if function else "handle")
+        supplies, formatters = _supplies(path, function.text.strip() if function else "handle")
         requirements = _inside(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
     except ValueError as error:
         problems.append(
             Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
         )
         return None
-    return HandlerFile(path, source, supplies, requirements)
+    return HandlerFile(path, source, supplies, requirements, formatters)
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
@@ -106,7 +108,7 @@ def build(
     workers = _number(values, "minWorkers", 1)
     return UserHandler(
         file=str(file.path),
-        function=_text(values, "option.handler", "handle"),
+        function="" if file.formatters else _text(values, "option.handler", "handle"),
         options={**passed, **({"default_accept": accept} if accept else {})},
         requirements=str(file.requirements or ""),
         min_workers=workers,
@@ -151,8 +153,11 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _supplies(path: Path, function: str) -> Supplies:
-    """Read what a file defines, without running it. Raises `ValueError`: it is no Python, or too long."""
+def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
+    """Read what a file defines, without running it: what it supplies, and the roles of its formatters.
+
+    Raises `ValueError`: it is no Python, or too long.
+    """
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
         tree = ast.parse(data, str(path))
@@ -165,8 +170,9 @@ def _supplies(path: Path, function: str) -> Supplies:
         ) from None
     names = set(_names(tree.body))
     if function in names or "*" in names or names & _STAGES:
-        return Supplies.HANDLER
-    return Supplies.FORMATTERS if names & _FORMATTERS else Supplies.NOTHING
+        return Supplies.HANDLER, ()
+    formatters = tuple(sorted(names & _FORMATTERS))
+    return (Supplies.FORMATTERS if formatters else Supplies.NOTHING), formatters
 
 
 def _names(body: Collection[ast.stmt]) -> Iterator[str]:

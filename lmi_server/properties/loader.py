@@ -115,6 +115,10 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
+        if code is not None and code.formatters:
+            _, passed = handler.split(settings)
+            user = handler.build(code, passed, found.values, environ)
+            config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
         if found.handler is not None:
             user = handler.build(found.handler, passed, found.values, environ)
             config = dataclasses.replace(config, handler=user)

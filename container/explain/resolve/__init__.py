@@ -42,6 +42,9 @@ def resolve(
         made.notes.append(machine.note)
     engine: EngineConfig
     capacity = None
+    if config.formatter is not None:
+        handler.require_permission(config.formatter, allow_remote_code)
+        made.notes.append(f"bodies and answers pass through the formatters in {config.formatter.file}")
     if config.handler is not None:
         engine = handler.resolve(config, config.handler, model_path, machine, made, allow_remote_code)
     elif model_path is None:
@@ -52,4 +55,6 @@ def resolve(
             raise CannotServe(lack)
     else:
         engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
-    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity)
+    user = config.formatter
+    formatter = None if user is None or model_path is None else handler.formatter(config, user, model_path)
+    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity, formatter)

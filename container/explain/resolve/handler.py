@@ -44,12 +44,7 @@ def resolve(
     model_path: the folder of a fetched model; allow_code: whether the operator allows packages to be installed.
     Raises CannotServe.
     """
-    if handler.requirements and not allow_code:
-        raise CannotServe(
-            f"{handler.requirements}: its packages are installed, and so code of others is run, only where the server"
-            " is started with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true; or install them into the"
-            " image and remove the file"
-        )
+    require_permission(handler, allow_code)
     options = config.options
     degree = options.tensor_parallel_degree
     folder = Path(handler.file).parent if config.source.model_dir == "." else Path(config.source.model_dir)
@@ -78,6 +73,36 @@ def resolve(
             min_workers=handler.min_workers,
             max_workers=handler.max_workers,
             max_idle_seconds=float(handler.max_idle_seconds),
+            loading_timeout=options.model_loading_timeout,
+        ),
+    )
+
+
+def require_permission(handler: UserHandler, allow_code: bool) -> None:
+    """Raises CannotServe when packages would have to be installed without permission."""
+    if handler.requirements and not allow_code:
+        raise CannotServe(
+            f"{handler.requirements}: its packages are installed, and so code of others is run, only where the server"
+            " is started with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true; or install them into the"
+            " image and remove the file"
+        )
+
+
+def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> HandlerEngineConfig:
+    """The configuration of the processes that run a user's formatters, one request at a time."""
+    options = config.options
+    return HandlerEngineConfig(
+        model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
+        parallel=ParallelConfig(threads_per_rank=1),
+        batching=BatchConfig(1, 0.0, options.job_queue_size, config.server.predict_timeout),
+        handler=HandlerSettings(
+            file=user.file,
+            function="",
+            properties={**user.options, "model_path": str(model_path)},
+            python=sys.executable,
+            min_workers=user.min_workers,
+            max_workers=user.max_workers,
+            max_idle_seconds=float(user.max_idle_seconds),
             loading_timeout=options.model_loading_timeout,
         ),
     )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from djl_python import Input, Output
 
+from engines.python.handlers.formatters import Formatters
 from engines.python.handlers.stages import Stages
 
 
@@ -82,8 +83,12 @@ def load_module(file: Path, folder: Path) -> ModuleType:
 def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler:
     """Return the function of that name, else what decorated or toolkit functions make together.
 
+    function: empty for formatters of text that the server generates.
+
     Raises `ImportError`: the module has none of them.
     """
+    if not function:
+        return Formatters.of(module, properties)
     found = getattr(module, function, None)
     if callable(found):
         return FunctionHandler(found)

@@ -7,7 +7,7 @@ the SageMaker inference toolkit (`model_fn`, `input_fn`, `predict_fn`, `output_f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
@@ -30,6 +30,12 @@ class Context:
     accept_header: str = ""
 
 
+def marked(module: ModuleType) -> dict[str, Function]:
+    """Return the decorated functions of a module, by their role."""
+    own = vars(module).values()
+    return {getattr(value, MARK): value for value in own if callable(value) and hasattr(value, MARK)}
+
+
 class Stages:
     """Calls the functions of one file in turn, for one request at a time."""
 
@@ -45,10 +51,7 @@ class Stages:
     def of(cls, module: ModuleType, function: str, properties: dict[str, str]) -> Self:
         """Find the functions. Raises `ImportError`: those there are cannot answer a request."""
         own = vars(module)
-        marked = {
-            getattr(value, MARK): value for value in own.values() if callable(value) and hasattr(value, MARK)
-        }
-        functions = marked or {name: own[name] for name in TOOLKIT if callable(own.get(name))}
+        functions = marked(module) or {name: own[name] for name in TOOLKIT if callable(own.get(name))}
         if not functions.keys() & {"prediction_handler", "predict_fn", "transform_fn"}:
             raise ImportError(
                 f"{module.__file__} has no function {function!r}, no @prediction_handler, and neither predict_fn nor"
@@ -65,8 +68,8 @@ class Stages:
         if any(name in self._functions for name in TOOLKIT):
             return self._toolkit(inputs, content_type, self._accepted(accept))
         given = self._functions.get("input_formatter")
-        data = _with_options(given, self._properties, inputs) if given else decode(inputs, content_type)
-        result = _with_options(self._functions["prediction_handler"], self._properties, data, self._model)
+        data = with_options(given, self._properties, inputs) if given else decode(inputs, content_type)
+        result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
         formatter = self._functions.get("output_formatter")
         if formatter is None:
             return encode(Output(), result, accept, content_type)
@@ -75,7 +78,7 @@ class Stages:
     def _load(self) -> None:
         folder = self._properties["model_dir"]
         if init := self._functions.get("init_handler"):
-            self._model = _with_options(init, self._properties)
+            self._model = with_options(init, self._properties)
         elif load := self._functions.get("model_fn"):
             self._model = _call(load, folder, context=Context(folder))
 
@@ -100,7 +103,7 @@ class Stages:
         return _as_output(_call(write, result, accept, context=context), accept)
 
 
-def _with_options(function: Function, options: dict[str, str], *arguments: Any) -> Any:
+def with_options(function: Function, options: Mapping[str, Any], *arguments: Any) -> Any:
     """Call a decorated function, with those options that it takes as named arguments."""
     parameters = inspect.signature(function).parameters
     taken = list(parameters)[: len(arguments)]

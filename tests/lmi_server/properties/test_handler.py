@@ -99,10 +99,6 @@ def test_what_supplies_a_handler(folder: Path, code: str) -> None:
         ("def handel(inputs): ...", "defines no function handle (option.handler)"),
         ("def handle(inputs:", "is no Python that can be run: line 1"),
         ("\0", "is no Python that can be run"),
-        (
-            "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef f(x): ...",
-            "formatters of text generation",
-        ),
     ],
 )
 def test_a_file_without_a_handler_is_refused(folder: Path, code: str, reason: str) -> None:
@@ -196,3 +192,17 @@ def test_an_archive_is_not_unpacked(folder: Path) -> None:
     with pytest.raises(PropertiesError, match=r"model\.tar\.gz: an archive is not unpacked here"):
         load(archive, {})
     assert sorted(path.name for path in folder.parent.iterdir()) == ["folder", "model.tar.gz"]
+
+
+@pytest.mark.parametrize("engine", ["MPI", "Python"])
+def test_formatters_leave_the_engine_to_the_server(folder: Path, engine: str) -> None:
+    code = "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef f(x): ...\n"
+    (folder / "model.py").write_text(code)
+    loaded = with_properties(folder, f"engine={engine}", "option.dtype=fp32", "option.predict_timeout=9")
+    config = loaded.config
+    assert (config.engine, config.handler, config.options.dtype) == (engine, None, "fp32")
+    assert config.formatter_roles == ("input_formatter",)
+    assert config.formatter is not None
+    assert config.formatter.function == ""
+    assert config.formatter.options == {"dtype": "fp32", "predict_timeout": "9"}
+    assert "unknown key" in refusal(folder, f"engine={engine}", "option.own=x")

@@ -31,6 +31,8 @@ class Sequence:
     """Whether no token will follow."""
     position: int = 0
     """Tokens that `get_next_token` has returned."""
+    num_before: int = 0
+    """Tokens of the text before `tokens`."""
 
     def has_next_token(self) -> bool:
         return self.position < len(self.tokens)
@@ -41,7 +43,11 @@ class Sequence:
             return None, False, False
         token = self.tokens[self.position]
         self.position += 1
-        return token, self.position == 1, self.complete and self.position == len(self.tokens)
+        return (
+            token,
+            self.num_before + self.position == 1,
+            self.complete and self.position == len(self.tokens),
+        )
 
 
 @dataclass
