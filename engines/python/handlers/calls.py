@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,7 @@ Deliver = Callable[[list[InvocationOutput]], Collection[str]]
 _PIECE_BYTES = 16 * 1024 * 1024
 """A longer body is sent in several messages."""
 _FAILED = 424
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 
 
 class CannotAnswer(Exception):
@@ -188,8 +190,13 @@ def _formatted(output: Output, content: Iterable[Any]) -> Generator[bytes, None,
 
 
 def _head(output: Output) -> AnswerHead:
+    """Raises `CannotAnswer`: status or headers cannot be sent by HTTP."""
+    wrong = [name for name in output.properties if not _HEADER_NAME.fullmatch(str(name))]
+    if wrong or not isinstance(output.code, int) or not 200 <= output.code <= 599:
+        what = f"the header name {wrong[0]!r}" if wrong else f"the status {output.code!r}"
+        raise CannotAnswer(f"the handler returned {what}, which cannot be sent")
     headers = tuple((_phrase(name), _phrase(value)) for name, value in output.properties.items())
-    return AnswerHead(int(output.code), _phrase(output.message), headers)
+    return AnswerHead(output.code, _phrase(output.message), headers)
 
 
 def _phrase(text: object) -> str:

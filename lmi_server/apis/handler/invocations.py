@@ -34,6 +34,7 @@ _OURS = {
     "upgrade",
 }
 """Headers that the server itself writes."""
+_WITHOUT_BODY = (204, 205, 304)
 
 
 def api(context: ServerContext) -> Blueprint:
@@ -136,6 +137,8 @@ def _stream(first: InvocationOutput, pieces: _Pieces, record: RequestRecord) -> 
 
 
 def _response(head: AnswerHead, body: bytes | Iterator[bytes]) -> Response:
+    if head.status in _WITHOUT_BODY:
+        body = b""
     response = Response(body, f"{head.status} {head.message}".rstrip())
     del response.headers["Content-Type"]  # the handler's own, or none, as in LMI
     for name, value in head.headers:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -119,3 +120,32 @@ def test_a_drain_finishes_what_runs_and_leaves_no_process(start: Start) -> None:
     assert hanging.error == "unavailable"
     assert engine.wait_exit(30) == 0
     assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", "RuntimeError: there are no weights"),
+        ("error", "the handler's first call returned 507"),
+        ("exit", "exit code 9"),
+    ],
+)
+def test_a_handler_that_cannot_be_loaded_ends_the_engine_with_the_cause(
+    tmp_path: Path, how: str, cause: str
+) -> None:
+    (tmp_path / "how").write_text(how)
+    engine = HandlerEngine(handler_config("loading", how=str(tmp_path / "how")))
+    try:
+        assert engine.wait_exit(60) == 1
+        assert engine.health.state is EngineState.FAILED
+        assert cause in engine.health.reason
+    finally:
+        engine.destroy()
+
+
+def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path: Path) -> None:
+    engine = start("loading", how=str(tmp_path / "how"))
+    (tmp_path / "how").write_text("exit")
+    os.kill(int(engine.invoke("pid").body), signal.SIGKILL)
+    assert engine.wait_exit(60) == 1
+    assert "exit code 9" in engine.health.reason
