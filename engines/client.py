@@ -38,22 +38,22 @@ from engines.wire import (
 
 _BOARD_INTERVAL_SECONDS = 0.2
 
-Output = TypeVar("Output", RequestOutput, InvocationOutput)
+EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
 
-class ClientStream(Generic[Output]):
+class ClientStream(Generic[EngineOutput]):
     """A `RequestStream` or an `InvocationStream`, for one greenlet."""
 
-    def __init__(self, output_type: type[Output]) -> None:
-        self._output_type: type[Output] = output_type
-        self._outputs: deque[Output] = deque()
+    def __init__(self, output_type: type[EngineOutput]) -> None:
+        self._output_type: type[EngineOutput] = output_type
+        self._outputs: deque[EngineOutput] = deque()
         self._waiter: Waiter[None] | None = None
 
     @property
     def ready(self) -> bool:
         return bool(self._outputs)
 
-    def put(self, output: Output) -> None:
+    def put(self, output: EngineOutput) -> None:
         self._outputs.append(output)
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -63,7 +63,7 @@ class ClientStream(Generic[Output]):
         """Put the error that is a request's last output."""
         self.put(self._output_type(request_id, error_kind=kind, error_message=message))
 
-    def next(self, timeout: float) -> Output | None:
+    def next(self, timeout: float) -> EngineOutput | None:
         if not self._outputs:
             self._wait(max(0.0, timeout))
         return self._outputs.popleft() if self._outputs else None

@@ -60,10 +60,14 @@ class Calls:
             self._run_alone(batch[0])
             return []
         try:
-            self._deliver(_batch_answers(batch, self._handler(_batch_input(batch))))
+            output = self._handler(_batch_input(batch))
+            answers = _batch_answers(batch, output)
         except Exception:  # the call's edge: whatever a request can break, it breaks for itself
             logger.exception("a call with %d requests failed; each runs again alone", len(batch))
             return [invocation.id for invocation in batch]
+        for request_id, head, body in answers:
+            self._send(request_id, head, body)
+        _finalize(output)
         return []
 
     def _run_alone(self, invocation: Invocation) -> None:
@@ -86,7 +90,7 @@ class Calls:
             self._send(request_id, _head(output), _only_part(output))
         else:
             self._stream(request_id, output, output.stream_content)
-        output.execute_finalize()
+        _finalize(output)
 
     def _stream(self, request_id: str, output: Output, content: Iterable[Any]) -> None:
         """Send a stream piece by piece. An error before the first piece is raised; a later one ends the stream."""
@@ -146,11 +150,20 @@ def _batch_input(batch: Sequence[Invocation]) -> Input:
     return inputs
 
 
-def _batch_answers(batch: Sequence[Invocation], output: Any) -> list[InvocationOutput]:
-    """Give each request its part. Raises `CannotAnswer`: not every request has one, or the output is an error."""
+def _finalize(output: Output | None) -> None:
+    """Call what the handler wants called after its answer."""
+    try:
+        if output is not None:
+            output.execute_finalize()
+    except Exception:  # the answer has been sent
+        logger.exception("the handler's finalizer failed")
+
+
+def _batch_answers(batch: Sequence[Invocation], output: Any) -> list[tuple[str, AnswerHead, bytes]]:
+    """Return (id, head, body) of each request. Raises `CannotAnswer`: a body is missing, or the output is an error."""
     if output is None:
         head = AnswerHead(204, "No Content", ())
-        return [InvocationOutput(invocation.id, head, last=True) for invocation in batch]
+        return [(invocation.id, head, b"") for invocation in batch]
     if not isinstance(output, Output) or output.stream_content is not None:
         raise CannotAnswer("the handler must return an Output without a stream for a batch")
     if output.code >= 300:
@@ -159,9 +172,7 @@ def _batch_answers(batch: Sequence[Invocation], output: Any) -> list[InvocationO
     if sorted(parts) != list(range(len(batch))) or len(output.content) != len(batch):
         raise CannotAnswer(f"the handler returned {len(output.content)} parts for a batch of {len(batch)}")
     head = _head(output)
-    answers = [InvocationOutput(one.id, head, parts[index], last=True) for index, one in enumerate(batch)]
-    output.execute_finalize()
-    return answers
+    return [(one.id, head, parts[index]) for index, one in enumerate(batch)]
 
 
 def _parts_by_index(output: Output) -> Iterator[tuple[int, bytes]]:

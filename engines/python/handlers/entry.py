@@ -36,13 +36,13 @@ class FunctionHandler:
 
     def __init__(self, function: Callable[[Input], Any]) -> None:
         self._function = function
-        self._runner = asyncio.Runner() if inspect.iscoroutinefunction(function) else None
+        self.runner = asyncio.Runner() if inspect.iscoroutinefunction(function) else None
 
     def __call__(self, inputs: Input) -> Any:
         result = self._function(inputs)
-        if self._runner is None:
+        if self.runner is None:
             return result
-        result = self._runner.run(result)
+        result = self.runner.run(result)
         if not hasattr(result, "__aiter__"):
             return result
         outputs = self._iterate(result)
@@ -51,7 +51,7 @@ class FunctionHandler:
 
     def _iterate(self, results: AsyncIterator[Output]) -> Iterator[Output]:
         iterator = aiter(results)
-        loop = self._runner.get_loop() if self._runner is not None else asyncio.new_event_loop()
+        loop = self.runner.get_loop() if self.runner is not None else asyncio.new_event_loop()
         while True:
             try:
                 yield loop.run_until_complete(anext(iterator))

@@ -22,7 +22,7 @@ TOOLKIT = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ToolkitContext:
     """What the toolkit passes to functions that take one more argument."""
 
     model_dir: str
@@ -80,7 +80,7 @@ class Stages:
         if init := self._functions.get("init_handler"):
             self._model = with_options(init, self._properties)
         elif load := self._functions.get("model_fn"):
-            self._model = _call(load, folder, context=Context(folder))
+            self._model = _call(load, folder, context=ToolkitContext(folder))
 
     def _accepted(self, accept: str) -> str:
         """Return the type of a toolkit function's answer: the default where the client takes anything."""
@@ -88,7 +88,7 @@ class Stages:
         return default if accept.startswith("*/*") else accept
 
     def _toolkit(self, inputs: Input, content_type: str, accept: str) -> Output:
-        context = Context(self._properties["model_dir"], content_type, accept)
+        context = ToolkitContext(self._properties["model_dir"], content_type, accept)
         body = inputs.get_as_bytes()
         if transform := self._functions.get("transform_fn"):
             return _as_output(
@@ -116,7 +116,7 @@ def with_options(function: Function, options: Mapping[str, Any], *arguments: Any
     return function(*arguments, **named)
 
 
-def _call(function: Function, *arguments: Any, context: Context) -> Any:
+def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
     """Call a function of the toolkit, which may take a context as its last argument."""
     try:
         inspect.signature(function).bind(*arguments)

@@ -14,6 +14,7 @@ from engines.health import EngineState
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
+from lmi_server.apis.serve import CLIENT_GONE_STATUS
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.generation.generation import POLL_SECONDS, ClientGone
 from lmi_server.http.client_gone import ClientWatch
@@ -22,7 +23,6 @@ from lmi_server.request_log import RequestRecord, current_record
 
 _logger = logging.getLogger(__name__)
 
-CLIENT_GONE_STATUS = 499
 _OURS = {
     "connection",
     "content-length",

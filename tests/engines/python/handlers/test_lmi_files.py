@@ -133,6 +133,8 @@ def test_bytes_of_any_kind_pass_through(start: Start) -> None:
         ("teapot", 418, b"short and stout"),
         ("memory", 507, b""),
         ("wrong", 424, b"dict"),
+        ("status", 424, b"the status 9"),
+        ("header", 424, b"the header name 'a b:'"),
     ],
 )
 def test_statuses_are_the_handlers_own(start: Start, body: str, status: int, text: bytes) -> None:
