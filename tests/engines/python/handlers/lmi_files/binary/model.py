@@ -17,8 +17,10 @@ def handle(inputs: Input) -> Output:
         return Output(code=418, message="I'm a\r\nteapot: yes").add("short and stout")
     if data == b"memory":
         raise MemoryError("no room")
-    if data in (b"status", b"header"):
-        return Output(code=9 if data == b"status" else 200).add_property("a b:", "c")
+    if data == b"status":
+        return Output(code=9)
+    if data == b"header":
+        return Output().add_property("a b:", "c")
     if data == b"wrong":
         return {"not": "an Output"}
     outputs = Output()
