@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.health import Health
+from engines.invocations import Invocation, InvocationOutput
 
 SettingValue = int | float | bool | str | None
 """Value of a field of `engines.core.SchedulerSettings`."""
@@ -35,11 +36,24 @@ class RequestStream(Protocol):
         """
 
 
+class InvocationStream(Protocol):
+    """The pieces of a handler's answer, in order."""
+
+    def next(self, timeout: float) -> InvocationOutput | None:
+        """Wait at most `timeout` seconds for the next piece; return None if there is none.
+
+        The last one is `finished`. When the engine dies, that is one with `error_kind`.
+        """
+
+
 class Engine(Protocol):
     """Safe to call from many greenlets at once."""
 
     def submit(self, *requests: Request) -> RequestStream:
         """Submit requests. A refusal (queue full, draining) is a request's only output."""
+
+    def invoke(self, invocation: Invocation) -> InvocationStream:
+        """Have the user's handler answer. A refusal is the only output. For an engine that runs a handler."""
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         """Stop a request and free its resources. It has no further output. Idempotent."""

@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import gevent
 import gevent.event
@@ -19,10 +20,13 @@ from engines.base import SchedulerAnswer, SettingValue
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import EngineDied
 from engines.health import EngineState, Health, StatusBoard
+from engines.invocations import Invocation, InvocationOutput
 from engines.wire import (
     Abort,
     ConfigureScheduler,
     GetStats,
+    InvocationOutputs,
+    Invoke,
     Outputs,
     SchedulerState,
     Stats,
@@ -34,25 +38,32 @@ from engines.wire import (
 
 _BOARD_INTERVAL_SECONDS = 0.2
 
+EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
-class ClientStream:
-    """A `RequestStream`, for one greenlet."""
 
-    def __init__(self) -> None:
-        self._outputs: deque[RequestOutput] = deque()
+class ClientStream(Generic[EngineOutput]):
+    """A `RequestStream` or an `InvocationStream`, for one greenlet."""
+
+    def __init__(self, output_type: type[EngineOutput]) -> None:
+        self._output_type: type[EngineOutput] = output_type
+        self._outputs: deque[EngineOutput] = deque()
         self._waiter: Waiter[None] | None = None
 
     @property
     def ready(self) -> bool:
         return bool(self._outputs)
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: EngineOutput) -> None:
         self._outputs.append(output)
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             gevent.get_hub().loop.run_callback(waiter.switch, None)
 
-    def next(self, timeout: float) -> RequestOutput | None:
+    def fail(self, request_id: str, kind: str, message: str) -> None:
+        """Put the error that is a request's last output."""
+        self.put(self._output_type(request_id, error_kind=kind, error_message=message))
+
+    def next(self, timeout: float) -> EngineOutput | None:
         if not self._outputs:
             self._wait(max(0.0, timeout))
         return self._outputs.popleft() if self._outputs else None
@@ -80,13 +91,13 @@ class EngineClient:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)
-        self._streams: dict[str, ClientStream] = {}
+        self._streams: dict[str, ClientStream[Any]] = {}
         self._answers: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
         self._tokens = itertools.count()
         self._greenlets = [gevent.spawn(self._receive), gevent.spawn(self._watch_board)]
 
-    def submit(self, *requests: Request) -> ClientStream:
-        stream = ClientStream()
+    def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
+        stream = ClientStream(RequestOutput)
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
         dead = self._dead()
         for request in requests:
@@ -94,6 +105,15 @@ class EngineClient:
                 self._fail(request.id)
             else:
                 self._send(Submit(request))
+        return stream
+
+    def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
+        stream = ClientStream(InvocationOutput)
+        self._streams[invocation.id] = stream
+        if self._dead():
+            self._fail(invocation.id)
+        else:
+            self._send(Invoke(invocation))
         return stream
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
@@ -144,13 +164,13 @@ class EngineClient:
     def _receive(self) -> None:
         while True:
             message = decode_to_client(self._socket.recv())
-            if isinstance(message, Outputs):
+            if isinstance(message, Outputs | InvocationOutputs):
                 for output in message.outputs:
                     self._deliver(output)
             elif (answer := self._answers.get(message.token)) is not None:
                 answer.set(message)
 
-    def _deliver(self, output: RequestOutput) -> None:
+    def _deliver(self, output: RequestOutput | InvocationOutput) -> None:
         # An output of an aborted request may still arrive: drop it.
         stream = self._streams.get(output.id)
         if stream is not None:
@@ -174,4 +194,4 @@ class EngineClient:
     def _fail(self, request_id: str) -> None:
         # The cause is for the operator, in the log and on `/ping`; it may hold details that clients must not see.
         message = "the engine has ended, and this request with it"
-        self._deliver(RequestOutput(request_id, error_kind=EngineDied.kind, error_message=message))
+        self._streams.pop(request_id).fail(request_id, EngineDied.kind, message)

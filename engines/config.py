@@ -135,4 +135,40 @@ class PythonEngineConfig(_Json):
     engine: str = "Python"
 
 
-EngineConfig = MpiEngineConfig | PythonEngineConfig
+@dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """A user's handler, and the processes that run it."""
+
+    file: str
+    """The Python file that has the handler."""
+    function: str
+    """Name of the function that is called with each request or batch; where the file has none of that name, its
+    decorated functions or those of the SageMaker inference toolkit are used."""
+    properties: dict[str, str]
+    """Options that the handler gets when it is loaded."""
+    python: str
+    """The Python interpreter of the workers."""
+    min_workers: int
+    """Processes that are always there."""
+    max_workers: int
+    """Processes at most; those above `min_workers` are started while requests wait."""
+    max_idle_seconds: float
+    """Time after which an idle process above `min_workers` is ended."""
+    loading_timeout: float
+    """Seconds that a worker may take to load when it is started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerEngineConfig(_Json):
+    """The configuration of engine=Python with a user's handler."""
+
+    model: ModelSettings
+    """Its path is the folder of the handler; it has neither dtype nor context."""
+    parallel: ParallelConfig
+    """`tp_size` is the number of GPUs that each worker is given."""
+    batching: BatchConfig
+    handler: HandlerSettings
+    engine: str = "Handler"
+
+
+EngineConfig = MpiEngineConfig | PythonEngineConfig | HandlerEngineConfig

@@ -5,12 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
+from engines.invocations import Invocation, InvocationOutput
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """To the engine: run this request."""
 
     request: Request
+
+
+class Invoke(msgspec.Struct, frozen=True, tag=True):
+    """To the engine: have the user's handler answer this."""
+
+    invocation: Invocation
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -40,13 +47,19 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
-ToEngine = Submit | Abort | GetStats | ConfigureScheduler | Drain
+ToEngine = Submit | Invoke | Abort | GetStats | ConfigureScheduler | Drain
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """To a web process: outputs of its requests, of one step or several; those of each request in order."""
 
     outputs: list[RequestOutput]
+
+
+class InvocationOutputs(msgspec.Struct, frozen=True, tag=True):
+    """To a web process: pieces of a handler's answers; those of each in order."""
+
+    outputs: list[InvocationOutput]
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
@@ -66,7 +79,7 @@ class SchedulerState(msgspec.Struct, frozen=True, tag=True):
     """Why a value is refused, by field. If any is, nothing has changed."""
 
 
-ToClient = Outputs | Stats | SchedulerState
+ToClient = Outputs | InvocationOutputs | Stats | SchedulerState
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -10,11 +10,12 @@ from werkzeug.exceptions import HTTPException
 from engines.base import Engine
 from engines.capabilities import CAPABILITIES
 from engines.errors import EngineError
-from lmi_server.apis import APIS
-from lmi_server.apis.base import ApiContext
+from lmi_server.apis import APIS, HANDLER_APIS
+from lmi_server.apis.base import ApiContext, ServerContext
 from lmi_server.apis.parameters.model_defaults import openai_defaults
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
 from lmi_server.request_log import begin_record, current_record
@@ -26,16 +27,24 @@ _QUIET_PATHS = ("/ping", "/health", "/metrics")
 """Polled all the time, so they are counted and not logged."""
 
 
-def create_app(config: WebConfig, engine: Engine, text: TextModel) -> Flask:
-    """Make the web application of a running engine."""
+def create_app(
+    config: WebConfig, engine: Engine, text: TextModel | None, formatter: Formatter | None = None
+) -> Flask:
+    """Make the web application of a running engine. text: None under a user's handler, which gets bytes."""
     app = Flask(__name__, static_folder=None)
     bodies = Bodies(config.server.max_request_size)
-    capabilities = CAPABILITIES[config.engine]
-    context = ApiContext(config, engine, capabilities, text, Metrics(), bodies, openai_defaults(config))
-    for api in APIS:
-        app.register_blueprint(api(context))
+    metrics = Metrics()
+    if text is None:
+        for handler_api in HANDLER_APIS:
+            app.register_blueprint(handler_api(ServerContext(config, engine, metrics, bodies)))
+    else:
+        capabilities = CAPABILITIES[config.engine]
+        defaults = openai_defaults(config)
+        context = ApiContext(config, engine, metrics, bodies, capabilities, text, defaults, formatter)
+        for api in APIS:
+            app.register_blueprint(api(context))
     _register_errors(app, config)
-    _register_records(app, context.metrics)
+    _register_records(app, metrics)
     return app
 
 

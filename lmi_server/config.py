@@ -98,6 +98,23 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class UserHandler:
+    """A user's own code that answers requests in place of a model's engine."""
+
+    file: str
+    """The Python file, in the folder of serving.properties."""
+    function: str
+    """The function to call; where the file has none of that name, its decorated or toolkit functions are used."""
+    options: dict[str, str]
+    """All options of the file and the environment, without `option.`; the handler receives them."""
+    requirements: str
+    """A requirements.txt to be installed for it; empty without one."""
+    min_workers: int = 1
+    max_workers: int = 1
+    max_idle_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
 class LmiConfig:
     """Everything that a user wrote."""
 
@@ -106,6 +123,12 @@ class LmiConfig:
     source: ModelSource = field(default_factory=ModelSource)
     options: EngineOptions = field(default_factory=EngineOptions)
     server: ServerConfig = field(default_factory=ServerConfig)
+    handler: UserHandler | None = None
+    """With engine=Python: answers requests in place of the engine's own text generation."""
+    formatter: UserHandler | None = None
+    """Rewrites bodies and answers of text generation; has no function of its own."""
+    formatter_roles: tuple[str, ...] = ()
+    """`input_formatter`, `output_formatter` or both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +149,12 @@ class WebConfig:
     """The engine's `StatusBoard`."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json where that is not `model_path`."""
+    formatter_address: str = ""
+    """ZeroMQ address of the process that runs a user's formatters; empty without any."""
+    formatter_status: str = ""
+    """Its `StatusBoard`."""
+    formatter_roles: tuple[str, ...] = ()
+    """`input_formatter`, `output_formatter` or both."""
     admin_token_digest: str = ""
     """Of the token of `/admin`; without it there are no such routes."""
 

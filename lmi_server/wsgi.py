@@ -10,6 +10,7 @@ from flask import Flask
 from engines.client import EngineClient
 from lmi_server.app import create_app
 from lmi_server.config import WebConfig
+from lmi_server.generation.formatter import Formatter
 from lmi_server.text.tokenizer import TextModel
 
 
@@ -20,6 +21,14 @@ def make_app(config_path: str) -> Flask:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = WebConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
-    text = TextModel.from_folder(Path(config.model_path), Path(config.tokenizer_path or config.model_path))
+    text = None
+    if config.engine != "Handler":
+        text = TextModel.from_folder(
+            Path(config.model_path), Path(config.tokenizer_path or config.model_path)
+        )
     engine = EngineClient(config.engine_address, Path(config.status_path))
-    return create_app(config, engine, text)
+    formatter = None
+    if config.formatter_address:
+        client = EngineClient(config.formatter_address, Path(config.formatter_status))
+        formatter = Formatter(client, config.formatter_roles, config.server.predict_timeout)
+    return create_app(config, engine, text, formatter)

@@ -19,6 +19,7 @@ from container.models import tokenizer_files
 from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.grammar import Entry
+from lmi_server.properties.handler import acts_on
 from lmi_server.properties.loader import EffectiveValue, Examination, examine
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name
@@ -114,8 +115,8 @@ def check(
         reasons = [f"the configuration has {count} problem{'s' if count > 1 else ''}"]
     else:
         config = found.loaded.config
-        folder = locate(config.source)
-        model, refusal = _model(config.source, folder)
+        folder = locate(config.source) if config.handler is None else None
+        model, refusal = _model(config.source, folder) if config.handler is None else ("", "")
         resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
         reasons += [refusal] if refusal else []
         # Sources are relative to the folder, which is at the head of the report.
@@ -127,7 +128,7 @@ def check(
         notes += _notes(resolved, config, machine)
         if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
             notes.append(note)
-        if folder is None and not reasons:
+        if folder is None and config.handler is None and not reasons:
             notes.append("the model's files are not on this disk, so they are not checked")
     return CheckReport(
         path=str(found.file if found.file.exists() else path),
@@ -146,12 +147,14 @@ def _resolve(
     config: LmiConfig, folder: Path | None, machine: Machine, allow_remote_code: bool
 ) -> tuple[Resolved | None, list[str]]:
     """The decisions, and why it cannot be served. Without the model's files there are no decisions."""
-    if folder is None:
+    if folder is None and config.handler is None:
         return None, list(obstacles(config, machine))
     try:
         resolved = resolve(config, folder, machine, allow_remote_code)
     except CannotServe as error:
         return None, [str(error)]
+    if folder is None:
+        return resolved, []
     refusal = tokenizer_files.refusal(folder, config.source.load_format)
     return resolved, [refusal] if refusal else []
 
@@ -175,6 +178,8 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
 def _explanation(entry: Entry, option: Option | None, found: Examination) -> str:
     if any(problem.line == entry.line for problem in found.problems):
         return "see the error below"
+    if found.handler is not None and not acts_on(option.name if option else entry.key):
+        return "passed to the handler"
     if option is None:
         return "unknown key; ignored"
     alias = f"another name of {option.name}. " if entry.key != option.name else ""

@@ -38,6 +38,9 @@ def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, fl
 
 
 def ready_line(info: EngineInfo, address: str) -> str:
+    if info.engine == "Handler":
+        calls = "one request at a time" if info.max_num_seqs == 1 else f"batches of up to {info.max_num_seqs}"
+        return f"ready: handler {info.model} with {info.world_size} worker(s), {calls}, at {address}"
     if info.engine == "Python":
         return (
             f"ready: model={info.model} engine=Python batches of up to {info.max_num_seqs} device={info.device} "

@@ -91,6 +91,11 @@ class RuntimePaths:
         self.metrics = folder / "metrics"
         self.engine_address = f"ipc://{folder}/engine.sock"
 
+    @property
+    def formatter(self) -> RuntimePaths:
+        """Those of the processes that run a user's formatters, in a folder in this one."""
+        return RuntimePaths(self.folder / "formatter")
+
 
 @dataclass(frozen=True, slots=True)
 class MpiRun:
@@ -100,11 +105,15 @@ class MpiRun:
     major_version: int
 
 
-_ENGINE_MODULES = {"MPI": "engines.mpi.worker", "Python": "engines.python.dispatcher"}
+_ENGINE_MODULES = {
+    "MPI": "engines.mpi.worker",
+    "Python": "engines.python.dispatcher",
+    "Handler": "engines.python.handlers.dispatcher",
+}
 
 
 def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
-    """One rank of engine=MPI, or the dispatcher of engine=Python, which starts its generating process."""
+    """One rank of engine=MPI, or a dispatcher of engine=Python, which starts the processes that compute."""
     return [
         *(sys.executable, "-m", _ENGINE_MODULES[engine]),
         *("--config", str(paths.engine_config)),

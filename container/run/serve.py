@@ -5,11 +5,13 @@ properties -> model files -> decisions for this machine -> listening socket -> e
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,14 @@ from container.machine import Machine, detect
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.progress import ProgressView
-from container.run import announce, launch, mpi
+from container.run import announce, launch, mpi, packages
 from container.run.control import EngineControl
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
-from container.run.supervise import Supervisor
-from engines.config import EngineConfig
+from container.run.supervise import Helper, Supervisor
+from engines.config import EngineConfig, HandlerEngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
@@ -81,24 +83,42 @@ def _serve(
     machine = detect(environ)
     if reasons := obstacles(loaded.config, machine):
         raise CannotServe("; ".join(reasons))
-    model_path = model_files.obtain(loaded.config.source, view)
+    model_path = model_files.obtain(loaded.config.source, view) if _needs_model(loaded.config) else None
     resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
-    tokenizer_path = tokenizer_files.obtain(
-        model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
-    )
+    tokenizer_path = None
+    config, formatter = resolved.config, resolved.formatter
+    user = loaded.config.handler or loaded.config.formatter
+    if user is not None:
+        python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
+        config = with_python(config, python) if isinstance(config, HandlerEngineConfig) else config
+        formatter = with_python(formatter, python) if formatter is not None else None
+    if loaded.config.handler is None and model_path is not None:
+        tokenizer_path = tokenizer_files.obtain(
+            model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
+        )
     prepared = time.monotonic()
     with (
-        model_files.in_use(model_path),
+        nullcontext() if model_path is None else model_files.in_use(model_path),
         _listen(options.host, options.port) as listener,
         runtime_folder() as folder,
     ):
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, resolved.config, tokenizer_path, admin_token_digest)
-        run = _Run(resolved.config, paths, environ, machine, view, signals)
+        _write_configs(paths, loaded.config, config, formatter, tokenizer_path, admin_token_digest)
+        run = _Run(config, formatter is not None, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+
+
+def with_python(config: HandlerEngineConfig, python: str) -> HandlerEngineConfig:
+    """The configuration with another interpreter for its workers."""
+    return dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
+
+
+def _needs_model(config: LmiConfig) -> bool:
+    """Whether the model has to be on this disk: handlers load theirs, but from S3."""
+    return config.handler is None or (config.source.model_id or "").startswith("s3://")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -116,7 +136,8 @@ def _write_configs(
     paths: RuntimePaths,
     config: LmiConfig,
     engine: EngineConfig,
-    tokenizer_path: Path,
+    formatter: HandlerEngineConfig | None,
+    tokenizer_path: Path | None,
     admin_token_digest: str,
 ) -> None:
     web = WebConfig(
@@ -127,9 +148,15 @@ def _write_configs(
         max_model_len=engine.model.max_model_len,
         engine_address=paths.engine_address,
         status_path=str(paths.status),
-        tokenizer_path=str(tokenizer_path),
+        tokenizer_path=str(tokenizer_path or ""),
+        formatter_address=paths.formatter.engine_address if formatter else "",
+        formatter_status=str(paths.formatter.status) if formatter else "",
+        formatter_roles=config.formatter_roles,
         admin_token_digest=admin_token_digest,
     )
+    if formatter is not None:
+        paths.formatter.folder.mkdir()
+        paths.formatter.engine_config.write_text(formatter.to_json(), encoding="utf-8")
     paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
 
@@ -139,6 +166,8 @@ class _Run:
     """One run of the engine and the web server."""
 
     config: EngineConfig
+    has_formatter: bool
+    """Whether a user's formatters run beside the engine."""
     paths: RuntimePaths
     environ: Mapping[str, str]
     machine: Machine
@@ -151,13 +180,13 @@ class _Run:
         """Start and supervise both. Returns the exit code."""
         open_files = _raise_open_files()
         ranks = self.config.parallel.tp_size if self.config.engine == "MPI" else None
-        # Heartbeats come from the ranks, or from the dispatcher and the generating process.
-        board = StatusBoard.create(self.paths.status, ranks or 2)
+        board = StatusBoard.create(self.paths.status, self._num_heartbeats())
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         engine_command, engine_env = self._engine()
         self.signals.raising = False
         engine = Child.start("engine rank 0" if ranks == 1 else "engine", engine_command, engine_env)
+        helpers = [self._start_formatter()] if self.has_formatter else []
         web = self._start_web(listener, launch.web_connections(open_files))
         # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
         listener.close()
@@ -172,15 +201,20 @@ class _Run:
                 seconds = time.monotonic() - started
                 stats = control.stats(_STATS_SECONDS, lives)
                 if stats is not None:
-                    has_template = announce.has_chat_template(Path(self.config.model.path))
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
-                    self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
+                    if self.config.engine != "Handler":
+                        has_template = announce.has_chat_template(Path(self.config.model.path))
+                        self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
                     self.view.say(announce.ready_line(stats.info, address))
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
-            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say)
+            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say, helpers=helpers)
             return supervisor.run(loading_timeout, announce_ready)
+
+    def _num_heartbeats(self) -> int:
+        """Those of the ranks, of the dispatcher and the generating process, or of a handler's dispatcher alone."""
+        return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
     def _engine(self) -> tuple[list[str], dict[str, str]]:
         command = launch.engine_command(self.config.engine, self.paths)
@@ -193,6 +227,12 @@ class _Run:
             self.view.say("note: without a C compiler, mpirun listens on all interfaces of this machine")
         command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, os.geteuid() == 0, command)
         return command, launch.mpi_environment(env, library)
+
+    def _start_formatter(self) -> Helper:
+        paths = self.paths.formatter
+        board = StatusBoard.create(paths.status, 1)
+        env = {**self.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        return Helper(Child.start("formatters", launch.engine_command("Handler", paths), env), board)
 
     def _start_web(self, listener: socket.socket, connections: int) -> Child:
         workers = launch.web_workers(self.machine.cpu_count)

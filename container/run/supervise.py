@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from container.run.cause import cause_of_death
@@ -40,6 +40,14 @@ class Failure(Exception):
     """The server cannot continue. The text is the cause, in one line."""
 
 
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A process that the web server needs beside the engine."""
+
+    child: Child
+    board: StatusBoard
+
+
 class Supervisor:
     """Watches one engine and one web server. `signals` must be counting, no longer raising."""
 
@@ -52,6 +60,7 @@ class Supervisor:
         signals: StopSignals,
         say: Callable[[str], None],
         times: ShutdownTimes = ShutdownTimes(),
+        helpers: Sequence[Helper] = (),
     ) -> None:
         self._engine = engine
         self._web = web
@@ -59,6 +68,7 @@ class Supervisor:
         self._control = control
         self._signals = signals
         self._say = say
+        self._helpers = helpers
         self._times = times
         self._was_ready = False
 
@@ -69,7 +79,7 @@ class Supervisor:
         """
         deadline = time.monotonic() + loading_timeout
         try:
-            while self._board.read().state is EngineState.STARTING:
+            while any(board.read().state is EngineState.STARTING for board in self._boards()):
                 if self._signals.count:
                     return self._stop()
                 self._raise_if_broken()
@@ -88,16 +98,24 @@ class Supervisor:
         finally:
             self._engine.kill_all()
             self._web.kill_all()
+            for helper in self._helpers:
+                helper.child.kill_all()
+
+    def _boards(self) -> list[StatusBoard]:
+        return [self._board, *(helper.board for helper in self._helpers)]
 
     def _raise_if_broken(self, wait: float = _POLL_SECONDS) -> None:
         """Wait for a signal, then check both children. Raises Failure."""
         self._signals.wait(wait)
         if os.getpid() == 1:
-            reap_adopted({self._engine.pid, self._web.pid})
+            reap_adopted({self._engine.pid, self._web.pid, *(helper.child.pid for helper in self._helpers)})
         if self._board.read().state is EngineState.FAILED:
             self._engine.wait(_FAILED_ENGINE_SECONDS)
             raise Failure(f"the engine failed: {self._board.read().reason}")
-        for child in (self._engine, self._web):
+        for helper in self._helpers:
+            if helper.board.read().state is EngineState.FAILED:
+                raise Failure(f"the {helper.child.name} failed: {helper.board.read().reason}")
+        for child in (self._engine, self._web, *(helper.child for helper in self._helpers)):
             code = child.poll()
             if code is not None:
                 raise Failure(cause_of_death(child.name, code, child.last_lines()))

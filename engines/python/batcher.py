@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
 
 from engines.config import BatchConfig
-from engines.core import Request
 from engines.errors import Overloaded
 
 
-class DynamicBatcher:
+class Batchable(Protocol):
+    """A request."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Batchable)
+
+
+class DynamicBatcher(Generic[Item]):
     """The queue of requests that wait for a batch, first come, first served.
 
     A batch starts when it is full, or `max_batch_delay` after its oldest request arrived or the batch before it ended,
@@ -18,7 +28,7 @@ class DynamicBatcher:
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self._waiting: OrderedDict[str, tuple[Request, float]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[Item, float]] = OrderedDict()
         """Requests and the times of their arrival here, by id."""
         self._free_since: float | None = None
 
@@ -31,7 +41,7 @@ class DynamicBatcher:
         """Whether a batch could start now: none runs."""
         return self._free_since is not None
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Item, now: float) -> None:
         """Queue a request.
 
         Raises:
@@ -66,7 +76,7 @@ class DynamicBatcher:
         _, oldest = next(iter(self._waiting.values()))
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
-    def take(self, now: float) -> list[Request] | None:
+    def take(self, now: float) -> list[Item] | None:
         """Return the batch that starts now, 1 to `batch_size` requests, or None."""
         if self.seconds_until_due(now) != 0.0:
             return None

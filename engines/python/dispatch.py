@@ -14,9 +14,10 @@ from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
-from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
+from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
 from engines.python.running import Running, batch_timed_out
+from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import (
     Abort,
     ConfigureScheduler,
@@ -49,7 +50,7 @@ class Dispatch:
         self,
         config: PythonEngineConfig,
         info: EngineInfo,
-        batcher: DynamicBatcher,
+        batcher: DynamicBatcher[Request],
         generator: GeneratingProcess,
         board: StatusBoard,
         load_seconds: float,
@@ -189,7 +190,7 @@ class Dispatch:
                         self._set_state(EngineState.READY)
                     case CannotLoad(cause):
                         raise EngineFailed(f"the generating process could not be started again: {cause}")
-        except GeneratingProcessEnded as end:
+        except WorkerProcessEnded as end:
             self._restart(front, str(end))
 
     def _kill_stuck_generator(self, front: Front) -> None:

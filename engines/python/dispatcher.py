@@ -10,29 +10,36 @@ import argparse
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from engines.config import PythonEngineConfig
-from engines.core import EngineInfo
+from engines.core import EngineInfo, Request
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import Dispatch, EngineFailed
-from engines.python.generating_process import GeneratingProcess, GeneratingProcessEnded
+from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
+from engines.python.worker_process import WorkerProcessEnded
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the dispatcher; return the exit code."""
+    return run(_serve, argv)
+
+
+def run(serve: Callable[[argparse.Namespace, StatusBoard], None], argv: list[str] | None = None) -> int:
+    """Run a dispatcher that serves until a drain, and report its end; return the exit code."""
     arguments = _parser().parse_args(argv)
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine dispatcher %(levelname)s %(message)s")
     board = StatusBoard.open(arguments.status)
     try:
-        _serve(arguments, board)
+        serve(arguments, board)
     except EngineFailed as failure:
         return _fail(board, str(failure))
     except Exception as error:  # the process edge: the cause must reach the board before we end
@@ -56,7 +63,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     try:
         ready = _first_ready(generator, board)
         info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
-        batcher = DynamicBatcher(config.batching)
+        batcher: DynamicBatcher[Request] = DynamicBatcher(config.batching)
         load_seconds = time.monotonic() - started
         dispatch = Dispatch(config, info, batcher, generator, board, load_seconds, time.monotonic)
         logger.info("ready; seconds by part: %s", {k: round(v, 1) for k, v in info.load_seconds.items()})
@@ -79,7 +86,7 @@ def _first_ready(generator: GeneratingProcess, board: StatusBoard) -> Ready:
                     return message
                 if isinstance(message, CannotLoad):
                     raise EngineFailed(message.cause)
-        except GeneratingProcessEnded as end:
+        except WorkerProcessEnded as end:
             raise EngineFailed(f"the generating process did not load the model: {end}") from None
 
 
@@ -102,7 +109,7 @@ def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, floa
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="PythonEngineConfig as JSON")
+    parser.add_argument("--config", type=Path, required=True, help="the engine's configuration as JSON")
     parser.add_argument("--status", type=Path, required=True, help="status board, created by the supervisor")
     parser.add_argument("--address", required=True, help="where to listen for web processes")
     return parser

@@ -37,8 +37,8 @@ class Link(Generic[Incoming]):
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.msgpack.encode(message))
 
-    def receive(self, timeout: float) -> Incoming | None:
-        """Return the next message; None when there is none after `timeout` seconds.
+    def receive(self, timeout: float | None) -> Incoming | None:
+        """Return the next message; None when there is none after `timeout` seconds. A timeout of None waits for ever.
 
         Raises:
             LinkClosed: the other end is gone, and everything that it sent has been received; or it sent a message of

@@ -1,7 +1,8 @@
 """The HTTP dialects: one file and one line each."""
 
 from lmi_server.apis import admin, metrics, ping, version
-from lmi_server.apis.base import Api
+from lmi_server.apis.base import Api, HandlerApi
+from lmi_server.apis.handler import invocations as handler
 from lmi_server.apis.lmi import invocations, predictions
 from lmi_server.apis.openai import chat, completions, models
 
@@ -16,3 +17,6 @@ APIS: tuple[Api, ...] = (
     version.api,
     admin.api,
 )
+
+HANDLER_APIS: tuple[HandlerApi, ...] = (ping.api, handler.api, metrics.api, version.api)
+"""Those of a user's handler, which is asked in its own terms."""

@@ -17,6 +17,7 @@ from engines.capabilities import Capabilities
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import GenerationRequest, TextOutput
+from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.body import Bodies
 from lmi_server.metrics import Metrics
@@ -24,17 +25,25 @@ from lmi_server.text.tokenizer import TextModel
 
 
 @dataclass(frozen=True, slots=True)
-class ApiContext:
-    """What every API works with."""
+class ServerContext:
+    """What every API works with, also those of a user's handler."""
 
     config: WebConfig
     engine: Engine
-    capabilities: Capabilities
-    text: TextModel
     metrics: Metrics
     bodies: Bodies
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext(ServerContext):
+    """What the APIs of text generation work with."""
+
+    capabilities: Capabilities
+    text: TextModel
     openai_defaults: Mapping[str, Any]
     """Sampling parameters of an OpenAI body that gives none, by key of the parameter table."""
+    formatter: Formatter | None = None
+    """The user's formatters."""
 
 
 class Reply(Protocol):
@@ -82,3 +91,6 @@ Parse = Callable[[ApiContext, Mapping[str, Any]], Call]
 
 Api = Callable[[ApiContext], Blueprint]
 """Makes the routes of one API; listed in `APIS`."""
+
+HandlerApi = Callable[[ServerContext], Blueprint]
+"""As `Api`, for a user's handler; listed in `HANDLER_APIS`."""

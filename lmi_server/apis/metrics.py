@@ -5,10 +5,10 @@ from __future__ import annotations
 from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from lmi_server.apis.base import ApiContext
+from lmi_server.apis.base import ServerContext
 
 
-def api(context: ApiContext) -> Blueprint:
+def api(context: ServerContext) -> Blueprint:
     blueprint = Blueprint("metrics", __name__)
 
     @blueprint.get("/metrics")

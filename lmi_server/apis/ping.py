@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from lmi_server.apis.base import ApiContext
+from lmi_server.apis.base import ServerContext
 from lmi_server.http.json_reply import json_response
 
 _RETRY_AFTER_SECONDS = 5
 
 
-def api(context: ApiContext) -> Blueprint:
+def api(context: ServerContext) -> Blueprint:
     blueprint = Blueprint("ping", __name__)
 
     @blueprint.get("/ping")

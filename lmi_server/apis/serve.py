@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from flask import Response, request
 
 from engines.errors import EngineError, Unavailable
 from engines.health import EngineState
 from lmi_server.apis.base import ApiContext, Call, Parse
+from lmi_server.apis.formatted_reply import FormattedReply
 from lmi_server.apis.tenant import tenant_of
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput
@@ -36,8 +40,10 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     if health.state is not EngineState.READY:
         raise Unavailable(health.summary())
     tenant = tenant_of(request.headers)
-    with context.bodies.json_object(request) as body:
+    with _body(context) as body:
         call = parse(context, body)
+    if context.formatter is not None and context.formatter.writes_answers:
+        call = replace(call, reply=FormattedReply(call.reply, context.formatter))
     generation = TextGeneration(
         _http_request(context, call, record, tenant),
         call.requests,
@@ -56,6 +62,18 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         # Also when a worker is stopped: the engine must not go on computing an answer that nobody gets.
         generation.close()
         raise
+
+
+@contextmanager
+def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
+    """Read the body of the current request, which a user's formatter may rewrite. Raises `EngineError`."""
+    formatter = context.formatter
+    if formatter is not None and formatter.reads_bodies:
+        with context.bodies.raw(request) as data:
+            yield formatter.body(data, dict(request.headers.items()))
+    else:
+        with context.bodies.json_object(request) as body:
+            yield body
 
 
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:

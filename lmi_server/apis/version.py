@@ -6,13 +6,13 @@ from importlib.metadata import version
 
 from flask import Blueprint, Response
 
-from lmi_server.apis.base import ApiContext
+from lmi_server.apis.base import ServerContext
 from lmi_server.http.json_reply import json_response
 
 _DISTRIBUTION = "lmi-server"
 
 
-def api(context: ApiContext) -> Blueprint:
+def api(context: ServerContext) -> Blueprint:
     blueprint = Blueprint("version", __name__)
     body = {"version": version(_DISTRIBUTION)}
 

@@ -40,12 +40,23 @@ class Bodies:
 
         Raises:
             UnsupportedMediaType: the headers say that the body is something else.
-            InvalidRequest: the body is no JSON object, or incomplete.
+            InvalidRequest: the body is no JSON object.
+            As `raw`.
+        """
+        _check_media_type(request)
+        with self.raw(request) as data:
+            yield parse_object(data)
+
+    @contextmanager
+    def raw(self, request: Request) -> Iterator[bytearray]:
+        """Read a request's body, of any type, which counts as in flight until the block is left.
+
+        Raises:
+            InvalidRequest: the body is incomplete.
             BodyTooSlow: the client takes too long to send it.
             Overloaded: too many bytes of other bodies are in flight.
             werkzeug.exceptions.RequestEntityTooLarge: it is larger than `max_request_size`.
         """
-        _check_media_type(request)
         held = 0
         try:
             data = bytearray()
@@ -56,7 +67,7 @@ class Bodies:
                 self._in_flight += len(piece)
                 held += len(piece)
                 data += piece
-            yield parse_object(data)
+            yield data
         finally:
             self._in_flight -= held
 
@@ -80,7 +91,7 @@ class Bodies:
             raise InvalidRequest(_BROKEN_OFF)
 
 
-_BROKEN_OFF = "body: its transfer broke off; accepted: a complete JSON object"
+_BROKEN_OFF = "body: its transfer broke off; accepted: a complete one"
 
 
 def _check_media_type(request: Request) -> None:

@@ -44,6 +44,19 @@ def decide(values: dict[str, OptionValue]) -> Batching:
     return Batching("MPI", "default")
 
 
+def for_handler(values: dict[str, OptionValue]) -> Batching:
+    """Decide the engine of a user's handler: engine=Python, which calls it with batches."""
+    engine = values.get("engine")
+    if engine is None:
+        return Batching("Python", "inferred from the handler")
+    if engine.value == "Python":
+        return Batching("Python", engine.place)
+    reason = "the folder has a handler, which runs under engine=Python"
+    return Batching(
+        "Python", engine.place, (Problem(engine.source, engine.written, engine.text, reason, "Python"),)
+    )
+
+
 def _rolling_keys(values: dict[str, OptionValue]) -> list[OptionValue]:
     """Return the keys that ask for rolling batching."""
     engine, batch = values.get("engine"), values.get("option.rolling_batch")

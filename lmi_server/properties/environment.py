@@ -93,7 +93,7 @@ ENV_NAMES: tuple[EnvName, ...] = (
     EnvName("MAX_CONCURRENT_REQUESTS", "job_queue_size", Rank.SERVING_ALIAS),
 )
 
-_SPECIAL_SUFFIX = {"ENTRYPOINT": "option.entryPoint", "ENGINE": "engine"}
+_SPECIAL_SUFFIX = {"ENTRYPOINT": "option.entryPoint", "ENTRY_POINT": "option.entryPoint", "ENGINE": "engine"}
 _NOT_KEYS = {
     "SERVING_FEATURES": "this server has one engine of its own",
     "SERVING_FAIL_FAST": "a model that fails always ends the server",

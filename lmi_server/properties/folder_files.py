@@ -5,32 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from lmi_server.properties.handler import MODEL_FILE, REQUIREMENTS, HandlerFile, Supplies
 from lmi_server.properties.problems import Problem, Source
 
+_ADAPTERS = "adapters"
 _REASONS = {
-    "model.py": "a user's own handler is not built yet",
-    "requirements.txt": "no packages are installed at the start; install them into the image",
-    "adapters": "LoRA adapters are not built yet",
+    MODEL_FILE: "a handler is taken from the folder of serving.properties",
+    REQUIREMENTS: "packages are installed only for a handler (model.py); install them into the image",
+    _ADAPTERS: "LoRA adapters are not built yet",
 }
+_NO_HANDLER = (
+    "it defines no function handle (option.handler), no @prediction_handler, no predict_fn and no formatter"
+)
 
 
-def unused_files(folders: Iterable[Path]) -> list[Problem]:
-    """Return a problem for each file in a model's folders that would change what LMI serves."""
-    places = (folder / name for folder in folders for name in _REASONS)
+def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> list[Problem]:
+    """Return a problem for each file in a model's folders that would change what LMI serves.
+
+    code: the user's file, which counts as used, with its requirements, if it supplies anything.
+    """
+    found = [folder / name for folder in folders for name in _REASONS if _counts(folder / name)]
+    reasons = {place: _REASONS[place.name] for place in found}
+    if code is not None and code.supplies is Supplies.NOTHING:
+        reasons[code.path] = _NO_HANDLER
+    elif code is not None:
+        used = (code.path, code.requirements)
+        reasons = {place: why for place, why in reasons.items() if place.resolve() not in used}
     return [
         Problem(
             Source(str(place)),
             "",
             "",
-            f"not used here: {_REASONS[place.name]}; remove it (--lenient or LMI_LENIENT=true ignores it)",
+            f"not used here: {reason}; remove it (--lenient or LMI_LENIENT=true ignores it)",
         )
-        for place in places
-        if _counts(place)
+        for place, reason in reasons.items()
     ]
 
 
 def _counts(place: Path) -> bool:
     """Whether it exists: a file, or, for `adapters`, a folder that is not empty."""
-    if place.name == "adapters":
+    if place.name == _ADAPTERS:
         return place.is_dir() and any(place.iterdir())
     return place.is_file()

@@ -7,14 +7,16 @@ they stay, with a warning.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi_server.config import LmiConfig, ModelSource
-from lmi_server.properties import environment, grammar, rules
+from lmi_server.properties import environment, grammar, handler, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.folder_files import unused_files
+from lmi_server.properties.handler import HandlerFile, Supplies
 from lmi_server.properties.option import Option, OptionValue, Status, build_config, neutral_text
 from lmi_server.properties.options import OPTIONS, by_name
 from lmi_server.properties.problems import Problem, PropertiesError, Source
@@ -23,6 +25,7 @@ from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_option, masked
 
 FILE_NAME = "serving.properties"
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Examination:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    handler: HandlerFile | None = None
+    """A user's file that supplies a handler."""
     loaded: Loaded | None = None
     """None where there are problems."""
 
@@ -87,23 +92,36 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     found.problems += from_environment.problems
     found.notes += from_environment.notes
     settings = _file_settings(found) + from_environment.settings
+    passed: dict[str, str] = {}
+    code = handler.find(settings, found.folder, found.problems)
+    if code is not None and code.supplies is Supplies.HANDLER:
+        found.handler = code
+        settings, passed = handler.split(settings)
     known, unknown = _known(settings)
     for option, candidates in known.values():
         _choose(option, candidates, found)
     _require_model(found)
-    ignorable = [*unknown, *unused_files(_model_folders(found))]
+    ignorable = [*unknown, *unused_files(_model_folders(found), code)]
     if lenient or environment.is_lenient(environ):
         found.warnings += [f"{problem}; ignored" for problem in ignorable]
     else:
         found.problems += ignorable
-    verdict = rules.apply(found.values)
+    verdict = rules.apply(found.values, found.handler is not None)
     found.problems += verdict.problems
+    found.problems += secure_mode.violations(environ, found.folder, found.values, code)
     found.notes += verdict.notes
     _note_effectless(found)
     _warn_of_second_model(settings, found)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
         config = build_config(found.values.values(), verdict.engine, str(found.folder))
+        if code is not None and code.formatters:
+            _, passed = handler.split(settings)
+            user = handler.build(code, passed, found.values, environ)
+            config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
+        if found.handler is not None:
+            user = handler.build(found.handler, passed, found.values, environ)
+            config = dataclasses.replace(config, handler=user)
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found
@@ -112,6 +130,9 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
 def _read_file(path: Path) -> Examination:
     file = path / FILE_NAME if path.is_dir() else path
     found = Examination(file, path if path.is_dir() else file.parent)
+    if file.name.endswith(_ARCHIVES):
+        found.file_problem(file, "an archive is not unpacked here; unpack it, and give the folder")
+        return found
     if not file.exists():
         if not path.is_dir():
             found.file_problem(
@@ -229,11 +250,14 @@ def _note_effectless(found: Examination) -> None:
             refused = item.option.status is Status.REFUSED
             reason = "it is what this server does anyway" if refused else item.option.reason
             found.notes.append(f"{item.place}: {item}: accepted without effect: {reason}")
+    entry = found.values.get("option.entryPoint")
+    if entry is not None and found.handler is None:
+        found.notes.append(f"{entry.place}: {entry}: the server's own text generation is used")
 
 
 def _require_model(found: Examination) -> None:
     """Report a folder that holds nothing while nothing names a model: PATH is mistaken."""
-    if found.file.exists() or found.problems or "option.model_id" in found.values:
+    if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not (found.folder / "config.json").exists():
         found.file_problem(
@@ -268,6 +292,8 @@ def _effective(found: Examination, verdict: rules.Verdict, config: LmiConfig) ->
     for option in OPTIONS:
         item = found.values.get(option.name)
         works = option.status is Status.WORKS
+        if found.handler is not None and not handler.acts_on(option.name):
+            continue
         if option.name == "engine":
             values.append(EffectiveValue("engine", config.engine, verdict.engine_source))
         elif item is not None:

@@ -28,10 +28,14 @@ _SAME_AS = {
 }
 
 
-def apply(values: dict[str, OptionValue]) -> Verdict:
-    """Decide the engine, and check the values against it and against each other. Keys are option names."""
-    decided = batching.decide(values)
+def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
+    """Decide the engine, and check the values against it and against each other. Keys are option names.
+
+    has_handler: whether a user's handler answers requests.
+    """
+    decided = batching.for_handler(values) if has_handler else batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values)]
+    problems += [] if has_handler else _one_copy(values)
     notes = [decided.note] if decided.note else []
     notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
@@ -42,6 +46,19 @@ def apply(values: dict[str, OptionValue]) -> Verdict:
         elif _idle(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
+
+
+def _one_copy(values: dict[str, OptionValue]) -> list[Problem]:
+    """Refuse several workers without a handler."""
+    reason = (
+        "known to LMI but not done here: one copy of the model is served; several copies are not built yet"
+    )
+    items = (values.get(name) for name in ("minWorkers", "maxWorkers"))
+    return [
+        Problem(item.source, item.written, item.text, reason, "1")
+        for item in items
+        if item is not None and item.value != 1
+    ]
 
 
 def _idle(item: OptionValue, engine: str) -> bool:

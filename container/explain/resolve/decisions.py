@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.config import EngineConfig
+from engines.config import EngineConfig, HandlerEngineConfig
 
 
 class CannotServe(Exception):
@@ -23,6 +23,8 @@ class Resolved:
     """Each decided value as written in a file, by option name."""
     kv_capacity_tokens: int | None
     """Capacity of the KV cache in tokens; None on a GPU, where it is known after loading, and under engine=Python."""
+    formatter: HandlerEngineConfig | None = None
+    """The processes that run a user's formatters."""
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.python.generating_process import GeneratingProcessEnded
 from engines.python.messages import BatchDone, FromGenerator, Ready, StepDone
+from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, continue_alone
 
@@ -85,7 +85,7 @@ class FakeGenerator:
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
-            raise GeneratingProcessEnded("it was ended by SIGKILL")
+            raise WorkerProcessEnded("it was ended by SIGKILL")
         if self._loading:
             self._loading -= 1
             if not self._loading:

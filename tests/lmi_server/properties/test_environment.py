@@ -177,7 +177,7 @@ def test_djls_own_variables_are_not_called_misspelt(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "some/model", "SERVING_OPTS": "-Xmx1g"}
     [note] = load(tmp_path, environ).notes
     assert "SERVING_OPTS: not used" in note
-    with pytest.raises(PropertiesError, match=r"DJL_ENTRY_POINT.*handler \(model.py\) is not built"):
+    with pytest.raises(PropertiesError, match=r"DJL_ENTRY_POINT.*there is no file model.py"):
         load(tmp_path, {**environ, "DJL_ENTRY_POINT": "model.py"})
     assert load(tmp_path, {**environ, "DJL_ENTRY_POINT": "djl_python.huggingface"}).config == LmiConfig(
         source=ModelSource(model_id="some/model", model_dir=str(tmp_path))

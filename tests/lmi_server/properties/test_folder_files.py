@@ -10,8 +10,8 @@ from lmi_server.properties.loader import load
 from lmi_server.properties.problems import PropertiesError
 
 FILES = {
-    "model.py": "handler is not built yet",
-    "requirements.txt": "no packages are installed",
+    "model.py": "it defines no function handle",
+    "requirements.txt": "packages are installed only for a handler",
     "adapters/french/adapter_config.json": "adapters are not built yet",
 }
 

@@ -111,7 +111,6 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
     "line",
     [
         "maxWorkers=2",
-        "option.entryPoint=model.py",
         "option.pipeline_parallel_degree=2",
         "option.speculative_draft_model=x",
         "translator=com.example.X",
@@ -126,9 +125,6 @@ def test_a_known_key_that_is_not_done_is_refused_with_the_reason(tmp_path: Path,
 @pytest.mark.parametrize(
     "line",
     [
-        "maxWorkers=1",
-        "minWorkers=1",
-        "option.entryPoint=djl_python.huggingface",
         "option.mpi_mode=true",
         "option.low_cpu_mem_usage=true",
         "option.pipeline_parallel_degree=1",

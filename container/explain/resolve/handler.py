@@ -1,0 +1,108 @@
+"""Decisions for a user's handler under engine=Python."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from container.explain.resolve.decisions import CannotServe, Decisions
+from container.machine import Machine
+from engines.config import BatchConfig, HandlerEngineConfig, HandlerSettings, ModelSettings, ParallelConfig
+from lmi_server.config import LmiConfig, UserHandler
+
+_MAX_BODY_BYTES = 128 * 1024 * 1024
+"""A request goes between processes in one message."""
+
+
+def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
+    """Why it cannot be served here."""
+    found = []
+    degree = config.options.tensor_parallel_degree
+    if isinstance(degree, int) and degree > max(1, machine.gpu_count):
+        has = machine.gpu_count or "none"
+        found.append(
+            f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; this machine has {has}"
+        )
+    if config.server.max_request_size > _MAX_BODY_BYTES:
+        found.append(
+            f"max_request_size={config.server.max_request_size} is more than a handler can be given; "
+            f"allowed: at most {_MAX_BODY_BYTES}"
+        )
+    return tuple(found)
+
+
+def resolve(
+    config: LmiConfig,
+    handler: UserHandler,
+    model_path: Path | None,
+    machine: Machine,
+    made: Decisions,
+    allow_code: bool,
+) -> HandlerEngineConfig:
+    """The engine's configuration; with a requirements.txt another interpreter is set once its packages are installed.
+
+    model_path: the folder of a fetched model; allow_code: whether the operator allows packages to be installed.
+    Raises CannotServe.
+    """
+    require_permission(handler, allow_code)
+    options = config.options
+    degree = options.tensor_parallel_degree
+    folder = Path(handler.file).parent if config.source.model_dir == "." else Path(config.source.model_dir)
+    properties = dict(handler.options)
+    if model_path is not None:
+        properties["model_id"] = str(model_path)
+    made.notes.append(f"requests are answered by the handler {handler.file}")
+    return HandlerEngineConfig(
+        model=ModelSettings(str(folder.resolve()), config.source.model_id or Path(handler.file).name, "", 0),
+        parallel=ParallelConfig(
+            tp_size=degree if isinstance(degree, int) else 1,
+            device="cuda" if machine.gpu_count else "cpu",
+            threads_per_rank=max(1, machine.cpu_count // handler.max_workers),
+        ),
+        batching=BatchConfig(
+            batch_size=options.batch_size,
+            max_batch_delay=options.max_batch_delay / 1000,
+            max_waiting=options.job_queue_size,
+            batch_timeout=config.server.predict_timeout,
+        ),
+        handler=HandlerSettings(
+            file=handler.file,
+            function=handler.function,
+            properties=properties,
+            python=sys.executable,
+            min_workers=handler.min_workers,
+            max_workers=handler.max_workers,
+            max_idle_seconds=float(handler.max_idle_seconds),
+            loading_timeout=options.model_loading_timeout,
+        ),
+    )
+
+
+def require_permission(handler: UserHandler, allow_code: bool) -> None:
+    """Raises CannotServe when packages would have to be installed without permission."""
+    if handler.requirements and not allow_code:
+        raise CannotServe(
+            f"{handler.requirements}: its packages are installed, and so code of others is run, only where the server"
+            " is started with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true; or install them into the"
+            " image and remove the file"
+        )
+
+
+def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> HandlerEngineConfig:
+    """The configuration of the processes that run a user's formatters, one request at a time."""
+    options = config.options
+    return HandlerEngineConfig(
+        model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
+        parallel=ParallelConfig(threads_per_rank=1),
+        batching=BatchConfig(1, 0.0, options.job_queue_size, config.server.predict_timeout),
+        handler=HandlerSettings(
+            file=user.file,
+            function="",
+            properties={**user.options, "model_path": str(model_path)},
+            python=sys.executable,
+            min_workers=user.min_workers,
+            max_workers=user.max_workers,
+            max_idle_seconds=float(user.max_idle_seconds),
+            loading_timeout=options.model_loading_timeout,
+        ),
+    )

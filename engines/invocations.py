@@ -1,0 +1,44 @@
+"""A call of a user's handler and its answer, as processes exchange them: bytes and headers, no tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One HTTP request for a handler. The server makes `id`."""
+
+    id: str
+    arrival_time: float
+    """`time.monotonic()` when the HTTP request arrived; all processes of a host share this clock."""
+    properties: dict[str, str]
+    """HTTP headers, custom attributes and `requestId`."""
+    content: tuple[tuple[str, bytes], ...]
+    """(name, bytes) of each part, at least one; the body of a request without parts is `data`."""
+
+
+class AnswerHead(NamedTuple):
+    """Status and headers of an answer."""
+
+    status: int
+    message: str
+    """The reason phrase."""
+    headers: tuple[tuple[str, str], ...]
+
+
+class InvocationOutput(NamedTuple):
+    """A piece of an answer. The first one has a `head`; the last one is `last` or has an `error_kind`."""
+
+    id: str
+    head: AnswerHead | None = None
+    body: bytes = b""
+    last: bool = False
+    error_kind: str = ""
+    """A `kind` of `engines.errors`; empty without an error."""
+    error_message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.last or bool(self.error_kind)

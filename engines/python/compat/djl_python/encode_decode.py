@@ -1,0 +1,86 @@
+"""Between the content types of HTTP and Python values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import np_util
+from .inputs import Input
+from .outputs import Output, encode_json
+
+_JSON = "application/json"
+_ARRAYS = ("tensor/", "application/x-npy", "application/x-npz")
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_CSV_COLUMNS = {"inputs", "question", "context"}
+
+
+def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
+    """Return a request's content as its content type says; JSON without one, bytes for an unknown one.
+
+    Raises:
+        ValueError: the content is not of that type.
+        KeyError: there is no such part.
+    """
+    kind = (content_type or _JSON).partition(";")[0].strip().lower()
+    if kind == _JSON:
+        return inputs.get_as_json(key)
+    if kind == "text/plain":
+        return {"inputs": [inputs.get_as_string(key)]}
+    if kind == "text/csv":
+        return decode_csv(inputs, key)
+    if kind.startswith("image/"):
+        return {"inputs": inputs.get_as_image(key)}
+    if kind.startswith(_ARRAYS):
+        return {"inputs": inputs.get_as_numpy(key)}
+    if kind.startswith("audio/"):
+        return {"inputs": inputs.get_as_bytes(key)}
+    if kind.startswith(_FORMS):
+        return {"inputs": {name: bytes(value).decode() for name, value in inputs.get_content()}}
+    return inputs.get_as_bytes(key)
+
+
+def decode_csv(inputs: Input, key: str | None = None) -> Any:
+    """Return the columns of a CSV with a header. Raises `ValueError` when no column is one of `_CSV_COLUMNS`."""
+    rows = inputs.get_as_csv(key)
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    if not _CSV_COLUMNS & columns.keys():
+        raise ValueError(f"the CSV needs a header with one of {', '.join(sorted(_CSV_COLUMNS))}")
+    return columns if "inputs" in columns else {"inputs": columns}
+
+
+def encode(
+    outputs: Output,
+    prediction: Any,
+    accept: str | None = None,
+    content_type: str | None = None,
+    key: str | None = None,
+) -> Output:
+    """Add a prediction to the outputs in the type that the client accepts, and say so in the headers.
+
+    content_type: the request's; arrays are answered with arrays where the client accepts anything.
+    Raises `ValueError`: the client accepts nothing that is known.
+    """
+    wanted = (accept or "*/*").partition(",")[0].partition(";")[0].strip().lower()
+    if wanted in ("*/*", ""):
+        asked = (content_type or "").partition(";")[0].strip().lower()
+        wanted = asked if asked.startswith(_ARRAYS) else _JSON
+    if wanted.startswith(_ARRAYS):
+        as_npz = wanted.endswith("npz") or isinstance(prediction, list | tuple)
+        data = np_util.to_npz(prediction) if as_npz else np_util.to_bytes(prediction)
+    elif wanted == _JSON:
+        data = encode_json(prediction, indent=2)
+    elif wanted == "text/csv":
+        data = "\n".join(map(str, _listed(prediction))).encode()
+    elif wanted.startswith("text/"):
+        data = str(prediction).encode()
+    else:
+        raise ValueError(
+            f"Accept: {accept} is not supported; supported: {_JSON}, text/*, tensor/npz, application/x-npy"
+        )
+    outputs.add_property("Content-Type", wanted)
+    return outputs.add(data, key)
+
+
+def _listed(value: Any) -> list[Any]:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,133 @@
+"""What a handler receives: the properties and the content of one request, or of a batch of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from . import np_util
+from .pair_list import PairList
+
+_DATA = "data"
+
+
+class Input:
+    """One request, or a batch. At the load of a worker it has no content, and the options as properties."""
+
+    def __init__(self) -> None:
+        self.request_id = ""
+        self.function_name = "handle"
+        self.properties: dict[str, str] = {}
+        """HTTP headers, custom attributes and the like; of a batch, with `batch_000.` and so on before the names."""
+        self.content = PairList()
+        """Parts of the body by name; `data` is that of a body without parts."""
+
+    def get_function_name(self) -> str:
+        return self.function_name
+
+    def get_request_id(self) -> str:
+        return self.request_id
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties
+
+    def get_property(self, key: str) -> str | None:
+        """Return a property, whatever the case of its name; None where there is none."""
+        if key in self.properties:
+            return self.properties[key]
+        wanted = key.lower()
+        return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
+
+    def get_content(self) -> PairList:
+        return self.content
+
+    def is_empty(self) -> bool:
+        """Whether this is the call at the load of the worker."""
+        return self.content.is_empty()
+
+    def contains_key(self, key: str) -> bool:
+        return self.content.contains(key)
+
+    def is_batch(self) -> bool:
+        return "batch_size" in self.properties
+
+    def get_batch_size(self) -> int:
+        return int(self.properties.get("batch_size", 1))
+
+    def get_batches(self) -> list[Input]:
+        """Return the requests of a batch, each as an input of its own; this input where it is no batch."""
+        if not self.is_batch():
+            return [self]
+        batches = [Input() for _ in range(self.get_batch_size())]
+        for name, value in self.properties.items():
+            index, own = _split(name)
+            if index is not None:
+                batches[index].properties[own] = value
+        for name, value in self.content:
+            index, own = _split(name)
+            if index is not None:
+                batches[index].content.add(own, value)
+        for batch in batches:
+            batch.request_id = batch.properties.get("requestId", "")
+        return batches
+
+    def get_as_bytes(self, key: str | None = None) -> Any:
+        """Return a part; without a key `data`, or the first one.
+
+        Raises `KeyError`: there is no such part, or none at all.
+        """
+        if key is None:
+            if self.content.is_empty():
+                raise KeyError("the input has no content")
+            return self.content.get(_DATA) if self.content.contains(_DATA) else self.content.value_at(0)
+        return self.content.get(key)
+
+    def get_as_string(self, key: str | None = None) -> str:
+        return _text(self.get_as_bytes(key))
+
+    def get_as_json(self, key: str | None = None) -> Any:
+        """Raises `ValueError`: it is not JSON."""
+        return json.loads(self.get_as_bytes(key))
+
+    def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
+        """Return the rows by the names in the first line."""
+        return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
+
+    def get_as_image(self, key: str | None = None) -> Any:
+        """Return a `PIL.Image`. Raises `ImportError` without Pillow."""
+        from PIL import Image
+
+        return Image.open(io.BytesIO(self.get_as_bytes(key))).convert("RGB")
+
+    def get_as_numpy(self, key: str | None = None) -> list[Any]:
+        """Return the arrays of a part in numpy's formats (`.npy`, `.npz`)."""
+        return np_util.from_bytes(self.get_as_bytes(key))
+
+    def get_as_npz(self, key: str | None = None) -> list[Any]:
+        return np_util.from_bytes(self.get_as_bytes(key))
+
+    def get_data(self, key: str | None = None) -> Any:
+        """Return a part as its content type says: JSON, text, image, arrays, else bytes."""
+        kind = (self.get_property("Content-Type") or "").partition(";")[0].strip().lower()
+        if kind == "application/json":
+            return self.get_as_json(key)
+        if kind.startswith("text/"):
+            return self.get_as_string(key)
+        if kind.startswith("image/"):
+            return self.get_as_image(key)
+        if kind.startswith("tensor/") or kind == "application/x-npy":
+            return self.get_as_numpy(key)
+        return self.get_as_bytes(key)
+
+
+def _split(name: str) -> tuple[int | None, str]:
+    """Split `batch_003.data` into index and name; the index is None for any other name."""
+    prefix, _, own = name.partition(".")
+    number = prefix.removeprefix("batch_")
+    return (int(number), own) if number != prefix and number.isdecimal() else (None, name)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("utf-8")

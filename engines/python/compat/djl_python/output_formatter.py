@@ -1,0 +1,10 @@
+"""The decorator of functions that write answers, and the types that they receive."""
+
+from __future__ import annotations
+
+from ._marks import mark
+from .request_io import RequestOutput, Sequence, TextGenerationOutput, Token
+
+__all__ = ["RequestOutput", "Sequence", "TextGenerationOutput", "Token", "output_formatter"]
+
+output_formatter = mark("output_formatter")

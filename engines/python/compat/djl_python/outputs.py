@@ -1,0 +1,120 @@
+"""What a handler returns: a status, headers, and one body for each request or a stream of chunks."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import np_util
+from .pair_list import PairList
+
+HANDLER_FAILED = "invoke handler failure"
+
+
+def encode_json(value: Any, indent: int | None = None) -> bytes:
+    """Write a value as JSON; arrays become lists. Raises `ValueError` for NaN and infinities, which JSON lacks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars, and tensors on a CPU
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _default_stream_output_formatter(item: Any) -> bytes:
+    """Write one item of a stream as a line of JSON."""
+    return encode_json({"outputs": item}) + b"\n"
+
+
+class Output:
+    """The answer to one request, or to a batch."""
+
+    def __init__(self, code: int = 200, message: str = "OK") -> None:
+        self.code = code
+        self.message = message
+        self.properties: dict[str, str] = {}
+        """Headers of the answer."""
+        self.content = PairList()
+        self.stream_content: Iterable[Any] | None = None
+        self.stream_formatter: Callable[[Any], bytes | bytearray | str] | None = None
+        self._finalizer: Callable[[], object] | None = None
+
+    def set_code(self, code: int) -> Output:
+        self.code = code
+        return self
+
+    def set_message(self, message: str) -> Output:
+        self.message = message
+        return self
+
+    def add_property(self, key: str, value: str) -> Output:
+        self.properties[key] = value
+        return self
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties
+
+    def get_content(self) -> PairList:
+        return self.content
+
+    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """Add a part: text and bytes as they are, everything else as JSON.
+
+        batch_index: the request of a batch that it answers; or give the key of that request's content.
+        """
+        if isinstance(value, str):
+            data = value.encode()
+        elif isinstance(value, bytes | bytearray):
+            data = bytes(value)
+        else:
+            data = encode_json(value, indent=2)
+        if batch_index is not None:
+            key = f"batch_{batch_index:03d}.{key or 'data'}"
+        self.content.add("data" if key is None else key, data)
+        return self
+
+    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self.add(encode_json(value, indent=2), key, batch_index)
+
+    def add_as_numpy(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """Add an array (`.npy`), or a list of arrays (`.npz`)."""
+        return self.add(np_util.to_bytes(value), key, batch_index)
+
+    def add_as_npz(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self.add(np_util.to_npz(value), key, batch_index)
+
+    def error(self, error: object, code: int = 424, message: str = HANDLER_FAILED) -> Output:
+        """Turn this into an error with a JSON body."""
+        self.code = code
+        self.message = message
+        self.content = PairList()
+        self.stream_content = None
+        body = {"code": code, "message": message, "error": str(error)}
+        return self.add_property("Content-Type", "application/json").add_as_json(body)
+
+    def add_stream_content(
+        self,
+        stream_content: Iterable[Any],
+        output_formatter: Callable[[Any], bytes | bytearray | str] | None = _default_stream_output_formatter,
+    ) -> Output:
+        """Answer with a stream. output_formatter: writes one item; None: items are text or bytes as they are."""
+        self.stream_content = stream_content
+        self.stream_formatter = output_formatter
+        return self
+
+    def finalize(self, function: Callable[..., object], *args: Any) -> Output:
+        """Call a function after the answer has been sent."""
+        self._finalizer = lambda: function(*args)
+        return self
+
+    def execute_finalize(self) -> Any:
+        return self._finalizer() if self._finalizer is not None else None
+
+    def __str__(self) -> str:
+        sizes = {key: len(value) for key, value in self.content}
+        return f"Output(code={self.code}, message={self.message!r}, parts={sizes})"

@@ -1,0 +1,62 @@
+"""An ordered list of keys and values in which a key may occur more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class PairList:
+    """Keys and values in two parallel lists, which handlers may read and change."""
+
+    def __init__(self, keys: list[str] | None = None, values: list[Any] | None = None) -> None:
+        self.keys = list(keys or ())
+        self.values = list(values or ())
+
+    def add(self, key: str | None = None, value: Any = None) -> None:
+        self.keys.append("" if key is None else key)
+        self.values.append(value)
+
+    def is_empty(self) -> bool:
+        return not self.keys
+
+    def size(self) -> int:
+        return len(self.keys)
+
+    def get_keys(self) -> list[str]:
+        return self.keys
+
+    def get_values(self) -> list[Any]:
+        return self.values
+
+    def key_at(self, index: int) -> str:
+        return self.keys[index]
+
+    def value_at(self, index: int) -> Any:
+        return self.values[index]
+
+    def contains(self, key: str) -> bool:
+        return key in self.keys
+
+    def get(self, key: str | None = None, index: int | None = None) -> Any:
+        """Return the first value of a key, or the value at an index.
+
+        Raises:
+            KeyError: there is no such key.
+            IndexError: there is no such index.
+        """
+        if key is None:
+            return self.values[0 if index is None else index]
+        for own, value in self:
+            if own == key:
+                return value
+        raise KeyError(key)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return zip(self.keys, self.values, strict=True)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys

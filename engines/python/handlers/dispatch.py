@@ -1,0 +1,319 @@
+"""The loop of a handler's dispatcher: receive requests, run them in workers, pass their answers on.
+
+A call that fails, crashes or hangs with several requests is repeated with each of them alone, so only the cause fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from engines.config import HandlerEngineConfig
+from engines.core import AbortReason, EngineInfo
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, Unavailable
+from engines.front import Front
+from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.invocations import Invocation, InvocationOutput
+from engines.python.batcher import DynamicBatcher
+from engines.python.dispatch import MAX_DEATHS, EngineFailed
+from engines.python.handlers.messages import Answered, CallDone
+from engines.python.handlers.metrics import HandlerMetrics
+from engines.python.handlers.slot import Activity, HandlerProcess, RunningInvocation, Slot
+from engines.python.messages import DISPATCHER, CannotLoad, Ready
+from engines.python.worker_process import WorkerProcessEnded
+from engines.wire import (
+    Abort,
+    ConfigureScheduler,
+    Drain,
+    GetStats,
+    InvocationOutputs,
+    Invoke,
+    SchedulerState,
+    Stats,
+    ToEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class HandlerDispatch:
+    """Runs one call at a time in each worker. One thread; `clock` is `time.monotonic` except in tests."""
+
+    def __init__(
+        self,
+        config: HandlerEngineConfig,
+        info: EngineInfo,
+        start_worker: Callable[[int], HandlerProcess],
+        board: StatusBoard,
+        clock: Callable[[], float],
+    ) -> None:
+        """start_worker: starts the worker of a number."""
+        self._config = config
+        self._info = info
+        self._start_worker = start_worker
+        self._board = board
+        self._clock = clock
+        self._batcher: DynamicBatcher[Invocation] = DynamicBatcher(config.batching)
+        self._metrics = HandlerMetrics()
+        self._clients: dict[str, bytes] = {}
+        self._slots: list[Slot] = []
+        self._alone: deque[RunningInvocation] = deque()
+        """Requests of calls that failed: each runs again, alone, before all others."""
+        self._deaths = 0
+        """Ends of workers in a row while they loaded or had nothing to do."""
+        self._was_ready = False
+        self._drain_deadline: float | None = None
+
+    def serve(self, front: Front) -> None:
+        """Start the workers, and serve requests until a `Drain` has been carried out.
+
+        Raises:
+            EngineFailed: the handler cannot be loaded, or workers end again and again.
+        """
+        for _ in range(self._config.handler.min_workers):
+            self._add_slot(front)
+        try:
+            while not self._drained():
+                for client, message in front.receive(self._wait_seconds()):
+                    self._handle(front, client, message)
+                for slot in list(self._slots):
+                    self._read(front, slot)
+                    self._kill_if_stuck(front, slot)
+                self._start_calls()
+                self._fit_workers(front)
+                self._board.beat(DISPATCHER)
+            self._end(front)
+        finally:
+            for slot in self._slots:
+                slot.process.close()
+
+    def _drained(self) -> bool:
+        if self._drain_deadline is None:
+            return False
+        return not self._clients or self._clock() >= self._drain_deadline
+
+    def _wait_seconds(self) -> float:
+        """Return the seconds until there is work even if no message comes."""
+        now = self._clock()
+        due = self._batcher.seconds_until_due(now)
+        moments = [self._drain_deadline, *(slot.act_at for slot in self._slots)]
+        waits = [moment - now for moment in moments if moment is not None]
+        waits += [due] if due is not None else []
+        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
+
+    # Messages of web processes and the supervisor
+
+    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+        match message:
+            case Invoke(invocation):
+                self._invoke(front, client, invocation)
+            case Abort(request_id, reason):
+                if self._clients.get(request_id) == client:
+                    self._abort(request_id, reason)
+            case GetStats(token):
+                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
+            case ConfigureScheduler(token):
+                front.send(client, SchedulerState(token, None, {}))
+            case Drain(seconds):
+                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
+                self._drain_deadline = self._clock() + seconds
+                self._board.set_state(EngineState.DRAINING)
+
+    def _invoke(self, front: Front, client: bytes, invocation: Invocation) -> None:
+        try:
+            if self._drain_deadline is not None:
+                raise Unavailable("the server is shutting down")
+            if invocation.id in self._clients:
+                raise InvalidRequest(f"request id {invocation.id!r} is in use")
+            self._batcher.add(invocation, self._clock())
+        except EngineError as error:
+            front.send(client, InvocationOutputs([_failure(invocation.id, error)]))
+            return
+        self._clients[invocation.id] = client
+
+    def _abort(self, request_id: str, reason: AbortReason) -> None:
+        """Forget a request, whether it waits or runs."""
+        del self._clients[request_id]
+        self._metrics.observe_abort(reason)
+        for slot in self._slots:
+            if slot.running.pop(request_id, None) is not None:
+                slot.process.forget(request_id)
+                return
+        if not self._batcher.abort(request_id):
+            self._alone = deque(each for each in self._alone if each.invocation.id != request_id)
+
+    # Workers: their messages and their ends
+
+    def _read(self, front: Front, slot: Slot) -> None:
+        try:
+            for message in slot.process.receive(0.0):
+                match message:
+                    case Answered(outputs):
+                        self._send(front, slot, outputs)
+                    case CallDone(unanswered):
+                        self._run_again(front, slot, [one for one in unanswered if one in slot.running])
+                        slot.running = {}
+                        self._set_idle(slot)
+                    case Ready(device, load_seconds):
+                        self._set_ready(slot, device, load_seconds)
+                    case CannotLoad(cause):
+                        raise EngineFailed(cause)
+        except WorkerProcessEnded as end:
+            self._ended(front, slot, RequestFailed(f"the handler's process is gone: {end}"))
+
+    def _kill_if_stuck(self, front: Front, slot: Slot) -> None:
+        """Kill and restart a worker that has not returned in time."""
+        if slot.act_at is None or self._clock() < slot.act_at:
+            return
+        slot.process.kill()
+        limit, option = self._config.batching.batch_timeout, "option.predict_timeout"
+        if slot.activity is Activity.LOADING:
+            limit, option = self._config.handler.loading_timeout, "option.model_loading_timeout"
+        self._ended(front, slot, DeadlineExceeded(f"the handler took longer than {limit:g} s ({option})"))
+
+    def _ended(self, front: Front, slot: Slot, error: EngineError) -> None:
+        """Restart a worker whose process is gone. A request that was alone in it gets the error.
+
+        Raises:
+            EngineFailed: workers end without a request to blame.
+        """
+        logger.error("worker %d is gone with %d requests: %s", slot.number, len(slot.running), error)
+        if slot.activity is Activity.CALLING:
+            self._deaths = 0
+        else:
+            self._deaths += 1
+            if not self._was_ready or self._deaths >= MAX_DEATHS:
+                raise EngineFailed(f"worker {slot.number} ended while it was {slot.activity.value}: {error}")
+        running, slot.running = slot.running, {}
+        slot.become(Activity.LOADING, self._clock(), self._clock() + self._config.handler.loading_timeout)
+        # Before any answer is sent: a client that retries at once must not find the server ready.
+        self._report_state(f"a worker is being started again: {error}")
+        front.unwatch(slot.process.fileno())
+        slot.process.restart()
+        front.watch(slot.process.fileno())
+        self._metrics.restarts += 1
+        slot.running = running
+        if len(running) == 1:
+            self._send(front, slot, [_failure(request_id, error) for request_id in list(running)])
+        self._run_again(front, slot, list(slot.running))
+        slot.running = {}
+
+    def _run_again(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
+        """Queue requests of a failed call, each to run alone; those that are being answered fail."""
+        for request_id in request_ids:
+            each = slot.running[request_id]
+            if each.answering:
+                error = RequestFailed("the handler's process ended while it answered")
+                self._send(front, slot, [_failure(request_id, error)])
+            else:
+                self._alone.append(each)
+
+    def _set_ready(self, slot: Slot, device: str, load_seconds: dict[str, float]) -> None:
+        logger.info("worker %d is ready", slot.number)
+        self._info = replace(self._info, device=device, load_seconds=load_seconds)
+        self._set_idle(slot)
+        if self._was_ready or all(one.activity is not Activity.LOADING for one in self._slots):
+            self._was_ready = True
+            self._report_state()
+
+    def _set_idle(self, slot: Slot) -> None:
+        self._deaths = 0
+        slot.become(Activity.IDLE, self._clock())
+        if not self._batcher.is_free:
+            self._batcher.set_free(self._clock())
+
+    def _report_state(self, reason: str = "") -> None:
+        """Report that the engine is ready, while a worker can be called; a draining engine stays in that state."""
+        if self._drain_deadline is None:
+            ready = any(slot.activity is not Activity.LOADING for slot in self._slots)
+            self._board.set_state(
+                EngineState.READY if ready else EngineState.STARTING, "" if ready else reason
+            )
+
+    def _add_slot(self, front: Front) -> None:
+        number = min(set(range(len(self._slots) + 1)) - {slot.number for slot in self._slots})
+        slot = Slot(self._start_worker(number), number, self._clock())
+        self._slots.append(slot)
+        front.watch(slot.process.fileno())
+
+    def _fit_workers(self, front: Front) -> None:
+        """Start another worker while requests wait for one, and end those that have been idle for long."""
+        settings = self._config.handler
+        now = self._clock()
+        waits = bool(self._batcher.num_waiting or self._alone)
+        if waits and all(slot.activity is Activity.CALLING for slot in self._slots):
+            if len(self._slots) < settings.max_workers:
+                self._add_slot(front)
+                self._slots[-1].act_at = now + settings.loading_timeout
+            return
+        for slot in self._slots[settings.min_workers :]:
+            if slot.activity is Activity.IDLE and now - slot.since >= settings.max_idle_seconds:
+                front.unwatch(slot.process.fileno())
+                slot.process.close()
+                self._slots.remove(slot)
+
+    # Calls and answers
+
+    def _start_calls(self) -> None:
+        now = self._clock()
+        for slot in self._slots:
+            if slot.activity is not Activity.IDLE:
+                continue
+            if self._alone:
+                self._run(slot, [self._alone.popleft()], now)
+            elif (batch := self._batcher.take(now)) is not None:
+                self._metrics.observe_call(batch, now)
+                self._run(slot, [RunningInvocation(invocation) for invocation in batch], now)
+                self._batcher.set_free(now)
+        if not any(slot.activity is Activity.IDLE for slot in self._slots):
+            self._batcher.set_busy()
+
+    def _run(self, slot: Slot, batch: list[RunningInvocation], now: float) -> None:
+        slot.become(Activity.CALLING, now, now + self._config.batching.batch_timeout)
+        slot.running = {each.invocation.id: each for each in batch}
+        slot.process.run([each.invocation for each in batch])
+
+    def _send(self, front: Front, slot: Slot, outputs: list[InvocationOutput]) -> None:
+        """Count outputs and pass them on, one message for each client. Drop those of forgotten requests."""
+        by_client: defaultdict[bytes, list[InvocationOutput]] = defaultdict(list)
+        for output in outputs:
+            running = slot.running.get(output.id)
+            if running is None:
+                continue
+            running.answering = True
+            self._metrics.observe_output(output)
+            by_client[self._clients[output.id]].append(output)
+            if output.finished:
+                del slot.running[output.id]
+                del self._clients[output.id]
+        for client, own in by_client.items():
+            if not front.send(client, InvocationOutputs(own)):
+                self._drop_client(client)
+
+    def _drop_client(self, client: bytes) -> None:
+        orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
+        logger.warning("a web process is gone; %d requests are dropped", len(orphans))
+        for request_id in orphans:
+            self._abort(request_id, AbortReason.CLIENT_LEFT)
+
+    def _end(self, front: Front) -> None:
+        """Fail the requests that could not be finished."""
+        error = Unavailable("the server is shutting down and could not finish this request in time")
+        logger.info("drained: %d requests could not be finished", len(self._clients))
+        for request_id, client in self._clients.items():
+            front.send(client, InvocationOutputs([_failure(request_id, error)]))
+        for slot in self._slots:
+            front.unwatch(slot.process.fileno())
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "lmi_requests_running": float(sum(len(slot.running) for slot in self._slots)),
+            "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._alone)),
+            "lmi_workers": float(len(self._slots)),
+        }
+
+
+def _failure(request_id: str, error: EngineError) -> InvocationOutput:
+    return InvocationOutput(request_id, error_kind=error.kind, error_message=str(error))

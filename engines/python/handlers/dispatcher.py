@@ -1,0 +1,57 @@
+"""`python -m engines.python.handlers.dispatcher`: the process that batches requests for a user's handler.
+
+The supervisor starts it; it starts and restarts the workers. Runs no code of the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from engines.config import HandlerEngineConfig
+from engines.core import EngineInfo
+from engines.front import Front
+from engines.health import StatusBoard
+from engines.python.dispatcher import run
+from engines.python.handlers.dispatch import HandlerDispatch
+from engines.python.handlers.slot import HandlerProcess
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the dispatcher; return the exit code."""
+    return run(_serve, argv)
+
+
+def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
+    """Raises `EngineFailed`."""
+    config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
+
+    def start_worker(number: int) -> HandlerProcess:
+        return HandlerProcess(config.handler.python, arguments.config, number)
+
+    front = Front(arguments.address)
+    try:
+        HandlerDispatch(config, _info(config), start_worker, board, time.monotonic).serve(front)
+    finally:
+        front.close()
+
+
+def _info(config: HandlerEngineConfig) -> EngineInfo:
+    return EngineInfo(
+        model=config.model.name,
+        engine=config.engine,
+        world_size=config.handler.min_workers,
+        device=config.parallel.device,
+        dtype="",
+        kv_capacity_tokens=0,
+        kv_capacity_bytes=0,
+        block_size=0,
+        max_num_seqs=config.batching.batch_size,
+        max_model_len=0,
+        paged_attention=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

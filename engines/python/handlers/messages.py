@@ -1,0 +1,37 @@
+"""The messages between dispatcher and handler workers; `engines/python/link.py` carries them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engines.invocations import Invocation, InvocationOutput
+from engines.python.messages import CannotLoad, Forget, Ready
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: a request of the next batch. One message each, so that the size of a batch bounds no message."""
+
+    invocation: Invocation
+
+
+class RunBatch(msgspec.Struct, frozen=True, tag=True):
+    """To a worker: call the handler with the requests that were added."""
+
+
+ToWorker = Add | RunBatch | Forget
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """From a worker: pieces of answers."""
+
+    outputs: list[InvocationOutput]
+
+
+class CallDone(msgspec.Struct, frozen=True, tag=True):
+    """From a worker: the handler has returned, and every request has had its last output but these."""
+
+    unanswered: list[str]
+    """The whole batch if the call failed: whichever request was the cause, the others may succeed alone."""
+
+
+FromWorker = Ready | CannotLoad | Answered | CallDone

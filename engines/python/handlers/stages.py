@@ -1,0 +1,137 @@
+"""A handler made of the functions of one file: load, read a request, predict, write the answer.
+
+They are decorated (`init_handler`, `input_formatter`, `prediction_handler`, `output_formatter`), or have the names of
+the SageMaker inference toolkit (`model_fn`, `input_fn`, `predict_fn`, `output_fn`; `transform_fn` for the last three).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Self
+
+from djl_python import Input, Output
+from djl_python._marks import MARK
+from djl_python.encode_decode import decode, encode
+
+Function = Callable[..., Any]
+_JSON = "application/json"
+TOOLKIT = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolkitContext:
+    """What the toolkit passes to functions that take one more argument."""
+
+    model_dir: str
+    request_content_type: str = ""
+    accept_header: str = ""
+
+
+def marked(module: ModuleType) -> dict[str, Function]:
+    """Return the decorated functions of a module, by their role."""
+    own = vars(module).values()
+    return {getattr(value, MARK): value for value in own if callable(value) and hasattr(value, MARK)}
+
+
+class Stages:
+    """Calls the functions of one file in turn, for one request at a time."""
+
+    takes_batches = False
+
+    def __init__(self, functions: dict[str, Function], properties: dict[str, str]) -> None:
+        """functions: by their role, or by their name in the toolkit."""
+        self._functions = functions
+        self._properties = properties
+        self._model: Any = None
+
+    @classmethod
+    def of(cls, module: ModuleType, function: str, properties: dict[str, str]) -> Self:
+        """Find the functions. Raises `ImportError`: those there are cannot answer a request."""
+        own = vars(module)
+        functions = marked(module) or {name: own[name] for name in TOOLKIT if callable(own.get(name))}
+        if not functions.keys() & {"prediction_handler", "predict_fn", "transform_fn"}:
+            raise ImportError(
+                f"{module.__file__} has no function {function!r}, no @prediction_handler, and neither predict_fn nor"
+                " transform_fn"
+            )
+        return cls(functions, properties)
+
+    def __call__(self, inputs: Input) -> Output | None:
+        if inputs.is_empty():
+            self._load()
+            return None
+        accept = inputs.get_property("Accept") or "*/*"
+        content_type = inputs.get_property("Content-Type") or _JSON
+        if any(name in self._functions for name in TOOLKIT):
+            return self._toolkit(inputs, content_type, self._accepted(accept))
+        given = self._functions.get("input_formatter")
+        data = with_options(given, self._properties, inputs) if given else decode(inputs, content_type)
+        result = with_options(self._functions["prediction_handler"], self._properties, data, self._model)
+        formatter = self._functions.get("output_formatter")
+        if formatter is None:
+            return encode(Output(), result, accept, content_type)
+        return _as_output(formatter(result), accept, content_type)
+
+    def _load(self) -> None:
+        folder = self._properties["model_dir"]
+        if init := self._functions.get("init_handler"):
+            self._model = with_options(init, self._properties)
+        elif load := self._functions.get("model_fn"):
+            self._model = _call(load, folder, context=ToolkitContext(folder))
+
+    def _accepted(self, accept: str) -> str:
+        """Return the type of a toolkit function's answer: the default where the client takes anything."""
+        default = self._properties.get("default_accept", _JSON)
+        return default if accept.startswith("*/*") else accept
+
+    def _toolkit(self, inputs: Input, content_type: str, accept: str) -> Output:
+        context = ToolkitContext(self._properties["model_dir"], content_type, accept)
+        body = inputs.get_as_bytes()
+        if transform := self._functions.get("transform_fn"):
+            return _as_output(
+                _call(transform, self._model, body, content_type, accept, context=context), accept
+            )
+        read = self._functions.get("input_fn")
+        data = _call(read, body, content_type, context=context) if read else decode(inputs, content_type)
+        result = _call(self._functions["predict_fn"], data, self._model, context=context)
+        write = self._functions.get("output_fn")
+        if write is None:
+            return encode(Output(), result, accept, content_type)
+        return _as_output(_call(write, result, accept, context=context), accept)
+
+
+def with_options(function: Function, options: Mapping[str, Any], *arguments: Any) -> Any:
+    """Call a decorated function, with those options that it takes as named arguments."""
+    parameters = inspect.signature(function).parameters
+    taken = list(parameters)[: len(arguments)]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = {
+        name: text
+        for name, text in options.items()
+        if name not in taken and (takes_all or name in parameters)
+    }
+    return function(*arguments, **named)
+
+
+def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
+    """Call a function of the toolkit, which may take a context as its last argument."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return function(*arguments, context)
+    return function(*arguments)
+
+
+def _as_output(result: Any, accept: str, content_type: str | None = None) -> Output:
+    """Make the answer of what a user's function returned: an output, a body, (body, content type), or a value."""
+    if isinstance(result, Output):
+        return result
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
+        result, accept = result
+    if isinstance(result, str | bytes | bytearray):
+        kind = accept.partition(",")[0].partition(";")[0].strip()
+        return Output().add_property("Content-Type", kind if kind not in ("", "*/*") else _JSON).add(result)
+    return encode(Output(), result, accept, content_type)

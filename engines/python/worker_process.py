@@ -1,0 +1,99 @@
+"""A child of a dispatcher: started, sent messages, read, killed and restarted."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Pipe
+from typing import Generic
+
+import msgspec
+
+from engines.python.link import Incoming, Link, LinkClosed, Outbox
+
+logger = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 5.0
+"""Time between the end of a process's socket and its exit, at most."""
+
+
+class WorkerProcessEnded(Exception):
+    """The process is gone. The text says how, in a few words."""
+
+
+class WorkerProcess(Generic[Incoming]):
+    """One process after the other. One thread: the kernel binds a child's life to its parent's thread."""
+
+    def __init__(self, name: str, command: Sequence[str], decoder: msgspec.msgpack.Decoder[Incoming]) -> None:
+        """Start the first one. name: for the log; command: gets `--socket` with the number of its end of the link."""
+        self._name = name
+        self._command = command
+        self._decoder = decoder
+        self._start()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is something to receive. `restart` changes it."""
+        return self._link.fileno()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message without waiting."""
+        self._outbox.put(message)
+
+    def receive(self, timeout: float) -> Iterator[Incoming]:
+        """Yield all messages that have arrived; wait at most `timeout` seconds for the first.
+
+        Raises:
+            WorkerProcessEnded: after the last message of a process that is gone.
+        """
+        try:
+            while (message := self._link.receive(timeout)) is not None:
+                yield message
+                timeout = 0.0
+        except LinkClosed:
+            raise WorkerProcessEnded(self._describe_end()) from None
+
+    def kill(self) -> None:
+        """Send SIGKILL: the process keeps nothing that needs an orderly end. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Replace a process that is gone."""
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """Kill the process and close the socket."""
+        self.kill()
+        self._outbox.close()
+        self._link.close()
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, "--socket", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                close_fds=True,
+            )
+        self._link: Link[Incoming] = Link(ours, self._decoder)
+        self._outbox = Outbox(self._link)
+        logger.info("%s is process %d", self._name, self._process.pid)
+
+    def _describe_end(self) -> str:
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "it closed its socket and did not end"
+        if code >= 0:
+            return f"it ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        known = " (somebody's kill -9, or the kernel for want of memory)" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{known}"

@@ -1,0 +1,80 @@
+"""Answers that a user's output formatter rewrites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lmi_server.apis.base import Reply
+from lmi_server.errors import ErrorReply
+from lmi_server.generation.answer_text import TextOutput, TokenText
+from lmi_server.generation.formatter import Formatter
+from lmi_server.generation.generation import GenerationResult
+from lmi_server.http.json_reply import dump
+
+_DATA = "data: "
+
+
+class FormattedReply:
+    """A reply whose records a user's formatter rewrites."""
+
+    def __init__(self, reply: Reply, formatter: Formatter) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._num_tokens = 0
+        self.streamed = reply.streamed
+        self.content_type = reply.content_type
+
+    def whole(self, result: GenerationResult) -> Any:
+        first = result.completions[0]
+        content = {
+            "id": 0,
+            "records": [self._reply.whole(result)],
+            "tokens": [_token(token) for token in first.tokens],
+            "num_before": 0,
+            "finish_reason": first.finish_reason,
+        }
+        (value,) = self._formatter.answer(content)
+        return msgspec.Raw(value.encode()) if isinstance(value, str) else value
+
+    def start(self) -> str:
+        return self._reply.start()
+
+    def records(self, output: TextOutput) -> str:
+        text = self._reply.records(output)
+        frames = [line for line in text.splitlines() if line]
+        if not frames:
+            return text
+        framed = frames[0].startswith(_DATA)
+        content = {
+            "id": output.index,
+            "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
+            "tokens": [_token(token) for token in output.tokens],
+            "num_before": self._num_tokens,
+            "finish_reason": output.completion.finish_reason if output.completion is not None else None,
+        }
+        self._num_tokens += len(output.tokens)
+        return "".join(_framed(value, framed) for value in self._formatter.answer(content))
+
+    def end(self, result: GenerationResult) -> str:
+        return self._reply.end(result)
+
+    def failure(self, error: ErrorReply) -> str:
+        return self._reply.failure(error)
+
+
+def _token(token: TokenText) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "text": token.text,
+        "log_prob": token.logprob,
+        "special_token": token.special or None,
+    }
+
+
+def _framed(value: Any, as_events: bool) -> str:
+    """A text is the user's own framing; a value gets that of the stream."""
+    if isinstance(value, str):
+        return value
+    return f"{_DATA}{dump(value)}\n\n" if as_events else dump(value) + "\n"

@@ -1,0 +1,1 @@
+"""The API of a user's handler: bytes and headers pass through."""

@@ -1,0 +1,147 @@
+"""`POST /invocations`, `/predictions/{model}` and OpenAI's paths under a user's handler, which answers all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from flask import Blueprint, Response, request
+
+from engines.base import Engine
+from engines.core import AbortReason
+from engines.errors import EngineError, Unavailable, error_from_kind
+from engines.health import EngineState
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from lmi_server.apis.base import ServerContext
+from lmi_server.apis.handler.request import invocation
+from lmi_server.apis.serve import CLIENT_GONE_STATUS
+from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.generation.generation import POLL_SECONDS, ClientGone
+from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.framing import JSON_LINES
+from lmi_server.request_log import RequestRecord, current_record
+
+_logger = logging.getLogger(__name__)
+
+_OURS = {
+    "connection",
+    "content-length",
+    "date",
+    "keep-alive",
+    "server",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+"""Headers that the server itself writes."""
+_WITHOUT_BODY = (204, 205, 304)
+
+
+def api(context: ServerContext) -> Blueprint:
+    blueprint = Blueprint("handler", __name__)
+
+    @blueprint.post("/invocations")
+    @blueprint.post("/predictions/<model>")
+    @blueprint.post("/predictions/<model>/<version>")
+    @blueprint.post("/v1/completions")
+    @blueprint.post("/v1/chat/completions")
+    def invoke(**labels: str) -> Response:
+        return _answer(context)
+
+    return blueprint
+
+
+def _answer(context: ServerContext) -> Response:
+    """Answer the current request. Raises `EngineError` for every failure before the handler answers."""
+    record = current_record()
+    health = context.engine.health()
+    if health.state is not EngineState.READY:
+        raise Unavailable(health.summary())
+    with context.bodies.raw(request) as data:
+        call = invocation(request, data, record)
+    pieces = _Pieces(context.engine, call, ClientWatch.of(request.environ))
+    try:
+        first = next(pieces)
+        if first.head is None:
+            raise error_from_kind(first.error_kind, first.error_message)
+        record.finish = "handler"
+        if first.finished:
+            pieces.close()
+            return _response(first.head, first.body)
+        response = _response(first.head, _stream(first, pieces, record))
+        # A generator that never started does not run its 'finally'.
+        response.call_on_close(pieces.close)
+    except ClientGone:
+        pieces.close()
+        record.finish = "client_gone"
+        return Response(status=CLIENT_GONE_STATUS)
+    except BaseException:
+        pieces.close()
+        raise
+    return response
+
+
+class _Pieces:
+    """The pieces of one answer. Always `close` it."""
+
+    def __init__(self, engine: Engine, call: Invocation, client: ClientWatch) -> None:
+        self._engine = engine
+        self._id = call.id
+        self._client = client
+        self._open = True
+        self._stream = engine.invoke(call)
+        client.start(self._abort)
+
+    def __next__(self) -> InvocationOutput:
+        """Wait for the next piece. Raises `ClientGone`."""
+        while True:
+            if self._client.left:
+                raise ClientGone
+            if (output := self._stream.next(POLL_SECONDS)) is not None:
+                self._open = not output.finished
+                return output
+
+    def close(self) -> None:
+        """Have the engine forget the request, unless it is answered. Idempotent."""
+        self._client.stop()
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._open:
+            self._open = False
+            self._engine.abort(self._id, AbortReason.CLIENT_LEFT)
+
+
+def _stream(first: InvocationOutput, pieces: _Pieces, record: RequestRecord) -> Iterator[bytes]:
+    """Yield the bodies of all pieces. A failure becomes the last record; nothing is raised."""
+    record.finish = "client_gone"  # until an end is reached
+    output = first
+    try:
+        while True:
+            if output.error_kind:
+                raise error_from_kind(output.error_kind, output.error_message)
+            if output.last:
+                record.finish = "handler"
+            if output.body:
+                yield output.body
+            if output.last:
+                return
+            output = next(pieces)
+    except ClientGone:
+        return
+    except EngineError as error:
+        record.finish = error.kind
+        yield JSON_LINES.frame(ErrorReply.of(error).body(ErrorForm.LMI)).encode()
+    finally:
+        pieces.close()
+
+
+def _response(head: AnswerHead, body: bytes | Iterator[bytes]) -> Response:
+    if head.status in _WITHOUT_BODY:
+        body = b""
+    response = Response(body, f"{head.status} {head.message}".rstrip())
+    del response.headers["Content-Type"]  # the handler's own, or none, as in LMI
+    for name, value in head.headers:
+        if name.lower() not in _OURS:
+            response.headers[name] = value
+    return response

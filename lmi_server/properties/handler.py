@@ -1,0 +1,205 @@
+"""A user's handler: which file has it, whether it may be used, and which settings it receives. Runs nothing of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from lmi_server.config import UserHandler
+from lmi_server.properties.environment import RawSetting
+from lmi_server.properties.option import OptionValue
+from lmi_server.properties.options import by_name
+from lmi_server.properties.problems import Problem, Source
+
+MODEL_FILE = "model.py"
+REQUIREMENTS = "requirements.txt"
+BUILT_IN = "djl_python."
+_ENTRY_POINT = "option.entryPoint"
+_MAX_FILE_BYTES = 4 << 20
+_OURS = {
+    _ENTRY_POINT,
+    "option.handler",
+    "option.model_id",
+    "option.revision",
+    "option.trust_remote_code",
+    "option.predict_timeout",
+    "option.model_loading_timeout",
+    "option.tensor_parallel_degree",
+    "option.env",
+    "option.pythonExecutable",
+}
+"""Options that the server acts on under a handler. All others are the handler's own, whatever they are."""
+_STAGES = {"init_handler", "prediction_handler", "predict_fn", "transform_fn"}
+_FORMATTERS = {"input_formatter", "output_formatter"}
+
+
+class Supplies(Enum):
+    """What a user's file supplies."""
+
+    HANDLER = "a handler"
+    FORMATTERS = "formatters of text generation"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFile:
+    """A user's file."""
+
+    path: Path
+    source: Source
+    """Where it is named, or the file itself."""
+    supplies: Supplies
+    requirements: Path | None
+    """The folder's requirements.txt, if there is one."""
+    formatters: tuple[str, ...] = ()
+    """The formatters that it decorates, by role."""
+
+
+def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]) -> HandlerFile | None:
+    """Return the user's file of a folder; None without one, and when it has a problem."""
+    entry = _winner(settings, _ENTRY_POINT)
+    function = _winner(settings, "option.handler")
+    name = entry.text.strip() if entry else ""
+    source = entry.source if entry else Source(str(folder / MODEL_FILE))
+    if not name or name.startswith(BUILT_IN):
+        if not (folder / MODEL_FILE).is_file():
+            return None
+        name, source = MODEL_FILE, Source(str(folder / MODEL_FILE))
+    try:
+        path = _inside(folder, name)
+        supplies, formatters = _supplies(path, function.text.strip() if function else "handle")
+        requirements = _inside(folder, REQUIREMENTS) if (folder / REQUIREMENTS).is_file() else None
+    except ValueError as error:
+        problems.append(
+            Problem(source, entry.key if entry and source is entry.source else "", name, str(error))
+        )
+        return None
+    return HandlerFile(path, source, supplies, requirements, formatters)
+
+
+def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:
+    """Return the settings that the server acts on under a handler, and all options by name, for the handler."""
+    options = by_name()
+    ours, by_rank = [], sorted(settings, key=lambda setting: setting.rank, reverse=True)
+    for setting in settings:
+        option = options.get(setting.key)
+        if acts_on(option.name if option is not None else setting.key):
+            ours.append(setting)
+    passed = {one.key.removeprefix("option."): one.text for one in by_rank if one.key.startswith("option.")}
+    return ours, passed
+
+
+def acts_on(key: str) -> bool:
+    """Whether the server acts on a key under a handler; all other options are the handler's own."""
+    return not key.startswith("option.") or key in _OURS
+
+
+def build(
+    file: HandlerFile,
+    passed: Mapping[str, str],
+    values: Mapping[str, OptionValue],
+    environ: Mapping[str, str],
+) -> UserHandler:
+    """Make the handler's configuration. passed: the options that it receives."""
+    accept = environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "")
+    workers = _number(values, "minWorkers", 1)
+    return UserHandler(
+        file=str(file.path),
+        function="" if file.formatters else _text(values, "option.handler", "handle"),
+        options={**passed, **({"default_accept": accept} if accept else {})},
+        requirements=str(file.requirements or ""),
+        min_workers=workers,
+        max_workers=max(workers, _number(values, "maxWorkers", workers)),
+        max_idle_seconds=_number(values, "max_idle_time", 60),
+    )
+
+
+def _number(values: Mapping[str, OptionValue], name: str, default: int) -> int:
+    item = values.get(name)
+    return item.value if item is not None and isinstance(item.value, int) else default
+
+
+def _text(values: Mapping[str, OptionValue], name: str, default: str) -> str:
+    item = values.get(name)
+    return str(item.value) if item is not None else default
+
+
+def _winner(settings: Collection[RawSetting], name: str) -> RawSetting | None:
+    option = by_name()[name]
+    keys = (option.name, *option.aliases)
+    return min((one for one in settings if one.key in keys), key=lambda one: one.rank, default=None)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the file of a handler. Raises `ValueError`: there is none of that name in the folder."""
+    if "://" in name:
+        raise ValueError(
+            "code is not fetched from an address; put the file into the folder of serving.properties"
+        )
+    plain = name if name.endswith((".py", ".txt")) else name.replace(".", "/") + ".py"
+    real = folder.resolve()
+    path = (real / plain).resolve()
+    if not path.is_relative_to(real):
+        raise ValueError(
+            f"{plain} leads to {path}, out of the folder {real}; a handler's files must be in it"
+        )
+    if not path.is_file():
+        raise ValueError(
+            f"there is no file {plain} in {real}; accepted: a Python file of that folder, such as model.py"
+        )
+    return path
+
+
+def _supplies(path: Path, function: str) -> tuple[Supplies, tuple[str, ...]]:
+    """Read what a file defines, without running it: what it supplies, and the roles of its formatters.
+
+    Raises `ValueError`: it is no Python, or too long.
+    """
+    try:
+        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
+        tree = ast.parse(data, str(path))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        place = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        raise ValueError(
+            f"is no Python that can be run: {place}{error.args[0] if error.args else ''}"
+        ) from None
+    names = set(_names(tree.body))
+    if function in names or "*" in names or names & _STAGES:
+        return Supplies.HANDLER, ()
+    formatters = tuple(sorted(names & _FORMATTERS))
+    return (Supplies.FORMATTERS if formatters else Supplies.NOTHING), formatters
+
+
+def _names(body: Collection[ast.stmt]) -> Iterator[str]:
+    """Yield the names that statements bind at the top of a module, and those of decorators in use."""
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                if node.name not in _FORMATTERS:
+                    yield node.name
+                yield from (_last_name(one) for one in node.decorator_list)
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                bound = (alias.asname or alias.name for alias in aliases)
+                yield from (name for name in bound if name not in _STAGES | _FORMATTERS)
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.If(body=inner, orelse=other):
+                yield from _names([*inner, *other])
+            case ast.Try(body=inner, handlers=handlers, orelse=other, finalbody=last):
+                yield from _names(
+                    [*inner, *(one for handler in handlers for one in handler.body), *other, *last]
+                )
+            case ast.With(body=inner):
+                yield from _names(inner)
+
+
+def _last_name(decorator: ast.expr) -> str:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")

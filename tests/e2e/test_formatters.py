@@ -1,0 +1,46 @@
+"""A model.py with formatters around the server's own text generation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.handler_engine import LMI_FILES
+from tests.support.server import Server
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("formatters")
+    shutil.copy(LMI_FILES / "formatters" / "model.py", folder)
+    properties = f"engine=MPI\noption.model_id={tiny_model}\noption.kv_cache_gb=0.1\n"
+    with Server(folder, properties) as server:
+        server.wait_ready()
+        yield server
+
+
+def test_body_and_answer_pass_through_the_formatters(server: Server) -> None:
+    answer = server.client.post("/invocations", {"inputPrompt": "Once", "parameters": {"details": True}})
+    assert answer.status == 200, answer.body
+    details = answer.json()["mine"]["details"]
+    assert (details["inputs"], details["generated_tokens"]) == ("Once", 3)
+
+
+def test_each_record_of_a_stream_is_rewritten(server: Server) -> None:
+    answer = server.client.post("/invocations", {"inputPrompt": "Once", "stream": True})
+    records = [json.loads(line)["mine"] for line in answer.body.splitlines()]
+    assert len(records) == 3
+    assert "generated_text" in records[-1]
+
+
+def test_an_error_of_a_formatter_is_the_requests_own(server: Server) -> None:
+    answer = server.client.post("/invocations", {"inputs": "x", "parameters": 5})
+    assert answer.status == 424
+    assert "the input formatter failed" in answer.json()["error"]
+    assert server.client.post("/invocations", {"inputPrompt": "Once"}).status == 200

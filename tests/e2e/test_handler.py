@@ -1,0 +1,140 @@
+"""A user's handler over HTTP: bytes, statuses, streams, a package of its own, and its end."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.support.server import Server
+
+pytestmark = pytest.mark.e2e
+
+HANDLER = """
+import os
+import time
+
+import shouting
+from djl_python import Input, Output
+
+
+def count(n):
+    for i in range(n):
+        time.sleep(0.1)
+        yield i
+
+
+def handle(inputs: Input):
+    if inputs.is_empty():
+        return None
+    kind = inputs.get_property("Content-Type")
+    if kind == "application/octet-stream":
+        data = inputs.get_as_bytes()
+        output = Output(201, "Made").add(data[::-1])
+        return output.add_property("Content-Type", "image/x-any").add_property("Content-Length", "3")
+    if kind and kind.startswith("multipart/"):
+        parts = inputs.get_content()
+        return Output().add_as_json({key: len(value) for key, value in parts})
+    body = inputs.get_as_json()
+    if body == "die":
+        os._exit(1)
+    if body == "attributes":
+        return Output().add_as_json([inputs.get_property("a"), inputs.get_property("accept"), inputs.request_id])
+    if isinstance(body, int):
+        return Output().add_property("Content-Type", "application/jsonlines").add_stream_content(count(body))
+    return Output().add(shouting.shout(body))
+"""
+PACKAGE = "def shout(text):\n    return text.upper() + '!'\n"
+METADATA = "Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder: Path) -> None:
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "shouting-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("shouting.py", PACKAGE)
+        wheel.writestr("shouting-1.0.dist-info/METADATA", METADATA)
+        wheel.writestr("shouting-1.0.dist-info/WHEEL", WHEEL)
+        wheel.writestr("shouting-1.0.dist-info/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("handler")
+    (folder / "model.py").write_text(HANDLER)
+    (folder / "requirements.txt").write_text("shouting==1.0\nnumpy\n")
+    write_wheel(folder / "requirements")
+    environment = {
+        "LMI_ALLOW_REMOTE_CODE": "true",
+        "DJL_OFFLINE": "true",
+        "LMI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+    }
+    properties = "engine=Python\nmax_request_size=1000000\n"
+    with Server(folder, properties, environment=environment) as server:
+        server.wait_ready()
+        yield server
+
+
+def post(server: Server, body: bytes, path: str = "/invocations", **headers: str) -> requests.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(server.base_url + path, body, headers=named, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "path", ["/invocations", "/predictions/model", "/predictions/model/1", "/v1/completions"]
+)
+def test_a_package_of_its_own_is_installed(server: Server, path: str) -> None:
+    answer = post(server, b'"hello"', path, Content_Type="application/json")
+    assert (answer.status_code, answer.content) == (200, b"HELLO!")
+    assert "Content-Type" not in answer.headers, "as in LMI, the handler's own or none"
+
+
+def test_bytes_status_reason_and_headers_are_the_handlers(server: Server) -> None:
+    data = os.urandom(900_000)
+    answer = post(server, data, Content_Type="application/octet-stream")
+    assert (answer.status_code, answer.reason) == (201, "Made")
+    assert answer.headers["Content-Type"] == "image/x-any"
+    assert answer.headers["Content-Length"] == "900000", "the server's own"
+    assert answer.content == data[::-1]
+
+
+def test_headers_and_custom_attributes_are_properties(server: Server) -> None:
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": "a=1;b=2", "X-Amzn-SageMaker-Inference-Id": "mine"}
+    answer = post(server, b'"attributes"', Accept="x/y", Content_Type="application/json", **headers)
+    assert answer.content.split() == b'[ "1", "x/y", "mine" ]'.split()
+    assert answer.headers["x-request-id"] == "mine"
+
+
+def test_parts_of_a_form_are_parts_of_the_content(server: Server) -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nxyz\r\n--b\r\nContent-Disposition: form-data;'
+    form += b' name="f"; filename="f.bin"\r\nContent-Type: image/png\r\n\r\n\x00\x01\r\n--b--\r\n'
+    answer = post(server, form, "/invocations?q=12345", Content_Type="multipart/form-data; boundary=b")
+    assert answer.content.split() == b'{ "a": 3, "f": 2, "q": 5 }'.split()
+
+
+def test_a_stream_comes_in_chunks(server: Server) -> None:
+    with requests.post(server.base_url + "/invocations", json=3, stream=True, timeout=60) as answer:
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert list(answer.iter_lines()) == [b'{"outputs": 0}', b'{"outputs": 1}', b'{"outputs": 2}']
+
+
+def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
+    assert post(server, bytes(1_000_001)).status_code == 413
+
+
+def test_a_crash_fails_its_own_request_and_the_server_is_back(server: Server) -> None:
+    answer = post(server, b'"die"', Content_Type="application/json")
+    assert answer.status_code == 424
+    assert b"the handler's process is gone" in answer.content
+    server.wait_ready()
+    assert post(server, b'"again"', Content_Type="application/json").content == b"AGAIN!"
+
+
+def test_the_counters_are_on_metrics(server: Server) -> None:
+    text = server.client.get("/metrics").body
+    assert 'engine="Handler"' in text
+    assert "lmi_worker_restarts_total" in text

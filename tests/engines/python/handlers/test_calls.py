@@ -1,0 +1,202 @@
+"""Calls of a handler within its process: inputs, outputs, streams, asynchronous functions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import numpy
+import pytest
+from djl_python import Input, Output
+from djl_python.encode_decode import decode, encode
+from djl_python.outputs import encode_json
+
+from engines.invocations import Invocation, InvocationOutput
+from engines.python.handlers.calls import Calls
+from engines.python.handlers.entry import FunctionHandler
+
+
+class Line:
+    """The outputs of calls, in order."""
+
+    def __init__(self, handle: Callable[[Input], Any]) -> None:
+        self.outputs: list[InvocationOutput] = []
+        self.handler = FunctionHandler(handle)
+        self.calls = Calls(self.handler, self._deliver)
+
+    def _deliver(self, outputs: list[InvocationOutput]) -> Collection[str]:
+        self.outputs += outputs
+        return ()
+
+    def run(self, *bodies: bytes) -> list[str]:
+        batch = [
+            Invocation(f"r{i}", 0.0, {"Accept": f"a/{i}"}, (("data", body),)) for i, body in enumerate(bodies)
+        ]
+        try:
+            return self.calls.run(batch)
+        finally:
+            if self.handler.runner is not None:
+                self.handler.runner.close()
+
+    def bodies(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for output in self.outputs:
+            found[output.id] = found.get(output.id, b"") + output.body
+        return found
+
+
+def made(body: bytes, content_type: str = "") -> Input:
+    inputs = Input()
+    inputs.content.add("data", body)
+    inputs.properties["content-type"] = content_type
+    return inputs
+
+
+def test_a_batch_has_the_parts_and_properties_of_each_request() -> None:
+    seen: list[Input] = []
+
+    def handle(inputs: Input) -> Output:
+        seen.append(inputs)
+        outputs = Output()
+        for i, item in reversed(list(enumerate(inputs.get_batches()))):
+            outputs.add(item.get_as_bytes() + item.properties["Accept"].encode(), batch_index=i)
+        return outputs
+
+    line = Line(handle)
+    assert line.run(b"x", b"y") == []
+    assert line.bodies() == {"r0": b"xa/0", "r1": b"ya/1"}
+    (inputs,) = seen
+    assert inputs.is_batch()
+    assert inputs.get_batch_size() == 2
+    assert inputs.get_content().key_at(1) == "batch_001.data"
+    assert inputs.get_properties()["batch_001.Accept"] == "a/1"
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        lambda inputs: Output().add("one"),
+        lambda inputs: Output().add("one", batch_index=0).add("two", batch_index=0),
+        lambda inputs: Output().add_stream_content(iter("ab"), None),
+        lambda inputs: Output().error("no"),
+        lambda inputs: "text",
+        lambda inputs: 1 / 0,
+    ],
+)
+def test_a_batch_without_an_answer_for_each_runs_again_alone(handle: Callable[[Input], Any]) -> None:
+    line = Line(handle)
+    assert line.run(b"x", b"y") == ["r0", "r1"]
+    assert line.outputs == []
+
+
+def test_outputs_without_keys_answer_in_order() -> None:
+    line = Line(lambda inputs: Output().add("one").add("two"))
+    assert line.run(b"x", b"y") == []
+    assert line.bodies() == {"r0": b"one", "r1": b"two"}
+
+
+def test_a_finalizer_runs_after_the_answer_and_its_failure_is_no_error() -> None:
+    line: Line
+
+    def finish(name: str) -> None:
+        assert line.outputs[-1].last
+        raise ValueError(name)
+
+    line = Line(lambda inputs: Output().add("x", batch_index=0).add("y", batch_index=1).finalize(finish, "n"))
+    assert line.run(b"x", b"y") == []
+    line = Line(lambda inputs: Output().add("x").finalize(finish, "n"))
+    assert line.run(b"x") == []
+    assert [output.last for output in line.outputs] == [True]
+
+
+def test_a_long_body_is_sent_in_pieces() -> None:
+    line = Line(lambda inputs: Output().add(bytes(40 << 20)))
+    line.run(b"x")
+    assert [len(output.body) >> 20 for output in line.outputs] == [16, 16, 8]
+    assert [output.last for output in line.outputs] == [False, False, True]
+
+
+def test_an_asynchronous_function_is_awaited() -> None:
+    async def handle(inputs: Input) -> Output:
+        return Output().add(inputs.get_as_bytes())
+
+    line = Line(handle)
+    line.run(b"x")
+    assert line.bodies() == {"r0": b"x"}
+
+
+def test_an_asynchronous_generator_is_a_stream() -> None:
+    async def pieces() -> AsyncIterator[Output]:
+        for word in ("a", "b"):
+            yield Output().add_property("X", "1").add(word)
+
+    async def handle(inputs: Input) -> AsyncIterator[Output]:
+        return pieces()
+
+    line = Line(handle)
+    line.run(b"x")
+    assert [output.body for output in line.outputs] == [b"a", b"b", b""]
+    head = line.outputs[0].head
+    assert head is not None
+    assert head.headers == (("X", "1"),)
+
+
+def test_an_error_before_the_first_piece_of_a_stream_is_a_status() -> None:
+    def fail() -> Any:
+        raise ValueError("early")
+        yield
+
+    line = Line(lambda inputs: Output().add_stream_content(fail()))
+    line.run(b"x")
+    head = line.outputs[0].head
+    assert head is not None
+    assert head.status == 424
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "value"),
+    [
+        (b'{"a": [1]}', None, {"a": [1]}),
+        (b'{"a": 1}', "application/json; charset=utf-8", {"a": 1}),
+        ("grüße".encode(), "text/plain", {"inputs": ["grüße"]}),
+        (b"inputs,b\n1,2\n3,4\n", "text/csv", {"inputs": ["1", "3"], "b": ["2", "4"]}),
+        (b"question,context\nwhy,so\n", "text/csv", {"inputs": {"question": ["why"], "context": ["so"]}}),
+        (b"\x00", "a/b", b"\x00"),
+    ],
+)
+def test_content_is_decoded_by_its_type(body: bytes, content_type: str | None, value: Any) -> None:
+    assert decode(made(body), content_type) == value
+
+
+def test_arrays_go_both_ways_and_objects_do_not() -> None:
+    array = numpy.arange(6).reshape(2, 3)
+    output = encode(Output(), array, "*/*", "tensor/npy")
+    assert output.properties["Content-Type"] == "tensor/npy"
+    (back,) = made(output.content.value_at(0)).get_as_numpy()
+    assert (back == array).all()
+    output = encode(Output(), [array, array], "tensor/npz")
+    assert len(made(output.content.value_at(0)).get_as_npz()) == 2
+    file = io.BytesIO()
+    numpy.save(file, numpy.array([object()]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        made(file.getvalue()).get_as_numpy()
+
+
+def test_json_takes_arrays_and_no_number_that_json_lacks() -> None:
+    assert encode_json({"a": numpy.float32(0.5), "b": numpy.arange(2)}) == b'{"a": 0.5, "b": [0, 1]}'
+    with pytest.raises(ValueError, match="JSON"):
+        encode_json(float("nan"))
+    with pytest.raises(TypeError, match="object cannot be written as JSON"):
+        encode_json(object())
+
+
+def test_inputs_are_forgiving_about_names() -> None:
+    inputs = made(b"[1]", "application/json")
+    assert inputs.get_property("Content-Type") == "application/json"
+    assert inputs.get_data() == [1]
+    assert inputs.get_batches() == [inputs]
+    with pytest.raises(KeyError):
+        inputs.get_as_bytes("other")
+    with pytest.raises(KeyError):
+        Input().get_as_bytes()

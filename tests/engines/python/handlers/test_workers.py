@@ -1,0 +1,151 @@
+"""Worker processes: what a crash or a hang costs, several of them, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engines.health import EngineState
+from tests.support import processes
+from tests.support.handler_engine import HandlerEngine, handler_config
+
+Start = Callable[..., HandlerEngine]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start engines of a handler that end with the test."""
+    engines: list[HandlerEngine] = []
+
+    def engine(name: str, **settings: object) -> HandlerEngine:
+        engines.append(HandlerEngine(handler_config(name, **settings)))  # type: ignore[arg-type]
+        engines[-1].wait_ready()
+        return engines[-1]
+
+    yield engine
+    for one in engines:
+        one.destroy()
+
+
+def _restarts(engine: HandlerEngine) -> float:
+    return engine.stats().counters["lmi_worker_restarts_total"]
+
+
+def _load_seconds(engine: HandlerEngine) -> float:
+    return sum(engine.stats().info.load_seconds.values())
+
+
+def _wait_ready_again(engine: HandlerEngine) -> float:
+    began = time.monotonic()
+    engine.wait_ready()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", ["crash", "exit"])
+def test_a_crash_over_one_item_of_a_batch_is_its_own_alone(start: Start, how: str) -> None:
+    engine = start("batch", batch_size=8, max_batch_delay=0.3)
+    texts = ["a", "b", how, "d", "e", "f", "g", "h"]
+    replies = [engine.invoke({"inputs": text}) for text in texts]
+    assert [reply.json()["text"] for reply in replies if reply is not replies[2]] == list("abdefgh")
+    assert replies[2].error == "request_failed"
+    assert "the handler's process is gone" in replies[2].pieces[-1].error_message
+    assert _restarts(engine) == 2, "once with all of them, once with the cause"
+    assert _wait_ready_again(engine) < 5 + _load_seconds(engine)
+    assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
+
+
+def test_a_hang_over_one_item_of_a_batch_is_its_own_alone(start: Start) -> None:
+    engine = start("batch", batch_size=8, max_batch_delay=0.3, batch_timeout=2.0)
+    texts = ["a", "b", "c", "d", "e", "f", "g", "hang"]
+    replies = [engine.invoke({"inputs": text}) for text in texts]
+    assert [reply.json()["text"] for reply in replies[:7]] == list("abcdefg")
+    assert replies[7].error == "deadline_exceeded"
+    assert "longer than 2 s (option.predict_timeout)" in replies[7].pieces[-1].error_message
+    assert _wait_ready_again(engine) < 5 + _load_seconds(engine)
+    assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
+
+
+def test_a_crash_while_requests_wait_costs_them_nothing(start: Start) -> None:
+    engine = start("batch")
+    replies = [engine.invoke({"inputs": text}) for text in ("a", "crash", "c")]
+    assert [reply.error for reply in replies] == ["", "request_failed", ""]
+    assert replies[2].json()["text"] == "c"
+
+
+def test_further_workers_start_while_requests_wait_and_end_when_idle(start: Start) -> None:
+    engine = start("batch", min_workers=1, max_workers=2, max_idle_seconds=1.0, batch_timeout=3.0)
+    hanging = engine.invoke({"inputs": "hang"})
+    assert engine.invoke({"inputs": "beside"}).json()["text"] == "ediseb"
+    assert engine.health.state is EngineState.READY
+    assert hanging.error == "deadline_exceeded"
+    deadline = time.monotonic() + 30
+    while engine.stats().gauges["lmi_workers"] > 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert engine.stats().gauges["lmi_workers"] == 1
+
+
+def test_two_workers_share_the_requests_and_one_is_enough_to_be_ready(start: Start) -> None:
+    engine = start("batch", min_workers=2, max_workers=2, batch_timeout=4.0)
+    hanging = engine.invoke({"inputs": "hang"})
+    pids = {engine.invoke({"inputs": "a"}).json()["pid"] for _ in range(3)}
+    assert len(pids) == 1, "the other one hangs"
+    assert engine.health.ready
+    (other,) = pids
+    os.kill(other, signal.SIGKILL)
+    assert hanging.error == "deadline_exceeded"
+    engine.wait_ready()
+    assert engine.invoke({"inputs": "a"}).json()["text"] == "a"
+
+
+def test_a_full_queue_refuses(start: Start) -> None:
+    engine = start("batch", max_waiting=2, batch_timeout=3.0)
+    replies = [engine.invoke({"inputs": "hang"}) for _ in range(4)]
+    assert replies[3].error == "overloaded"
+
+
+def test_a_drain_finishes_what_runs_and_leaves_no_process(start: Start) -> None:
+    engine = start("batch", batch_timeout=30.0)
+    assert engine.invoke({"inputs": "a"}).status == 200
+    workers = processes.descendants(engine._popen.pid)
+    assert workers
+    hanging = engine.invoke({"inputs": "hang"})
+    engine.stats()
+    engine.drain(0.5)
+    assert hanging.error == "unavailable"
+    assert engine.wait_exit(30) == 0
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raise", "RuntimeError: there are no weights"),
+        ("error", "the handler's first call returned 507"),
+        ("exit", "exit code 9"),
+    ],
+)
+def test_a_handler_that_cannot_be_loaded_ends_the_engine_with_the_cause(
+    tmp_path: Path, how: str, cause: str
+) -> None:
+    (tmp_path / "how").write_text(how)
+    engine = HandlerEngine(handler_config("loading", how=str(tmp_path / "how")))
+    try:
+        assert engine.wait_exit(60) == 1
+        assert engine.health.state is EngineState.FAILED
+        assert cause in engine.health.reason
+    finally:
+        engine.destroy()
+
+
+def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path: Path) -> None:
+    engine = start("loading", how=str(tmp_path / "how"))
+    (tmp_path / "how").write_text("exit")
+    os.kill(int(engine.invoke("pid").body), signal.SIGKILL)
+    assert engine.wait_exit(60) == 1
+    assert "exit code 9" in engine.health.reason

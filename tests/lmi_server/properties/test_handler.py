@@ -1,0 +1,208 @@
+"""Which file answers requests, judged without running it; and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from lmi_server.config import UserHandler
+from lmi_server.properties.loader import Loaded, load
+from lmi_server.properties.problems import PropertiesError
+
+HANDLE = "open('ran', 'w')\n\n\ndef handle(inputs):\n    return None\n"
+"""It would leave a file if it were run."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.py").write_text(HANDLE)
+    return folder
+
+
+def with_properties(folder: Path, *lines: str, **environ: str) -> Loaded:
+    (folder / "serving.properties").write_text("".join(f"{line}\n" for line in lines))
+    return load(folder, environ)
+
+
+def refusal(folder: Path, *lines: str, **environ: str) -> str:
+    with pytest.raises(PropertiesError) as caught:
+        with_properties(folder, *lines, **environ)
+    assert not Path("ran").exists(), "nothing is run"
+    return str(caught.value)
+
+
+def handler(folder: Path, *lines: str, **environ: str) -> UserHandler:
+    found = with_properties(folder, *lines, **environ).config
+    assert found.engine == "Python"
+    assert found.handler is not None
+    return found.handler
+
+
+def test_model_py_is_found_without_a_word(folder: Path) -> None:
+    found = load(folder, {}).config.handler
+    assert found == UserHandler(str(folder / "model.py"), "handle", {}, "")
+
+
+def test_every_option_is_passed_on_whatever_it_is(folder: Path) -> None:
+    lines = (
+        "engine=Python",
+        "option.model_id=gpt2",
+        "option.task=translation",
+        "option.dtype=any",
+        "option.own=x",
+    )
+    found = handler(folder, *lines, OPTION_MORE="y", OPTION_OWN="z", OPTION_ENTRY_POINT="model.py")
+    passed = {"model_id": "gpt2", "task": "translation", "dtype": "any", "own": "x", "more": "y"}
+    assert found.options == {**passed, "entryPoint": "model.py"}
+
+
+def test_workers_and_the_function_are_options(folder: Path) -> None:
+    (folder / "model.py").write_text("from x import predict\n")
+    found = handler(folder, "minWorkers=2", "maxWorkers=3", "max_idle_time=9", "option.handler=predict")
+    assert (found.min_workers, found.max_workers, found.max_idle_seconds) == (2, 3, 9)
+    assert found.function == "predict"
+    assert handler(folder, "option.handler=predict", SAGEMAKER_NUM_MODEL_WORKERS="4").max_workers == 4
+
+
+@pytest.mark.parametrize("entry", ["src/serve.py", "src.serve", "./src/serve.py"])
+def test_an_entry_point_is_a_file_or_a_module_of_the_folder(folder: Path, entry: str) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "serve.py").write_text("import os\n\nif os.name:\n    async def handle(inputs): ...\n")
+    (folder / "model.py").unlink()
+    assert handler(folder, f"option.entryPoint={entry}").file == str(folder / "src" / "serve.py")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from djl_python.input_parser import init_handler, prediction_handler\n\n@prediction_handler\ndef p(x, m): ...",
+        "import djl_python.input_parser as p\n\n@p.init_handler\ndef load(model_dir): ...",
+        "def model_fn(model_dir): ...\ndef predict_fn(data, model): ...",
+        "def transform_fn(model, body, content_type, accept): ...",
+        "from handlers import *",
+        "try:\n    import fast\nexcept ImportError:\n    handle = print",
+    ],
+)
+def test_what_supplies_a_handler(folder: Path, code: str) -> None:
+    (folder / "model.py").write_text(code)
+    assert handler(folder).file == str(folder / "model.py")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def handel(inputs): ...", "defines no function handle (option.handler)"),
+        ("def handle(inputs:", "is no Python that can be run: line 1"),
+        ("\0", "is no Python that can be run"),
+    ],
+)
+def test_a_file_without_a_handler_is_refused(folder: Path, code: str, reason: str) -> None:
+    (folder / "model.py").write_text(code)
+    assert reason in refusal(folder, "engine=Python")
+
+
+def test_no_entry_point_leads_out_of_the_folder(folder: Path) -> None:
+    outside = folder.parent / "outside.py"
+    outside.write_text(HANDLE)
+    (folder / "linked.py").symlink_to(outside)
+    (folder / "inside.py").symlink_to("model.py")
+    assert "out of the folder" in refusal(folder, "option.entryPoint=../outside.py")
+    assert "out of the folder" in refusal(folder, f"option.entryPoint={outside}")
+    assert "out of the folder" in refusal(folder, "option.entryPoint=linked.py")
+    assert "code is not fetched" in refusal(folder, "option.entryPoint=https://host/model.py")
+    assert "there is no file" in refusal(folder, "option.entryPoint=missing.py")
+    assert handler(folder, "option.entryPoint=inside.py").file == str(folder / "model.py")
+    (folder / "model.py").unlink()
+    (folder / "model.py").symlink_to(outside)
+    assert "out of the folder" in refusal(folder)
+
+
+def test_requirements_must_be_in_the_folder_too(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("x\n")
+    assert handler(folder).requirements == str(folder / "requirements.txt")
+    (folder / "requirements.txt").rename(folder.parent / "elsewhere.txt")
+    (folder / "requirements.txt").symlink_to(folder.parent / "elsewhere.txt")
+    assert "out of the folder" in refusal(folder)
+
+
+def test_a_handler_runs_under_engine_python(folder: Path) -> None:
+    assert "runs under engine=Python" in refusal(folder, "engine=MPI")
+    loaded = with_properties(folder, "engine=Python", "option.rolling_batch=auto", "option.async_mode=true")
+    assert loaded.config.engine == "Python"
+
+
+def test_the_built_in_handler_is_noted(folder: Path) -> None:
+    (folder / "model.py").unlink()
+    loaded = with_properties(folder, "option.entryPoint=djl_python.huggingface")
+    assert loaded.config.handler is None
+    assert any("the server's own text generation is used" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("line", ["minWorkers=2", "maxWorkers=2"])
+def test_several_workers_need_a_handler(folder: Path, line: str) -> None:
+    (folder / "model.py").unlink()
+    assert "one copy of the model is served" in refusal(folder, "engine=Python", line)
+
+
+def test_secure_mode_forbids_what_its_controls_name(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("x\n")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "model.bin").write_text("x")
+    (folder / "chat_template.jinja").write_text("x")
+    line = "option.trust_remote_code=true"
+
+    def forbidden(control: str) -> str:
+        return refusal(folder, line, SAGEMAKER_SECURE_MODE="true", SAGEMAKER_SECURITY_CONTROLS=control)
+
+    for control, name in {
+        "DISALLOW_CUSTOM_INFERENCE_SCRIPTS": "model.py",
+        "DISALLOW_REQUIREMENTS_TXT": "requirements.txt",
+        "DISALLOW_PICKLE_FILES": "weights/model.bin",
+        "DISALLOW_CHAT_TEMPLATE": "chat_template.jinja",
+        "DISALLOW_TRUST_REMOTE_CODE": "serving.properties:1",
+    }.items():
+        assert (
+            forbidden(control)
+            == f"{folder / name}: is forbidden here by {control} (SAGEMAKER_SECURITY_CONTROLS)"
+        )
+    assert len(forbidden("DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES").splitlines()) == 2
+    assert "is no control that this server knows" in forbidden("DISALLOW_EVERYTHING")
+    controls = "DISALLOW_REQUIREMENTS_TXT"
+    assert handler(folder, SAGEMAKER_SECURITY_CONTROLS=controls), "the mode is off"
+
+
+def test_secure_mode_looks_at_untrusted_channels(folder: Path) -> None:
+    channel = folder.parent / "channel"
+    channel.mkdir()
+    (channel / "model.pkl").write_text("x")
+    environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES"}
+    assert handler(folder, **environ)
+    assert "model.pkl" in refusal(folder, **environ, SAGEMAKER_UNTRUSTED_CHANNELS=str(channel))
+
+
+def test_an_archive_is_not_unpacked(folder: Path) -> None:
+    archive = folder.parent / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder / "model.py", "../model.py")
+    with pytest.raises(PropertiesError, match=r"model\.tar\.gz: an archive is not unpacked here"):
+        load(archive, {})
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["folder", "model.tar.gz"]
+
+
+@pytest.mark.parametrize("engine", ["MPI", "Python"])
+def test_formatters_leave_the_engine_to_the_server(folder: Path, engine: str) -> None:
+    code = "from djl_python.input_parser import input_formatter\n\n@input_formatter\ndef f(x): ...\n"
+    (folder / "model.py").write_text(code)
+    loaded = with_properties(folder, f"engine={engine}", "option.dtype=fp32", "option.predict_timeout=9")
+    config = loaded.config
+    assert (config.engine, config.handler, config.options.dtype) == (engine, None, "fp32")
+    assert config.formatter_roles == ("input_formatter",)
+    assert config.formatter is not None
+    assert config.formatter.function == ""
+    assert config.formatter.options == {"dtype": "fp32", "predict_timeout": "9"}
+    assert "unknown key" in refusal(folder, f"engine={engine}", "option.own=x")

@@ -1,0 +1,164 @@
+"""`/invocations` under a user's handler: what goes to the engine, and what its pieces become."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from engines.core import AbortReason
+from engines.health import EngineState, Health
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from lmi_server.app import create_app
+from lmi_server.config import ServerConfig, WebConfig
+
+
+class Pieces:
+    def __init__(self, outputs: Sequence[InvocationOutput]) -> None:
+        self._outputs = deque(outputs)
+
+    def next(self, timeout: float) -> InvocationOutput | None:
+        return self._outputs.popleft() if self._outputs else None
+
+
+class FakeHandlerEngine:
+    """Answers every invocation with the same pieces."""
+
+    def __init__(self) -> None:
+        self.pieces = [InvocationOutput("", AnswerHead(200, "OK", ()), b"fine", last=True)]
+        self.state = EngineState.READY
+        self.invocations: list[Invocation] = []
+        self.aborts: list[AbortReason] = []
+
+    def health(self) -> Health:
+        return Health(self.state, "", 0.0)
+
+    def invoke(self, invocation: Invocation) -> Pieces:
+        self.invocations.append(invocation)
+        return Pieces(self.pieces)
+
+    def abort(self, request_id: str, reason: AbortReason) -> None:
+        self.aborts.append(reason)
+
+    @property
+    def last(self) -> Invocation:
+        return self.invocations[-1]
+
+
+@pytest.fixture
+def engine() -> FakeHandlerEngine:
+    return FakeHandlerEngine()
+
+
+@pytest.fixture
+def client(engine: FakeHandlerEngine) -> FlaskClient:
+    server = ServerConfig(max_request_size=1000, throttle_error_http_code=429)
+    config = WebConfig(server, "Handler", "m", "/m", 0, "ipc://none", str(Path("/none")))
+    return create_app(config, engine, None).test_client()  # type: ignore[arg-type]
+
+
+def test_headers_attributes_and_the_body_go_to_the_handler(
+    client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    headers = {
+        "Content-Type": "image/png",
+        "Accept": "x/y",
+        "X-Amzn-SageMaker-Custom-Attributes": "a=1; b=2=3;c",
+        "x-request-id": "mine",
+    }
+    answer = client.post("/invocations?k=v", data=b"\x00\xff", headers=headers)
+    assert (answer.status_code, answer.data) == (200, b"fine")
+    properties = engine.last.properties
+    assert (properties["a"], properties["b"]) == ("1", "2=3")
+    assert (properties["Content-Type"], properties["Accept"], properties["requestId"]) == (
+        "image/png",
+        "x/y",
+        "mine",
+    )
+    assert "c" not in properties
+    assert engine.last.content == (("data", b"\x00\xff"), ("k", b"v"))
+    assert engine.last.id != "mine", "a client's id is only a label"
+
+
+def test_an_empty_body_is_not_the_call_at_the_load(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    client.post("/predictions/any/1")
+    assert engine.last.content == (("data", b""),)
+
+
+def test_forms_become_parts(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    client.post("/invocations", data={"text": "hi", "number": "3"})
+    assert sorted(engine.last.content) == [("number", b"3"), ("text", b"hi")]
+    broken = b"--x\r\nbroken"
+    answer = client.post("/invocations", data=broken, content_type="multipart/form-data; boundary=x")
+    assert answer.status_code == 424
+    assert "the form cannot be read" in answer.json["error"]
+
+
+def test_status_and_headers_are_the_handlers_but_for_the_servers_own(
+    client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    headers = (("Content-Type", "a/b"), ("X-Own", "1"), ("Content-Length", "3"), ("Connection", "close"))
+    engine.pieces = [InvocationOutput("", AnswerHead(418, "Tea", headers), b"12345", last=True)]
+    answer = client.post("/invocations", data=b"x")
+    assert (answer.status, answer.data) == ("418 Tea", b"12345")
+    assert (answer.headers["Content-Type"], answer.headers["X-Own"]) == ("a/b", "1")
+    assert answer.headers["Content-Length"] == "5"
+    assert "Connection" not in answer.headers
+    engine.pieces = [InvocationOutput("", AnswerHead(204, "No Content", ()), b"not sent", last=True)]
+    assert client.post("/invocations", data=b"x").data == b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("request_failed", 424), ("overloaded", 429), ("deadline_exceeded", 504), ("engine_died", 503)],
+)
+def test_an_error_before_the_answer_has_its_status(
+    client: FlaskClient, engine: FakeHandlerEngine, kind: str, status: int
+) -> None:
+    engine.pieces = [InvocationOutput("", error_kind=kind, error_message="why")]
+    answer = client.post("/invocations", data=b"x")
+    assert (answer.status_code, answer.json) == (status, {"error": "why", "code": status})
+    assert engine.aborts == []
+
+
+def test_an_error_within_a_stream_is_its_last_record(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    engine.pieces = [
+        InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n"),
+        InvocationOutput("", body=b"two\n"),
+        InvocationOutput("", error_kind="request_failed", error_message="gone"),
+    ]
+    assert client.post("/invocations", data=b"x").data == b'one\ntwo\n{"error":"gone","code":424}\n'
+
+
+def test_a_stream_that_is_not_read_to_its_end_is_aborted(
+    client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    engine.pieces = [InvocationOutput("", AnswerHead(200, "OK", ()), b"one\n")]
+    answer = client.post("/invocations", data=b"x", buffered=False)
+    answer.close()
+    assert engine.aborts == [AbortReason.CLIENT_LEFT]
+
+
+def test_nothing_is_asked_of_an_engine_that_is_not_ready(
+    client: FlaskClient, engine: FakeHandlerEngine
+) -> None:
+    engine.state = EngineState.STARTING
+    assert client.post("/invocations", data=b"x").status_code == 503
+    assert engine.invocations == []
+
+
+def test_a_body_that_is_too_large_is_refused(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    assert client.post("/invocations", data=bytes(1001)).status_code == 413
+    assert engine.invocations == []
+
+
+def test_the_log_line_shows_no_body(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        client.post("/invocations", data=b"secret words").close()
+    assert "POST /invocations status=200" in caplog.text
+    assert "finish=handler" in caplog.text
+    assert "secret" not in caplog.text
