@@ -35,6 +35,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.layers": 2,
     # The description of a model is plain data, of which layers too need to know.
     "engines.models.config": 1,
+    "engines.models.architectures": 2,
     "engines.models": 3,
     "engines.mpi": 4,
     "engines.python": 4,

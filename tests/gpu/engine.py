@@ -15,6 +15,7 @@ import torch
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import AbortReason, Request, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
+from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
@@ -85,7 +86,7 @@ class Engine:
         self.stopwatch = TotalStopwatch()
         self._starts = 0
         element = torch.float32.itemsize if device.type == "cpu" else DTYPES[dtype].itemsize
-        per_token = ModelConfig.from_folder(folder).kv_elements_per_token * element
+        per_token = read_config(folder).kv_elements_per_token * element
         cache_bytes = None
         if limits.cache_tokens is not None:
             blocks = -(-limits.cache_tokens // limits.block_size)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from tests.gpu.floors import Ceilings, decode_work, mixed_work, prefill_work, trace_floor
 from tests.gpu.shapes import CONFIGS, write
@@ -16,7 +17,7 @@ H200 = Ceilings(copy=4.3e12, matmul=790e12)
 
 
 def config_of(name: str, folder: Path) -> ModelConfig:
-    return ModelConfig.from_folder(write(CONFIGS[name], folder))
+    return read_config(write(CONFIGS[name], folder))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_shapes_are_known_to_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
     folder = write(CONFIGS[name], tmp_path)
-    theirs, ours = AutoConfig.from_pretrained(folder), ModelConfig.from_folder(folder)
+    theirs, ours = AutoConfig.from_pretrained(folder), read_config(folder)
     assert theirs.num_hidden_layers == ours.num_layers
     assert theirs.num_attention_heads == ours.num_heads
     assert theirs.vocab_size == ours.vocab_size

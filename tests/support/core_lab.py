@@ -14,6 +14,7 @@ import torch
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
+from engines.models.architectures import read_config
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.executor import StepExecutor
@@ -122,9 +123,8 @@ class CoreLab:
         return self._runners[paged]
 
     def _cache_bytes(self) -> int:
-        from engines.models.config import ModelConfig
 
-        per_token = ModelConfig.from_folder(self._model).kv_elements_per_token * 4
+        per_token = read_config(self._model).kv_elements_per_token * 4
         return self._num_blocks * self._block_size * per_token
 
 

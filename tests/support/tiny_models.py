@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.models.config import ModelConfig
+from engines.models.architectures import read_config
 from engines.mpi.runner.loading import DTYPES, LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -142,7 +142,7 @@ def make_runner(
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
-    token_bytes = ModelConfig.from_folder(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
+    token_bytes = read_config(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
         model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
         parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.models.config import ModelConfig
+from engines.models.architectures import read_config
 from engines.mpi.runner.loading import LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -63,7 +63,7 @@ def _check_products(report: Report, threads: int) -> None:
 
 def _check_model(report: Report, name: str, folder: Path) -> None:
     """Logits of the prompt's last token and of some more, by ways to compute them."""
-    vocab_size = ModelConfig.from_folder(folder).vocab_size
+    vocab_size = read_config(folder).vocab_size
     rng = random.Random(_PROMPT_TOKENS)
     tokens = [rng.randrange(vocab_size) for _ in range(_PROMPT_TOKENS + _NEW_TOKENS)]
     seen: dict[str, torch.Tensor] = {}
@@ -121,9 +121,7 @@ def _runner(folder: Path, paged: bool) -> LoadedModel:
     config = MpiEngineConfig(
         model=ModelSettings(str(folder), "verified", "bf16", 512),
         parallel=ParallelConfig(),
-        cache=CacheConfig(
-            _BLOCK_SIZE, paged, 2048 * 4 * ModelConfig.from_folder(folder).kv_elements_per_token
-        ),
+        cache=CacheConfig(_BLOCK_SIZE, paged, 2048 * 4 * read_config(folder).kv_elements_per_token),
         scheduler=SchedulerConfig(limits),
     )
     return load_model(config, Communicator(), CPU, Stopwatch(lambda: 0.0))

@@ -9,7 +9,7 @@ from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.models.architectures import ARCHITECTURES
+from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -95,7 +95,7 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
             " option.rolling_batch=disable serves whatever transformers can generate with"
         )
     try:
-        model = ModelConfig.from_folder(path)
+        model = read_config(path)
     except UnsupportedModel as error:
         raise CannotServe(str(error)) from error
     if config.source.load_format != "dummy":

@@ -5,6 +5,11 @@ A new architecture is a file here and a line in this table.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from engines.models.config import ModelConfig, UnsupportedModel
+from engines.models.config.fields import Fields
 from engines.registry import Registry
 
 _FOLDER = "engines.models.architectures"
@@ -30,3 +35,30 @@ ARCHITECTURES = Registry(
     }
 )
 """By the name in `architectures` of config.json."""
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read `folder/config.json`.
+
+    Raises:
+        UnsupportedModel: no such file, not JSON, an architecture that we do not know, or a field is missing or of
+            a kind that we do not know.
+    """
+    file = folder / "config.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnsupportedModel(f"{folder} has no config.json: it is not a model folder") from None
+    except ValueError as error:
+        raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise UnsupportedModel(f"{file} holds no JSON object")
+    fields = Fields(data)
+    if fields.architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModel(f"{file} names the architecture {fields.architecture!r}; known are {known}")
+    try:
+        config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
+    except KeyError as error:
+        raise UnsupportedModel(f"{file} has no field {error}") from None
+    return config

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from engines.models.architectures import ARCHITECTURES
 from engines.models.config.attention import AttentionSpec, DynamicRope, Rotary
-from engines.models.config.fields import Fields, UnsupportedModel
 from engines.models.config.weight_names import WeightNames
 from engines.partition import split_evenly, split_heads
 
@@ -176,32 +172,3 @@ class ModelConfig:
         middle = split_evenly(self.experts.intermediate_size, ranks, 0).size
         expert = [(2 * middle, hidden), (hidden, middle)]
         return [*attention, (self.experts.num_experts, hidden), *expert * self.experts.num_experts]
-
-    @classmethod
-    def from_folder(cls, path: Path) -> ModelConfig:
-        """Read `path/config.json`.
-
-        Raises:
-            UnsupportedModel: no such file, not JSON, an architecture that we do not know, or a field is missing or of
-                a kind that we do not know.
-        """
-        file = path / "config.json"
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise UnsupportedModel(f"{path} has no config.json: it is not a model folder") from None
-        except ValueError as error:
-            raise UnsupportedModel(f"{file} is not valid JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise UnsupportedModel(f"{file} holds no JSON object")
-        fields = Fields(data)
-        if fields.architecture not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise UnsupportedModel(
-                f"{file} names the architecture {fields.architecture!r}; known are {known}"
-            )
-        try:
-            config: ModelConfig = ARCHITECTURES[fields.architecture](fields)
-        except KeyError as error:
-            raise UnsupportedModel(f"{file} has no field {error}") from None
-        return config

@@ -14,6 +14,7 @@ import torch
 from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTables, rotary_tables
+from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.models.decoder import Decoder, build_decoder
 from engines.models.loading import weight_source
@@ -118,7 +119,7 @@ def _load_part(
     stopwatch: Stopwatch,
     report: LoadReport,
 ) -> _ModelPart:
-    model_config = ModelConfig.from_folder(Path(config.model.path))
+    model_config = read_config(Path(config.model.path))
     storage = DTYPES[config.model.dtype]
     # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
     dtype = torch.float32 if device.type == "cpu" else storage

@@ -252,10 +252,8 @@ def test_refuses_with_the_reason(model: Path, options: dict[str, Any], machine: 
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_an_unknown_architecture_is_refused_with_what_is_known(tmp_path: Path, trust: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTNeoXForCausalLM"]}))
-    with pytest.raises(
-        CannotServe, match=r"GPTNeoXForCausalLM.*it knows FalconForCausalLM, LlamaForCausalLM"
-    ):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
+    with pytest.raises(CannotServe, match=r"NoSuchForCausalLM.*it knows BloomForCausalLM, FalconForCausalLM"):
         resolve(config(trust_remote_code=trust), tmp_path, CPU)
 
 

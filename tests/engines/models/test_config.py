@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from engines.models.architectures import read_config
 from engines.models.config import (
     AttentionSpec,
     DynamicRope,
@@ -35,7 +36,7 @@ _YARN: dict[str, Any] = {"rope_scaling": {"type": "yarn", "original_max_position
 
 def _read(folder: Path, data: Any) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
-    return ModelConfig.from_folder(folder)
+    return read_config(folder)
 
 
 def test_reads_what_transformers_writes(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
         eos_token_id=[2, 7],
         dtype="bfloat16",
     ).save_pretrained(tmp_path)
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     assert config == ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=49152,
@@ -233,16 +234,16 @@ def test_a_value_that_cannot_be_is_named(changes: dict[str, Any], message: str, 
 def test_a_file_that_is_no_json_object(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=message):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"has no config\.json: it is not a model folder"):
-        ModelConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_text("x")
     with pytest.raises(UnsupportedModel, match="not a model folder"):
-        ModelConfig.from_folder(file)
+        read_config(file)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from engines.models.architectures import ARCHITECTURES
+from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import (
     AttentionSpec,
     ExpertsConfig,
@@ -62,7 +62,7 @@ QWEN3_06B: dict[str, Any] = LLAMA_3_8B | {
 
 def _read(folder: Path, data: dict[str, Any]) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
-    return ModelConfig.from_folder(folder)
+    return read_config(folder)
 
 
 def test_every_model_has_a_reader() -> None:
@@ -196,7 +196,7 @@ def test_qwen3(tmp_path: Path) -> None:
 def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -> None:
     theirs = AutoConfig.for_model(kind, architectures=[f"{kind.capitalize()}ForCausalLM"])
     theirs.save_pretrained(tmp_path)
-    ours = ModelConfig.from_folder(tmp_path)
+    ours = read_config(tmp_path)
     assert (ours.vocab_size, ours.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
     assert (ours.num_layers, ours.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 4096 // theirs.num_attention_heads)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.models.config import ModelConfig
+from engines.models.architectures import read_config
 from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.runner.native_steps import NativeSteps
 from engines.mpi.scheduler.step_plan import WANT_NOTHING
@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused(tmp_path: Path
 def test_the_cache_is_as_large_as_asked_for(tmp_path: Path) -> None:
     save_llama(tmp_path)
     runner = make_runner(tmp_path, num_blocks=23)
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     assert runner.cache.num_blocks == 23
     assert len(runner.cache.layers) == config.num_layers
     assert runner.cache.num_bytes == 4 * 23 * 4 * config.kv_elements_per_token

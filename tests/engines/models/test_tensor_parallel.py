@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from engines.models.config import ModelConfig
+from engines.models.architectures import read_config
 from engines.models.decoder import build_decoder
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader
@@ -151,7 +151,7 @@ _COUNTED = ("moe.gate.weight", "mlp.gate.weight", "wpe.weight", "embed_positions
 
 def _kv_head_bytes(folder: Path, element: int) -> int:
     """Of the parameters that give one head's keys and values, over all layers."""
-    config = ModelConfig.from_folder(folder)
+    config = read_config(folder)
     columns = config.hidden_size + (1 if config.qkv_bias else 0)
     return 2 * config.num_layers * config.head_dim * columns * element
 
@@ -165,7 +165,7 @@ def test_ranks_own_every_parameter_once_in_total(variant: str, degree: int, tmp_
     shared = sum(size for name, size in sizes.items() if _replicated(name))
     runners = [make_runner(tmp_path, _LoneRank(rank, degree)) for rank in range(degree)]
     owned = [runner.report.owned_bytes for runner in runners]
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     held_again = max(0, degree - config.num_kv_heads)
     again = held_again * _kv_head_bytes(tmp_path, 2 if config.dtype == "bfloat16" else 4)
     # Together they compute the right logits (above), so they cover all; this sum then leaves no room for overlap.
@@ -206,7 +206,7 @@ def test_the_weights_of_rank_0_are_foreseen(kind: str, degree: int, tmp_path: Pa
     save_model(tmp_path, kind, tie_word_embeddings=degree % 2 == 0)
     sizes = _parameter_bytes(tmp_path)
     norms = sum(size for name, size in sizes.items() if _replicated(name) and not name.endswith(_COUNTED))
-    config = ModelConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     weights = WeightReader(tmp_path, torch.float32, torch.float32, torch.device("cpu"))
     build_decoder(Parts(config, weights, _LoneRank(0, degree), Stopwatch(lambda: 0.0)))
     weights.close()
