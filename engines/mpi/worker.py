@@ -108,7 +108,11 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
 def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     config, cache = rank.config, rank.model.cache
     blocks = make_block_manager(
-        cache.num_blocks, cache.block_size, config.cache.paged, config.cache.prefix_caching
+        cache.num_blocks,
+        cache.block_size,
+        config.cache.paged,
+        config.cache.prefix_caching,
+        rank.model.window,
     )
     vocab_size = rank.model.config.vocab_size
     scheduler = Scheduler(config.scheduler, blocks, config.model.max_model_len, vocab_size)

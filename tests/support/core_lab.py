@@ -92,7 +92,11 @@ class CoreLab:
         """A fresh engine over the loaded model. One at a time: they share the cache's memory."""
         runner = self._runner(mode.paged)
         blocks = make_block_manager(
-            mode.num_blocks or self._num_blocks, self._block_size, mode.paged, mode.prefix_caching
+            mode.num_blocks or self._num_blocks,
+            self._block_size,
+            mode.paged,
+            mode.prefix_caching,
+            runner.window,
         )
         settings = SchedulerSettings(
             mode.max_num_seqs,

@@ -70,9 +70,7 @@ def _with_windows(fields: Fields, pattern: int, **changes: Any) -> ModelConfig:
     scale = fields.positive("query_pre_attn_scalar", 256) ** -0.5
     window, softcap = fields.count("sliding_window", 4096), fields.positive_or_none("attn_logit_softcapping")
     default = [_SLIDING if (i + 1) % pattern else "full_attention" for i in range(config.num_layers)]
-    types = fields.names("layer_types", default)
-    if len(types) != config.num_layers:
-        raise UnsupportedModel(f"layer_types has {len(types)} entries for {config.num_layers} layers")
+    types = fields.layer_types(default)
     specs = [
         replace(spec, scale=scale, softcap=softcap, window=window if kind == _SLIDING else None)
         for spec, kind in zip(config.attention, types, strict=True)

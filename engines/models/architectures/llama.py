@@ -3,6 +3,7 @@ Mixtral."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +53,7 @@ def read(
 
 def read_mistral(fields: Fields) -> ModelConfig:
     """Llama without biases; all layers have a sliding window, unless it is null."""
-    config = read(fields, qkv_bias=False, output_bias=False, mlp_bias=False)
-    return within_window(config, fields)
+    return _read_mistral(fields, fields.count_or_none("sliding_window", 4096))
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
@@ -61,11 +61,16 @@ def read_mixtral(fields: Fields) -> ModelConfig:
     count, top_k = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
     if top_k > count:
         raise UnsupportedModel(f"num_experts_per_tok is {top_k}; there are only {count} experts")
-    config = read_mistral(fields)
+    config = _read_mistral(fields, fields.count_or_none("sliding_window"))
     return replace(config, experts=ExpertsConfig(count, top_k, config.intermediate_size))
 
 
-def within_window(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Limit sequences to the window: see `ModelConfig.max_position_embeddings`."""
-    window = fields.count("sliding_window", config.max_position_embeddings)
-    return replace(config, max_position_embeddings=min(config.max_position_embeddings, window))
+def _read_mistral(fields: Fields, window: int | None) -> ModelConfig:
+    config = read(fields, qkv_bias=False, output_bias=False, mlp_bias=False)
+    return with_windows(config, [window] * config.num_layers)
+
+
+def with_windows(config: ModelConfig, windows: Iterable[int | None]) -> ModelConfig:
+    """windows: each layer's."""
+    specs = zip(config.attention, windows, strict=True)
+    return replace(config, attention=tuple(replace(spec, window=window) for spec, window in specs))

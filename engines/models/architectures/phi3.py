@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engines.models.architectures import llama
 from engines.models.config.description import ModelConfig
 from engines.models.config.fields import Fields
@@ -14,6 +12,4 @@ _NAMES = WeightNames(qkv=("self_attn.qkv_proj",), mlp_inputs=("mlp.gate_up_proj"
 
 def read(fields: Fields) -> ModelConfig:
     config = llama.read(fields, names=_NAMES, qkv_bias=False, output_bias=False, mlp_bias=False)
-    window = fields.count_or_none("sliding_window")
-    specs = tuple(replace(spec, window=window) for spec in config.attention)
-    return replace(config, attention=specs)
+    return llama.with_windows(config, [fields.count_or_none("sliding_window")] * config.num_layers)

@@ -47,6 +47,12 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
 
 
 def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
-    """A sliding window, which is mostly off, is for some layers."""
+    """`use_sliding_window`, which is mostly off, is for some layers: by default from `max_window_layers` on."""
     config = llama.read(fields, head_dim, mlp_bias=False, **changes)
-    return llama.within_window(config, fields) if fields.flag("use_sliding_window", False) else config
+    window = fields.count_or_none("sliding_window", 4096)
+    first = fields.count("max_window_layers", 28, least=0)
+    default = ["sliding_attention" if i >= first else "full_attention" for i in range(config.num_layers)]
+    types = fields.layer_types(default)
+    if not fields.flag("use_sliding_window", False):
+        return config
+    return llama.with_windows(config, [window if kind == "sliding_attention" else None for kind in types])

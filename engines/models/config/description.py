@@ -80,8 +80,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    """The longest sequence. At most the sliding window, where a layer has one: up to that length the layer attends to
-    all tokens, which every backend supports."""
+    """The longest sequence."""
     norm: NormSpec
     attention: tuple[AttentionSpec, ...]
     """How each layer attends."""
@@ -113,6 +112,14 @@ class ModelConfig:
     def rotaries(self) -> set[Rotary]:
         """All kinds of rotary embedding in the model."""
         return {spec.rotary for spec in self.attention if spec.rotary is not None}
+
+    @property
+    def window(self) -> int | None:
+        """Latest tokens that a token sees in the layer that sees the most; None: in some layer all."""
+        windows = [spec.window for spec in self.attention]
+        return (
+            max((window for window in windows if window is not None), default=None) if all(windows) else None
+        )
 
     @property
     def longest_sequence(self) -> int:

@@ -23,17 +23,18 @@ class Fields:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return a whole number above 0; null means the default, if there is one."""
+    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """Return a whole number, at least `least`; null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
         if value is None and default is not None:
             return default
-        if type(value) is not int or value < 1:
-            raise UnsupportedModel(f"{name} is {value!r}; a whole number above 0 is needed")
+        if type(value) is not int or value < least:
+            raise UnsupportedModel(f"{name} is {value!r}; a whole number above {least - 1} is needed")
         return value
 
-    def count_or_none(self, name: str) -> int | None:
-        return None if self._data.get(name) is None else self.count(name)
+    def count_or_none(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number above 0, or None for null; the default only where the field is missing."""
+        return None if self._data.get(name, default) is None else self.count(name, default)
 
     def positive(self, name: str, default: float) -> float:
         return _positive(name, self._data.get(name, default))
@@ -48,10 +49,6 @@ class Fields:
     def numbers(self, name: str) -> list[int]:
         """A list of whole numbers; null and a missing field mean none."""
         return self._list(name, int, [])
-
-    def names(self, name: str, default: list[str]) -> list[str]:
-        """A list of texts; null and a missing field mean the default."""
-        return self._list(name, str, default)
 
     def _list(self, name: str, kind: type, default: list[Any]) -> list[Any]:
         value = self._data.get(name)
@@ -142,6 +139,19 @@ class Fields:
                 f"hidden_size {hidden_size} cannot be shared evenly by {heads} attention heads"
             )
         return hidden_size // heads
+
+    def layer_types(self, default: list[str]) -> list[str]:
+        """Return `full_attention` or `sliding_attention` for each layer.
+
+        default: where the file does not say.
+        """
+        types = self._list("layer_types", str, default)
+        known = ("full_attention", "sliding_attention")
+        if len(types) != len(default) or not set(types) <= set(known):
+            raise UnsupportedModel(
+                f"layer_types is {types!r}; {len(default)} times {' or '.join(known)} is needed"
+            )
+        return types
 
     def heads(self, kv_heads_name: str) -> tuple[int, int]:
         """Return the number of query heads, and of KV heads."""

@@ -59,8 +59,9 @@ class BlockManager(ABC):
         It gets what the prefix cache has of its tokens, but for the last one, and unless the request wants
         log-probabilities of its prompt.
 
-        reserve: promise all that it may need at worst (`max_num_tokens`), beside all earlier promises. Else there must
-        be room now for the tokens that it has, and for `watermark` blocks beyond that and all promises.
+        reserve: promise all that it may need at worst (`max_num_tokens`, without regard to windows), beside all earlier
+        promises. Else there must be room now for the tokens that it has, as many as are held at once, and for
+        `watermark` blocks beyond that and all promises.
 
         Raises:
             ValueError: it was admitted already.
@@ -68,8 +69,11 @@ class BlockManager(ABC):
 
     @abstractmethod
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make the block table reach over the sequence's first `num_tokens` tokens; False, and nothing done, when
-        there are no blocks for it. Never False within what was promised."""
+        """Make the block table reach over the sequence's first `num_tokens` tokens; False when there are no blocks for
+        it. Never False within what was promised. `free_unseen` comes first."""
+
+    def free_unseen(self, sequence: Sequence) -> None:  # noqa: B027
+        """Free the blocks whose tokens have left every window: no token that is not computed yet sees them."""
 
     @abstractmethod
     def keep(self, sequence: Sequence) -> None:
@@ -81,7 +85,7 @@ class BlockManager(ABC):
         pages are shared where that is possible.
 
         Returns the (source, destination) blocks to be copied before the next step; None, and nothing done, when a
-        block is missing, which cannot be with a reservation.
+        block is missing, which cannot be with a reservation, or when the source has freed one that left its window.
 
         Raises:
             ValueError: the source has not computed so many tokens, the sequence may not come to so many, was not

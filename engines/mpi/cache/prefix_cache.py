@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from struct import Struct
 
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.sequence import Sequence
 
 
@@ -43,8 +44,9 @@ class PrefixCache:
     gone is not found any more, and is replaced when its tokens are computed again.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: Window | None = None) -> None:
         self._block_size = block_size
+        self._window = window
         self._pack = Struct(f"{block_size}i").pack
         secret = secrets.token_bytes(32)
         self._hash_first = blake2b(digest_size=16, key=secret, person=b"first page")
@@ -86,9 +88,10 @@ class PrefixCache:
             last = page
         return blocks
 
-    def hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        """The sequence holds from now on what `find` gave, at least one page."""
-        for block in blocks:
+    def hold(self, sequence: Sequence, blocks: list[int], first: int = 0) -> None:
+        """The sequence holds from now on what `find` gave, at least one page, but for those before the first that its
+        next token sees."""
+        for block in blocks[first:]:
             self._idle.pop(block, None)
         self._kept[sequence] = len(blocks), self._by_block[blocks[-1]]
 
@@ -100,6 +103,10 @@ class PrefixCache:
             return
         self._kept[sequence] = stop, None
         if first and (last is None or last.gone):
+            return
+        settled = sequence.num_settled_tokens
+        if self._window is not None and first * self._block_size < self._window.first_token(settled):
+            # Finite logits say nothing about tokens that have left the window; their blocks may be others' by now.
             return
         for index in range(first, stop):
             content = self._content(sequence, index)
@@ -124,24 +131,24 @@ class PrefixCache:
             page = page.parent if page is not None else None
         self._kept[sequence] = num_pages, page
 
-    def release(self, sequence: Sequence, blocks: Iterable[int]) -> list[int]:
-        """`blocks`: those that nobody holds any more, the last page first. Returns which of them are not in the cache.
-
-        The others become the last to be evicted: suffixes before prefixes, also where the prefix stands in blocks of
-        another sequence that is gone.
-        """
+    def retain(self, blocks: Iterable[int]) -> list[int]:
+        """Keep those of the blocks that are in the cache and that nobody holds any more; return the others."""
         strangers = []
         for block in blocks:
             if block in self._by_block:
                 self._idle[block] = None
             else:
                 strangers.append(block)
+        return strangers
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has given up its blocks, the last page first. Its pages become the last to be evicted: suffixes
+        before prefixes, also where the prefix stands in blocks of another sequence that is gone."""
         _, page = self._kept.pop(sequence, (0, None))
         while page is not None and not page.gone:
             if page.block in self._idle:
                 self._idle.move_to_end(page.block)
             page = page.parent
-        return strangers
 
     def evict(self, count: int) -> list[int]:
         """Drop the `count` least recently used idle pages; returns their blocks.

@@ -20,6 +20,7 @@ from engines.models.decoder import Decoder, build_decoder
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.models.parts import Parts
+from engines.mpi.cache.block_manager import Window
 from engines.mpi.runner import memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
@@ -69,6 +70,12 @@ class LoadedModel:
     largest_step: LargestStep
     """The step that memory was measured for: no later setting may allow a larger one."""
     report: LoadReport
+
+    @property
+    def window(self) -> Window | None:
+        """None: a layer sees all tokens."""
+        window = self.config.window
+        return None if window is None else Window(window, self.largest_step.num_tokens)
 
     def close(self) -> None:
         """Give back what must be gone before the ranks' group is: see `GpuSteps.close`."""

@@ -267,6 +267,7 @@ class StepPlanner:
     def generates(self, sequence: Sequence) -> None:
         """All of its tokens but the newest are computed, and from now on it gains one in each step."""
         self._generating[sequence] = None
+        self._blocks.free_unseen(sequence)
 
     def completes(self, sequence: Sequence) -> None:
         """Its last token is on its way: there is nothing more to compute."""

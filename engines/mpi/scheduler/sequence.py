@@ -38,6 +38,10 @@ class Sequence:
     num_pending: int = 0
     """Tokens at the end of `token_ids` that steps in flight will give: `UNKNOWN_TOKEN` each."""
     block_table: list[int] = field(default_factory=list)
+    """One block for each page of its tokens, in order."""
+    num_freed_blocks: int = 0
+    """Leading entries of the block table whose blocks were given back: their tokens have left every window. What these
+    entries name is another's by now, and is not read."""
     num_reported_blocks: int = 0
     """Entries of the block table that the ranks know."""
     row: int = -1
@@ -117,7 +121,15 @@ class Sequence:
                 and self.token_ids[known:] == [UNKNOWN_TOKEN] * self.num_pending
             ),
             "it waits and holds something": not self.waits
-            or not (self.block_table or computed or self.num_in_flight or self.num_reported_blocks),
+            or not any(
+                (
+                    self.block_table,
+                    computed,
+                    self.num_in_flight,
+                    self.num_reported_blocks,
+                    self.num_freed_blocks,
+                )
+            ),
             "it has computed its newest token": computed < max(1, len(self.token_ids)) or self.is_beam,
             "more is computed than there are tokens": computed <= len(self.token_ids),
             "more is in flight than computed": 0 <= self.num_in_flight <= computed,

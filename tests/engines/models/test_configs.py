@@ -177,13 +177,37 @@ def test_mixtral(tmp_path: Path) -> None:
         _read(tmp_path, MIXTRAL | {"num_experts_per_tok": 9})
 
 
-@pytest.mark.parametrize("data", [MISTRAL, MIXTRAL, QWEN3_06B | {"use_sliding_window": True}])
-def test_sequences_are_no_longer_than_a_window_that_is_in_use(data: dict[str, Any], tmp_path: Path) -> None:
-    assert _read(tmp_path, data | {"sliding_window": 4096}).max_position_embeddings == 4096
-    assert _read(tmp_path, data | {"sliding_window": 9000}).max_position_embeddings == 8192
-    assert _read(tmp_path, data | {"sliding_window": None}).max_position_embeddings == 8192
+@pytest.mark.parametrize(("data", "default"), [(MISTRAL, 4096), (MIXTRAL, None)])
+def test_all_layers_have_the_sliding_window(
+    data: dict[str, Any], default: int | None, tmp_path: Path
+) -> None:
+    for fields, window in (({}, default), ({"sliding_window": None}, None), ({"sliding_window": 300}, 300)):
+        config = _read(tmp_path, data | fields)
+        assert {spec.window for spec in config.attention} == {window}
+        assert config.window == window
+        assert config.max_position_embeddings == 8192
     with pytest.raises(UnsupportedModel, match="sliding_window is 0"):
         _read(tmp_path, data | {"sliding_window": 0})
+
+
+@pytest.mark.parametrize("data", [QWEN3_06B, QWEN3_06B | {"architectures": ["Qwen2ForCausalLM"]}])
+def test_some_layers_have_a_sliding_window(data: dict[str, Any], tmp_path: Path) -> None:
+    def windows(**fields: Any) -> list[int | None]:
+        return [spec.window for spec in _read(tmp_path, data | fields).attention]
+
+    on = {"use_sliding_window": True, "sliding_window": 300, "num_hidden_layers": 4}
+    assert windows(**on | {"use_sliding_window": False}) == [None] * 4
+    assert windows(**on) == [None] * 4
+    assert windows(**on | {"max_window_layers": 3}) == [None, None, None, 300]
+    assert windows(**on | {"max_window_layers": 0}) == [300] * 4
+    assert windows(**on | {"max_window_layers": 0, "sliding_window": None}) == [None] * 4
+    types = ["sliding_attention", "full_attention"] * 2
+    assert windows(**on | {"layer_types": types}) == [300, None] * 2
+    assert _read(tmp_path, data | on | {"layer_types": types}).window is None
+    assert _read(tmp_path, data | on | {"max_window_layers": 0}).window == 300
+    for wrong in (types[:3], "sliding_attention", ["sliding"] * 4, [[]] * 4):
+        with pytest.raises(UnsupportedModel, match="layer_types is"):
+            windows(**on | {"layer_types": wrong})
 
 
 def test_qwen3(tmp_path: Path) -> None:
@@ -203,5 +227,5 @@ def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert {rotary.theta for rotary in ours.rotaries} == {theirs.rope_parameters["rope_theta"]}
     assert {spec.query_key_norms for spec in ours.attention} == {kind == "qwen3"}
-    window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
-    assert ours.max_position_embeddings == min(theirs.max_position_embeddings, window)
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.window == getattr(theirs, "sliding_window", None)

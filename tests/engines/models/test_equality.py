@@ -47,6 +47,7 @@ YARN_ROPE = {
 }
 
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm2": ("llama", {}),
@@ -66,8 +67,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16}),
     "rope-yarn": ("llama", {"rope_parameters": YARN_ROPE, "head_dim": 16}),
     "large-eps": ("llama", {"rms_norm_eps": 0.5}),
-    # Prompts are at most as long as the windows.
-    "mistral": ("mistral", {"sliding_window": 40}),
+    "rope-dynamic": ("llama", {"rope_parameters": DYNAMIC_ROPE, "head_dim": 16}),
+    "mistral": ("mistral", {"sliding_window": 9}),
+    "mistral-window-of-one": ("mistral", {"sliding_window": 1, "head_dim": 10}),
     "qwen2": ("qwen2", {}),
     "qwen2-untied-one-kv-head": (
         "qwen2",
@@ -78,10 +80,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-rope-llama3": ("qwen3", {"rope_parameters": LLAMA3_ROPE, "head_dim": 16, "rms_norm_eps": 0.5}),
     "qwen3-window": (
         "qwen3",
-        {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "exact_in_fp16": True},
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1, "exact_in_fp16": True},
     ),
     "mixtral": ("mixtral", {}),
-    "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "max_shard_size": "10KB", "sliding_window": 40}),
+    "mixtral-exact": ("mixtral", {"exact_in_fp16": True, "max_shard_size": "10KB", "sliding_window": 13}),
     "mixtral-untied-one-of-eight": (
         "mixtral",
         {"tie_word_embeddings": False, "num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 6},
@@ -145,8 +147,8 @@ IN_MAKE_TEST = {
     "phi3-partial-rotary-window", "gpt2", "gpt-neox", "opt", "mpt", "bloom",
 }  # fmt: skip
 GREEDY = [
-    "smollm2", "smollm2-exact", "qwen2", "qwen3", "qwen3-moe", "mixtral", "falcon-7b", "falcon-40b", "falcon-rw",
-    "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "mpt", "bloom",
+    "smollm2", "smollm2-exact", "mistral", "qwen2", "qwen3", "qwen3-moe", "mixtral", "falcon-7b", "falcon-40b",
+    "falcon-rw", "gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "mpt", "bloom",
 ]  # fmt: skip
 
 PRECISIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), ("bf16", "fp32")]

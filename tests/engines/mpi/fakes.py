@@ -23,17 +23,17 @@ NUM_IDS = 256
 CLIENT = b"web process 1"
 
 
-def next_token(history: Sequence[int]) -> int:
-    """The model: a pure function of all tokens so far."""
-    return zlib.crc32(bytes(history)) % VOCAB
+def next_token(history: Sequence[int], window: int | None = None) -> int:
+    """The model: a pure function of all tokens so far, or of those in the window."""
+    return zlib.crc32(bytes(history[-(window or len(history)) :])) % VOCAB
 
 
-def continue_alone(request: Request) -> tuple[list[int], FinishReason]:
+def continue_alone(request: Request, window: int | None = None) -> tuple[list[int], FinishReason]:
     """What `request` must come to, whoever shares its steps."""
     history = list(request.prompt_token_ids)
     output: list[int] = []
     while True:
-        output.append(next_token(history))
+        output.append(next_token(history, window))
         history.append(output[-1])
         if output[-1] in request.sampling.stop_token_ids:
             return output, FinishReason.EOS_TOKEN
@@ -60,6 +60,8 @@ class FakeModel:
     slots: dict[int, int] = field(default_factory=dict)
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
     """By row: index -> block."""
+    window: int | None = None
+    """Latest tokens that it reads; None: all."""
 
     def run(self, plan: StepPlan) -> list[int]:
         """The next token of each sampling sequence, in the plan's order."""
@@ -75,12 +77,15 @@ class FakeModel:
             for position in range(start, start + count):
                 self.slots[self._slot(row, position)] = next(token_ids)
         return [
-            next_token([self.slots[self._slot(row, position)] for position in range(start + count)])
+            next_token([self.slots[self._slot(row, position)] for position in self._seen(start + count)])
             for row, start, count, want in zip(
                 plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True
             )
             if want & WANT_LOGITS
         ]
+
+    def _seen(self, stop: int) -> range:
+        return range(0 if self.window is None else max(0, stop - self.window), stop)
 
     def apply(self, plan: StepPlan) -> None:
         """What the plan changes before its tokens are computed."""

@@ -8,32 +8,33 @@ from itertools import product
 
 from engines.config import SchedulerConfig
 from engines.core import Request, RequestOutput, SampledToken, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, Window, make_block_manager
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
 from tests.engines.mpi.fakes import NUM_IDS, VOCAB, FakeModel, continue_alone, make_request
 
-Mode = tuple[str, bool, bool, bool]
-"""Admission mode; paged; prefix cache; chunks."""
+Mode = tuple[str, bool, bool, bool, bool]
+"""Admission mode; paged; prefix cache; chunks; sliding window."""
 
 MODES = [
-    (policy, paged, cached, chunked)
-    for policy, paged, cached, chunked in product(
+    (policy, paged, cached, chunked, windowed)
+    for policy, paged, cached, chunked, windowed in product(
         ("max_utilization", "guaranteed_no_evict", "static_batch"),
         (True, False),
         (True, False),
         (True, False),
+        (True, False),
     )
-    if paged or (policy != "max_utilization" and not cached)
+    if paged or (policy != "max_utilization" and not cached and not windowed)
 ]
 
 
 class LateModel(FakeModel):
     """Remembers by row what it sampled last, and takes that for what the plan does not know."""
 
-    def __init__(self, block_size: int) -> None:
-        super().__init__(block_size)
+    def __init__(self, block_size: int, window: int | None = None) -> None:
+        super().__init__(block_size, window=window)
         self._last: dict[int, int] = {}
 
     def compute(self, plan: StepPlan) -> list[int]:
@@ -52,11 +53,12 @@ class LateModel(FakeModel):
 class LateEngine:
     """The step loop with one step in flight, with a model that computes at once and reports later."""
 
-    def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
+    def __init__(self, scheduler: Scheduler, blocks: BlockManager, window: int | None = None) -> None:
         self.scheduler = scheduler
         self.blocks = blocks
+        self.window = window
         self.got: dict[str, list[RequestOutput]] = {}
-        self._model = LateModel(blocks.block_size)
+        self._model = LateModel(blocks.block_size, window)
         self._in_flight: tuple[Step, list[int]] | None = None
 
     @property
@@ -83,7 +85,7 @@ class LateEngine:
 
 
 def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
-    policy, paged, cached, chunked = mode
+    policy, paged, cached, chunked, windowed = mode
     settings = SchedulerSettings(
         max_num_seqs=rng.randint(1, 6),
         max_prefill_tokens=rng.randint(4, 30),
@@ -92,8 +94,10 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
         scheduling_policy=rng.choice(("fcfs", "priority", "fair")),
         chunked_prefill=chunked,
     )
-    blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached)
-    return LateEngine(Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS), blocks)
+    window = Window(rng.randint(1, 20), max_chunk=30) if windowed else None
+    blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached, window)
+    scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS)
+    return LateEngine(scheduler, blocks, window and window.num_tokens)
 
 
 @dataclass(slots=True)
@@ -114,7 +118,7 @@ def run_episodes(mode: Mode, count: int, rng: random.Random) -> Outcome:
         aborted = _serve(engine, requests, rng)
         outcome.num_requests += len(requests)
         outcome.num_wrong += sum(
-            not _is_right(request, engine.got.get(name, []), name in aborted)
+            not _is_right(request, engine.got.get(name, []), name in aborted, engine.window)
             for name, request in requests.items()
         )
         outcome.num_preemptions += engine.scheduler.num_preemptions
@@ -157,8 +161,8 @@ def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random)
     return aborted
 
 
-def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool) -> bool:
-    tokens, reason = continue_alone(request)
+def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool, window: int | None) -> bool:
+    tokens, reason = continue_alone(request, window)
     got = [token for output in outputs for token in output.token_ids]
     if aborted:
         return got == tokens[: len(got)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engines.core import PromptLogprob, SampledToken
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, WANT_PROMPT_LOGPROBS, StepPlan
 from tests.engines.mpi.scheduler.property_requests import CELL_BYTES, Subject
@@ -25,7 +26,8 @@ class CheckedCache:
     tokens before it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
+        self._window = window
         self._page_bytes = block_size * CELL_BYTES
         self._block_size = block_size
         self._memory = bytearray(num_blocks * self._page_bytes)
@@ -66,7 +68,7 @@ class CheckedCache:
         sampled = []
         for row, start, count, want, subject in rows:
             stop = start + count
-            healthy = self._read(row, stop, subject)
+            healthy = self._read(row, start, stop, subject)
             if want & WANT_LOGITS:
                 sampled.append(
                     SampledToken(subject.tokens[stop], finite=True)
@@ -122,13 +124,17 @@ class CheckedCache:
             slot = (table[position // block_size] * block_size + position % block_size) * CELL_BYTES
             memory[slot : slot + CELL_BYTES] = data[offset : offset + CELL_BYTES]
 
-    def _read(self, row: int, stop: int, subject: Subject) -> bool:
-        """False when there is poison in what it reads, as there may be."""
+    def _first_seen(self, position: int) -> int:
+        return 0 if self._window is None else max(0, position + 1 - self._window.num_tokens)
+
+    def _read(self, row: int, start: int, stop: int, subject: Subject) -> bool:
+        """False when there is poison in what its last token reads, as there may be."""
+        first, last = (self._first_seen(position) * CELL_BYTES for position in (start, stop - 1))
         memory, size = self._memory, self._page_bytes
         pages = self._tables[row][: (stop - 1) // self._block_size + 1]
         history = b"".join([memory[block * size : (block + 1) * size] for block in pages])
         if stop <= subject.sick_from:
-            if history[: stop * CELL_BYTES] != subject.cells[: stop * CELL_BYTES]:
+            if history[first : stop * CELL_BYTES] != subject.cells[first : stop * CELL_BYTES]:
                 raise Violation(f"{subject.request.id} does not find its own tokens in {pages} up to {stop}")
             return True
-        return _POISON not in history[: stop * CELL_BYTES]
+        return _POISON not in history[last : stop * CELL_BYTES]

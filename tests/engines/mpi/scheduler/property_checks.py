@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from engines.core import Request, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.cache.block_manager import BlockManager, Window
 from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.scheduler.property_cache import Violation
 from tests.engines.mpi.scheduler.property_requests import TENANTS, Subject
@@ -25,19 +26,29 @@ class Combination:
     prefix_caching: bool
     scheduling_policy: str
     chunked_prefill: bool
+    windowed: bool = False
+    """The model has a sliding window."""
 
     def __str__(self) -> str:
         return (
             f"{self.admission} {'paged' if self.paged else 'contiguous'}{' cached' if self.prefix_caching else ''} "
             f"{self.scheduling_policy} {'overlay' if self.chunked_prefill else 'pause'}"
+            f"{' windowed' if self.windowed else ''}"
         )
 
 
 def combinations() -> list[Combination]:
     caches = [(True, True), (True, False), (False, False)]
-    return [
+    admissions = ("max_utilization", "guaranteed_no_evict", "static_batch")
+    windowed = [
+        Combination(admission, True, prefix_caching, "fcfs", chunked, windowed=True)
+        for admission in admissions
+        for prefix_caching in (True, False)
+        for chunked in (True, False)
+    ]
+    return windowed + [
         Combination(admission, paged, prefix_caching, policy, chunked)
-        for admission in ("max_utilization", "guaranteed_no_evict", "static_batch")
+        for admission in admissions
         for paged, prefix_caching in caches
         if paged or admission != "max_utilization"
         for policy in ("fcfs", "priority", "fair")
@@ -58,6 +69,7 @@ class Checks:
     longest_output: int
     patience: int
     """Steps within which something new must be computed."""
+    window: Window | None
     siblings: bool
     """There may be requests with the same prompt that share its pages."""
     served: list[int] = field(default_factory=lambda: [0] * len(TENANTS))
@@ -142,7 +154,8 @@ class Checks:
     def accounting(self, written: set[int]) -> None:
         """Blocks and sums agree, after a step and its outputs."""
         blocks = self.blocks
-        tables = [s.sequence.block_table for s in self.live.values() if s.runs and s.sequence is not None]
+        running = [s.sequence for s in self.live.values() if s.runs and s.sequence is not None]
+        tables = [sequence.block_table[sequence.num_freed_blocks :] for sequence in running]
         holders = Counter(chain.from_iterable(tables))
         if blocks.num_used != len(holders):
             raise Violation(f"{blocks.num_used} blocks are said to be used, {len(holders)} are")
@@ -176,8 +189,8 @@ class Checks:
     def _check_promises(self, tables: list[list[int]]) -> None:
         if self.scheduler.num_preemptions:
             raise Violation("somebody was preempted though all was promised")
-        if self.combination.prefix_caching or self.siblings:
-            return  # what is shared is promised once
+        if self.combination.prefix_caching or self.siblings or self.combination.windowed:
+            return  # what is shared is promised once, and what has left a window is another's
         worst = sum(self._worst(s.request) for s in self.live.values() if s.runs)
         if worst > self.blocks.num_blocks:
             raise Violation(f"{worst} blocks are promised, there are {self.blocks.num_blocks}")
@@ -195,6 +208,7 @@ class Checks:
             sequence = subject.sequence
             if sequence is None or count < 1 or start != sequence.num_computed_tokens:
                 raise Violation(f"{subject.request.id}: {count} tokens from {start} on")
+            self._check_window(sequence, start, count)
             self.num_recomputed += max(0, min(start + count, subject.num_ever_computed) - start)
             if subject in came or not _decodes(subject, start):
                 prefill += count
@@ -205,6 +219,15 @@ class Checks:
             if prefill > settings.max_prefill_tokens:
                 raise Violation(f"{prefill} prompt tokens in a step, {settings.max_prefill_tokens} may be")
         return prefill
+
+    def _check_window(self, sequence: Sequence, start: int, count: int) -> None:
+        """A sequence holds the blocks of one window, one page, and the chunk that is computed."""
+        if self.window is None:
+            return
+        held = len(sequence.block_table) - sequence.num_freed_blocks
+        tokens = min(start, self.window.num_tokens - 1) + count
+        if held > tokens // self.blocks.block_size + 2:
+            raise Violation(f"{sequence.id} holds {held} blocks for {tokens} tokens of a window and a chunk")
 
     def _check_order(
         self,
@@ -354,6 +377,8 @@ class Checks:
         blocks = self.blocks
         if self.combination.admission == "max_utilization":
             needed = -(-subject.num_tokens // blocks.block_size) + 1 + blocks.num_blocks // 100
+            if self.window is not None and not self.combination.chunked_prefill:
+                needed += len(running)  # each may have freed a block after prompts were looked at
             return needed <= blocks.num_free + blocks.num_cached
         needed = self._worst(subject.request)
         if self.combination.paged:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from engines.config import SchedulerConfig
 from engines.core import RequestOutput, SchedulerSettings
 from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
-from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.cache.block_manager import Window, make_block_manager
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.scheduler.property_cache import Broken, CheckedCache, Violation
@@ -68,13 +68,14 @@ class Episode:
         limit = min(max_model_len, num_blocks * block_size + 1)
         longest_output = rng.randint(1, 40)
         self._settings = self._random_settings()
+        window = Window(rng.randint(1, 20), max_chunk=40) if combination.windowed else None
         self._blocks = make_block_manager(
-            num_blocks, block_size, combination.paged, combination.prefix_caching
+            num_blocks, block_size, combination.paged, combination.prefix_caching, window
         )
         self._scheduler = Scheduler(
             SchedulerConfig(self._settings, combination.admission), self._blocks, max_model_len, VOCAB
         )
-        self._cache = CheckedCache(num_blocks, block_size)
+        self._cache = CheckedCache(num_blocks, block_size, window)
         siblings = rng.random() < 0.7
         self._workload = Workload(rng, limit, longest_output, siblings)
         self._live: dict[str, Subject] = {}
@@ -86,6 +87,7 @@ class Episode:
             longest_prompt=limit,
             longest_output=min(longest_output, limit),
             patience=8 * max_model_len,
+            window=window,
             siblings=siblings,
         )
         self._limit = limit

@@ -21,7 +21,7 @@ def test_tokens_are_those_of_a_lone_request(mode: Mode) -> None:
     print(f"seed {seed}")
     outcome = run_episodes(mode, 12, random.Random(seed))
     assert outcome.num_wrong == 0
-    if mode[0] == "max_utilization":
+    if mode[0] == "max_utilization" and not mode[4]:
         assert outcome.num_preemptions, "nobody was ever preempted: the pools are too large for this test"
 
 

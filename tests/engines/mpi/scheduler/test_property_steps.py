@@ -10,6 +10,7 @@ import pytest
 from engines.core import RequestOutput, SchedulerSettings
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.prefix_cache import PrefixCache
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.planner import StepPlanner
 from engines.mpi.scheduler.policies.fair import Fair
 from engines.mpi.scheduler.policies.fcfs import FirstComeFirstServed
@@ -153,6 +154,25 @@ def _everybody_of_one_priority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Priority, "precedence", lambda self, sequence: 0)
 
 
+def _window_too_short(patch: pytest.MonkeyPatch) -> None:
+    first_token = Window.first_token
+    patch.setattr(Window, "first_token", lambda self, position: first_token(self, position + 1))
+
+
+def _what_left_the_window_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PagedBlocks, "free_unseen", lambda self, sequence: None)
+
+
+def _what_left_the_window_is_cached(patch: pytest.MonkeyPatch) -> None:
+    keep = PrefixCache.keep
+
+    def keep_all(self: PrefixCache, sequence: Sequence) -> None:
+        self._window = None
+        keep(self, sequence)
+
+    patch.setattr(PrefixCache, "keep", keep_all)
+
+
 def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "expire", lambda self, now: [])
 
@@ -160,6 +180,7 @@ def _deadline_overlooked(patch: pytest.MonkeyPatch) -> None:
 _OPTIMISTIC = Combination("max_utilization", True, True, "fcfs", True)
 _FAIR = Combination("max_utilization", True, True, "fair", True)
 _PAUSE = Combination("guaranteed_no_evict", True, False, "fcfs", False)
+_WINDOWED = Combination("max_utilization", True, True, "fcfs", True, windowed=True)
 _PRIORITY = Combination("max_utilization", True, False, "priority", False)
 
 
@@ -184,6 +205,9 @@ _PRIORITY = Combination("max_utilization", True, False, "priority", False)
         (_the_oldest_are_served_alone, _PAUSE, "is served twice while"),
         (_everybody_of_one_priority, _PRIORITY, "of a lower priority is not"),
         (_deadline_overlooked, _OPTIMISTIC, "are due"),
+        (_window_too_short, _WINDOWED, "its own tokens"),
+        (_what_left_the_window_is_kept, _WINDOWED, "of a window and a chunk"),
+        (_what_left_the_window_is_cached, _WINDOWED, ""),
     ],
 )
 def test_a_planted_bug_is_found(

@@ -48,6 +48,7 @@ _SHAPE: dict[str, Any] = {
 program of a kernel."""
 _FALCON: dict[str, Any] = {"hidden_size": 64, "ffn_hidden_size": 40, "num_attention_heads": 4}
 _OTHERS: dict[str, dict[str, Any]] = {
+    "mistral": _SHAPE | {"sliding_window": 5},
     "falcon-rw": _FALCON,
     "falcon-7b": _FALCON,
     "falcon-40b": _FALCON,
