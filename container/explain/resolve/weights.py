@@ -17,13 +17,8 @@ _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 def require_safetensors(path: Path) -> None:
     """Raises CannotServe when the folder has no safetensors, or not all of them."""
-    if any(path.glob("*.safetensors")):
-        if sentence := weights_problem(path):
-            raise CannotServe(sentence)
-        return
-    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
-    seen = f" (there is {others[0]}, which is not supported)" if others else ""
-    raise CannotServe(f"{path} holds no *.safetensors file{seen}")
+    if sentence := weights_problem(path):
+        raise CannotServe(sentence)
 
 
 def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: Machine) -> None:

@@ -11,8 +11,6 @@ from container.models.files.remote import RemoteFile, Snapshot
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-
 
 def weights_problem(folder: Path) -> str | None:
     """Why the weights in a model's folder cannot be loaded, in one sentence; None if they are complete.
@@ -21,7 +19,7 @@ def weights_problem(folder: Path) -> str | None:
     the headers of the files.
     """
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
-    listed += [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
     try:
         snapshot = choice.choose(Snapshot(str(folder), files))
