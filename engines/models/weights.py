@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 
 import lmi_kernels
+from engines.models.byte_ranges import ByteRanges
+from engines.models.progress import LoadProgress
+from engines.models.reading import Piece, Request, TensorReader
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
 from engines.partition import Shard
 
@@ -36,6 +39,8 @@ class WeightSource(ABC):
         self.pack = pack
         self.owned_bytes = 0
         """Bytes in the checkpoint of all parameters that were returned so far."""
+        self.bytes_read = 0
+        """Bytes that were read so far, from wherever they come."""
         self._storage = storage
         self._compute = compute
         self.device = device
@@ -59,6 +64,14 @@ class WeightSource(ABC):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return the same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
 
+    def expect(  # noqa: B027  most sources need no preparation
+        self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None
+    ) -> None:
+        """Prepare for what `build` is going to ask for, and for nothing else. It may be called, with another source.
+
+        progress: reports what is read from now on.
+        """
+
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """Release files."""
 
@@ -79,23 +92,23 @@ class WeightSource(ABC):
         return stored if self._storage is torch.float32 else self._storage
 
 
-class WeightReader(WeightSource):
-    """Weights in a folder of safetensors files."""
+class _Checkpoint(WeightSource):
+    """Weights in safetensors files. Checks what is asked for, and makes requests of it."""
 
     def __init__(
         self,
-        folder: Path,
+        files: SafetensorsFiles,
         storage: torch.dtype,
         compute: torch.dtype | None,
         device: torch.device,
-        pack: Pack = lmi_kernels.pack,
+        pack: Pack,
     ) -> None:
-        """
-        Raises:
-            BadCheckpoint: as `SafetensorsFiles`.
-        """
         super().__init__(storage, compute, device, pack)
-        self._files = SafetensorsFiles(folder)
+        self._files = files
+
+    @abstractmethod
+    def _take(self, request: Request) -> torch.Tensor:
+        """Return the requested tensor, as it is stored."""
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -115,27 +128,17 @@ class WeightReader(WeightSource):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:
             self._check(name, shape)
-        out = torch.empty((len(names), shape[0], shard.size), dtype=self._common_dtype(names))
-        for name, part in zip(names, out, strict=True):
-            if shard.size == shape[1]:
-                self._files.read_rows(name, 0, shape[0], part)
-            else:
-                self._files.read_columns(name, shard.start, shard.stop, part)
-        return self._finish(out)
-
-    def close(self) -> None:
-        self._files.close()
+        columns = None if shard.size == shape[1] else shard
+        pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
+        return self._finish(Request((len(names), shape[0], shard.size), self._common_dtype(names), pieces))
 
     def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
-        length = sum(shard.size for shard in shards)
-        out = torch.empty((length, *self._files.shape(names[0])[1:]), dtype=self._common_dtype(names))
-        start = 0
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
-            self._files.read_rows(name, shard.start, shard.stop, out[start : start + shard.size])
-            start += shard.size
-        return self._finish(out)
+        pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
+        shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
+        return self._finish(Request(shape, self._common_dtype(names), pieces))
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -153,8 +156,63 @@ class WeightReader(WeightSource):
                 f"tensor {name!r} has shape {'x'.join(map(str, found))}, config.json says {wanted}"
             )
 
-    def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.owned_bytes += tensor.numel() * tensor.element_size()
+    def _finish(self, request: Request) -> torch.Tensor:
+        tensor = self._take(request)
+        self.owned_bytes += request.num_bytes
         # Widening to fp32 changes no number.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
         return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))
+
+
+class _Rehearsal(_Checkpoint):
+    """Records requests, and returns tensors without numbers."""
+
+    def __init__(self, files: SafetensorsFiles, pack: Pack) -> None:
+        super().__init__(files, torch.float32, None, torch.device("meta"), pack)
+        self.requests: list[Request] = []
+
+    def _take(self, request: Request) -> torch.Tensor:
+        self.requests.append(request)
+        return torch.empty(request.shape, dtype=request.dtype, device="meta")
+
+
+class WeightReader(_Checkpoint):
+    """Weights in a folder of safetensors files, or in files that are read elsewhere."""
+
+    def __init__(
+        self,
+        folder: Path,
+        storage: torch.dtype,
+        compute: torch.dtype | None,
+        device: torch.device,
+        pack: Pack = lmi_kernels.pack,
+        ranges: ByteRanges | None = None,
+    ) -> None:
+        """folder, ranges: as in `SafetensorsFiles`.
+
+        Raises:
+            BadCheckpoint: as `SafetensorsFiles`.
+        """
+        super().__init__(SafetensorsFiles(folder, ranges), storage, compute, device, pack)
+        self._reader = TensorReader(self._files)
+        self._progress: LoadProgress | None = None
+
+    def expect(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
+        """Read ahead what `build` asks for. Raises `BadCheckpoint` before anything is read."""
+        rehearsal = _Rehearsal(self._files, self.pack)
+        build(rehearsal)
+        self._progress = progress
+        if progress is not None:
+            progress.start(sum(request.num_bytes for request in rehearsal.requests))
+        self._reader.expect(rehearsal.requests)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._files.close()
+
+    def _take(self, request: Request) -> torch.Tensor:
+        tensor = self._reader.take(request)
+        self.bytes_read = self._reader.bytes_read
+        if self._progress is not None:
+            self._progress.update(self.owned_bytes + request.num_bytes)
+        return tensor

@@ -1,0 +1,110 @@
+"""Read tensors ahead: while one is packed, the next ones are on their way from the disk or the network.
+
+What comes next is known: a model is built once without numbers, which records what it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engines.models.safetensors_files import SafetensorsFiles
+from engines.partition import Shard
+
+_BLOCK_BYTES = 8 << 20
+"""Bytes that a thread reads at a time."""
+_AHEAD_BYTES = 256 << 20
+"""Bytes of tensors that are read ahead. They are part of what the rank will hold, so the peak of memory, when most is
+loaded, does not grow by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a tensor, or some columns of them."""
+
+    name: str
+    rows: Shard
+    columns: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Pieces that are put one below the other into one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Started:
+    request: Request
+    tensor: torch.Tensor
+    parts: list[Future[int]]
+
+
+class TensorReader:
+    """Reads tensors with several threads, in blocks, and ahead of the time when they are taken."""
+
+    def __init__(self, files: SafetensorsFiles) -> None:
+        self._files = files
+        self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
+        self._planned: deque[Request] = deque()
+        self._started: deque[_Started] = deque()
+        self.bytes_read = 0
+        """Bytes that were read for the tensors that have been taken."""
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Start reading what will be taken, in this order."""
+        self._planned.extend(requests)
+        self._read_ahead()
+
+    def take(self, request: Request) -> torch.Tensor:
+        """Return the tensor, in memory of its own. Raises `BadCheckpoint`, or what the files raise."""
+        if self._started and self._started[0].request == request:
+            started = self._started.popleft()
+        else:
+            started = self._start(request)
+        self._read_ahead()
+        self.bytes_read += sum(part.result() for part in started.parts)
+        return started.tensor
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read_ahead(self) -> None:
+        ahead = sum(started.request.num_bytes for started in self._started)
+        while self._planned and (not ahead or ahead + self._planned[0].num_bytes <= _AHEAD_BYTES):
+            self._started.append(self._start(self._planned.popleft()))
+            ahead += self._started[-1].request.num_bytes
+
+    def _start(self, request: Request) -> _Started:
+        tensor = torch.empty(request.shape, dtype=request.dtype)
+        parts = [self._pool.submit(read) for read in self._reads(request, tensor)]
+        return _Started(request, tensor, parts)
+
+    def _reads(self, request: Request, out: torch.Tensor) -> Iterator[partial[int]]:
+        """The reads of one block each that fill `out`."""
+        place = 0
+        height = sum(piece.rows.size for piece in request.pieces)
+        flat = out.view(height, -1) if out.numel() else out
+        step = max(1, _BLOCK_BYTES * height // max(1, request.num_bytes))
+        for piece in request.pieces if out.numel() else ():
+            for first in range(piece.rows.start, piece.rows.stop, step):
+                rows = Shard(first, min(first + step, piece.rows.stop))
+                target = flat[place : place + rows.size]
+                place += rows.size
+                if piece.columns is None:
+                    yield partial(self._files.read_rows, piece.name, rows.start, rows.stop, target)
+                else:
+                    yield partial(self._files.read_columns, piece.name, rows, piece.columns, target)
