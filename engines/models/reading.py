@@ -6,6 +6,8 @@ What comes next is known: a model is built once without numbers, which records w
 from __future__ import annotations
 
 import math
+import mmap
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,11 +19,12 @@ import torch
 from engines.models.safetensors_files import SafetensorsFiles
 from engines.partition import Shard
 
-_BLOCK_BYTES = 8 << 20
-"""Bytes that a thread reads at a time."""
 _AHEAD_BYTES = 256 << 20
 """Bytes of tensors that are read ahead. They are part of what the rank will hold, so the peak of memory, when most is
 loaded, does not grow by them."""
+
+
+_SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,42 @@ class _Started:
     parts: list[Future[int]]
 
 
+class _Staging:
+    """Memory for tensors, used again when a tensor is gone: the first touch of a page costs more than to fill it."""
+
+    def __init__(self) -> None:
+        self.needed = 0
+        """Bytes that are still to be read: memory beyond them is given back."""
+        self._free: list[mmap.mmap] = []
+
+    def new_tensor(self, request: Request) -> torch.Tensor:
+        """An uninitialised tensor of the request's shape."""
+        if request.num_bytes < _SMALL_BYTES:
+            return torch.empty(request.shape, dtype=request.dtype)
+        fitting = [memory for memory in self._free if len(memory) >= request.num_bytes]
+        if fitting:
+            memory = min(fitting, key=len)
+            self._free.remove(memory)
+        else:
+            memory = mmap.mmap(-1, request.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        # The tensor's storage holds the view as long as any tensor uses it.
+        view = memoryview(memory)
+        weakref.finalize(view, self._release, memory).atexit = False
+        return torch.frombuffer(view, dtype=request.dtype, count=math.prod(request.shape)).view(request.shape)
+
+    def _release(self, memory: mmap.mmap) -> None:
+        if sum(map(len, self._free)) + len(memory) <= self.needed:
+            self._free.append(memory)
+
+
 class TensorReader:
     """Reads tensors with several threads, in blocks, and ahead of the time when they are taken."""
 
     def __init__(self, files: SafetensorsFiles) -> None:
         self._files = files
         self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
+        self._staging = _Staging()
         self._planned: deque[Request] = deque()
         self._started: deque[_Started] = deque()
         self.bytes_read = 0
@@ -67,6 +100,7 @@ class TensorReader:
     def expect(self, requests: Sequence[Request]) -> None:
         """Start reading what will be taken, in this order."""
         self._planned.extend(requests)
+        self._staging.needed = sum(request.num_bytes for request in self._planned)
         self._read_ahead()
 
     def take(self, request: Request) -> torch.Tensor:
@@ -87,9 +121,10 @@ class TensorReader:
         while self._planned and (not ahead or ahead + self._planned[0].num_bytes <= _AHEAD_BYTES):
             self._started.append(self._start(self._planned.popleft()))
             ahead += self._started[-1].request.num_bytes
+            self._staging.needed -= self._started[-1].request.num_bytes
 
     def _start(self, request: Request) -> _Started:
-        tensor = torch.empty(request.shape, dtype=request.dtype)
+        tensor = self._staging.new_tensor(request)
         parts = [self._pool.submit(read) for read in self._reads(request, tensor)]
         return _Started(request, tensor, parts)
 
@@ -98,7 +133,7 @@ class TensorReader:
         place = 0
         height = sum(piece.rows.size for piece in request.pieces)
         flat = out.view(height, -1) if out.numel() else out
-        step = max(1, _BLOCK_BYTES * height // max(1, request.num_bytes))
+        step = max(1, self._files.ranges.block_bytes * height // max(1, request.num_bytes))
         for piece in request.pieces if out.numel() else ():
             for first in range(piece.rows.start, piece.rows.stop, step):
                 rows = Shard(first, min(first + step, piece.rows.stop))

@@ -75,7 +75,9 @@ class SafetensorsFiles:
         """
         entry = self._entry(name)
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-        return self._read(entry, entry.offset + start * row_bytes, out)
+        target = _bytes_of(entry, out)
+        self._read(entry, start * row_bytes, target)
+        return len(target)
 
     def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
         """Read some columns of some rows of a matrix into `out`, a contiguous [rows.size, columns.size] tensor.
@@ -91,12 +93,12 @@ class SafetensorsFiles:
             num_bytes = self.read_rows(name, rows.start, rows.stop, whole)
             out.copy_(whole[:, columns.start : columns.stop])
             return num_bytes
-        firsts = range(rows.start * width + columns.start, rows.stop * width, width)
-        size = entry.dtype.itemsize
-        return sum(
-            self._read(entry, entry.offset + first * size, row)
-            for first, row in zip(firsts, out, strict=True)
-        )
+        size = columns.size * entry.dtype.itemsize
+        target = _bytes_of(entry, out)
+        for row in range(rows.size):
+            first = (rows.start + row) * width + columns.start
+            self._read(entry, first * entry.dtype.itemsize, target[row * size : (row + 1) * size])
+        return len(target)
 
     def close(self) -> None:
         self.ranges.close()
@@ -107,15 +109,18 @@ class SafetensorsFiles:
         except KeyError:
             raise BadCheckpoint(f"the checkpoint has no tensor {name!r}") from None
 
-    def _read(self, entry: _Entry, offset: int, out: torch.Tensor) -> int:
-        if out.dtype != entry.dtype or not out.is_contiguous():
-            raise ValueError("the target must be contiguous and of the file's dtype")
-        target = memoryview(out.view(-1).view(torch.uint8).numpy().data)
+    def _read(self, entry: _Entry, offset: int, target: memoryview) -> None:
+        """offset: in the tensor, bytes."""
         try:
-            self.ranges.read(entry.file.name, offset, target)
+            self.ranges.read(entry.file.name, entry.offset + offset, target)
         except EOFError as error:
             raise BadCheckpoint(str(error)) from None
-        return len(target)
+
+
+def _bytes_of(entry: _Entry, out: torch.Tensor) -> memoryview:
+    if out.dtype != entry.dtype or not out.is_contiguous():
+        raise ValueError("the target must be contiguous and of the file's dtype")
+    return memoryview(out.view(-1).view(torch.uint8).numpy().data)
 
 
 def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:

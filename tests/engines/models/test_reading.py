@@ -88,7 +88,7 @@ def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     """Rows and columns of all sizes, whichever way the blocks fall."""
     tensor = torch.randn(23, 17).bfloat16()
     save_file({"a": tensor, "b": tensor * 2}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(reading, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(FolderRanges, "block_bytes", 100)
     weights = reader(tmp_path, FolderRanges(tmp_path))
     rows = weights.rows(["a", "b"], [Shard(3, 22), Shard(0, 4)], (46, 17))
     assert torch.equal(rows, torch.cat((tensor[3:22], tensor[:4] * 2)).float())
@@ -143,3 +143,22 @@ def test_ranges_for_which_gaps_are_cheap_are_read_with_them(tmp_path: Path) -> N
     assert torch.equal(out, tensor[2:6, 1:4])
     assert len(ranges.offsets) == 1
     files.close()
+
+
+def test_memory_of_packed_tensors_is_used_again_while_it_is_needed(
+    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    weights = reader(tmp_path, FolderRanges(tmp_path))
+    weights.expect(lambda source: ask(NAMES, source))
+    addresses = []
+    for name in NAMES:
+        (tensor,) = ask([name], weights)
+        assert torch.equal(tensor, tensors[name][2:8])
+        addresses.append(tensor.data_ptr())
+        part = tensor[1:]  # a view keeps the memory as the tensor does
+        del tensor
+    assert len(set(addresses)) < len(addresses)
+    assert torch.equal(part, tensors[NAMES[-1]][3:8])
+    weights.close()
