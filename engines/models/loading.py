@@ -11,6 +11,7 @@ import lmi_kernels
 from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.weights import WeightReader, WeightSource
+from engines.registry import Registry
 from lmi_kernels.cpu import Storage
 
 _STORAGES = {"none": None, "int8": Storage.INT8}
@@ -30,4 +31,8 @@ def weight_source(
     pack = partial(lmi_kernels.pack, storage=_STORAGES[model.quantize])
     if model.load_format == "dummy":
         return DummyWeights(stored, storage, compute, device, pack)
-    return WeightReader(Path(model.path), storage, compute, device, pack)
+    folder = Path(model.path)
+    ranges = (
+        Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
+    )
+    return WeightReader(folder, storage, compute, device, pack, ranges)
