@@ -18,8 +18,6 @@ class ByteRanges(ABC):
     """Ranges that are worth reading at the same time."""
     block_bytes = 1 << 20
     """Bytes of one range, about."""
-    reads_gaps = False
-    """Whether one large range is better than many small ones, gaps included."""
 
     @abstractmethod
     def read(self, file: str, offset: int, out: memoryview) -> None:

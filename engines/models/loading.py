@@ -11,6 +11,7 @@ import lmi_kernels
 from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.weights import WeightReader, WeightSource
+from engines.parallel import Communicator
 from engines.registry import Registry
 from lmi_kernels.cpu import Storage
 
@@ -19,7 +20,12 @@ _STORAGES = {"none": None, "int8": Storage.INT8}
 
 
 def weight_source(
-    model: ModelSettings, stored: str, storage: torch.dtype, compute: torch.dtype | None, device: torch.device
+    model: ModelSettings,
+    stored: str,
+    storage: torch.dtype,
+    compute: torch.dtype | None,
+    device: torch.device,
+    comm: Communicator,
 ) -> WeightSource:
     """Make the source that `model.load_format` names.
 
@@ -35,4 +41,5 @@ def weight_source(
     ranges = (
         Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
     )
-    return WeightReader(folder, storage, compute, device, pack, ranges)
+    # From a network, ranks share what they read; from a disk each reads its own part.
+    return WeightReader(folder, storage, compute, device, pack, ranges, comm if ranges is not None else None)

@@ -18,7 +18,7 @@ class LoadProgress:
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: seconds."""
         self._clock = clock
-        self._total = 0
+        self._total = self._done = 0
         self._started = 0.0
         self._next = _LEAST_SECONDS
 
@@ -27,15 +27,16 @@ class LoadProgress:
         self._total = total
         self._started = self._clock()
 
-    def update(self, done: int) -> None:
-        """done: bytes that have been read."""
+    def add(self, num_bytes: int) -> None:
+        """num_bytes: that have been read since the last call."""
+        self._done += num_bytes
         seconds = self._clock() - self._started
-        if seconds < self._next and done < self._total:
+        if seconds < self._next and self._done < self._total:
             return
         self._next = max(seconds + _LEAST_SECONDS, seconds * _FACTOR)
         logger.info(
             "weights: %.2f of %.2f GB read, %.2f GB/s",
-            done / 1e9,
+            self._done / 1e9,
             self._total / 1e9,
-            done / 1e9 / max(seconds, 1e-9),
+            self._done / 1e9 / max(seconds, 1e-9),
         )

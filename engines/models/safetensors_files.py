@@ -82,17 +82,12 @@ class SafetensorsFiles:
     def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
         """Read some columns of some rows of a matrix into `out`, a contiguous [rows.size, columns.size] tensor.
 
-        From a folder, one read a row: what lies between is not ours to read.
+        One read a row: what lies between is not ours to read.
 
         Returns: the bytes that were read.
         """
         entry = self._entry(name)
         width = entry.shape[1]
-        if self.ranges.reads_gaps:
-            whole = torch.empty(rows.size, width, dtype=entry.dtype)
-            num_bytes = self.read_rows(name, rows.start, rows.stop, whole)
-            out.copy_(whole[:, columns.start : columns.stop])
-            return num_bytes
         size = columns.size * entry.dtype.itemsize
         target = _bytes_of(entry, out)
         for row in range(rows.size):

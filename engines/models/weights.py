@@ -17,7 +17,8 @@ from engines.models.byte_ranges import ByteRanges
 from engines.models.progress import LoadProgress
 from engines.models.reading import Piece, Request, TensorReader
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
-from engines.partition import Shard
+from engines.parallel import Communicator
+from engines.partition import Shard, split_evenly
 
 Pack = Callable[..., lmi_kernels.LinearWeight]
 """`lmi_kernels.pack`, or `lmi_kernels.pack` with a storage."""
@@ -102,9 +103,12 @@ class _Checkpoint(WeightSource):
         compute: torch.dtype | None,
         device: torch.device,
         pack: Pack,
+        peers: Communicator | None,
     ) -> None:
+        """peers: ranks that ask for the same matrices, each for its columns; None: each rank reads them itself."""
         super().__init__(storage, compute, device, pack)
         self._files = files
+        self._peers = peers
 
     @abstractmethod
     def _take(self, request: Request) -> torch.Tensor:
@@ -112,6 +116,14 @@ class _Checkpoint(WeightSource):
 
     def has(self, name: str) -> bool:
         return name in self._files
+
+    def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return this rank's columns of matrices, of `shape`, of which each rank has some rows."""
+        out = torch.empty(shape, dtype=rows.dtype)
+        for matrix, target in zip(rows, out, strict=True):
+            if self._peers is not None:
+                self._peers.exchange_columns(matrix, columns, target)
+        return out
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         for name in names:
@@ -128,9 +140,17 @@ class _Checkpoint(WeightSource):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:
             self._check(name, shape)
-        columns = None if shard.size == shape[1] else shard
-        pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
-        return self._finish(Request((len(names), shape[0], shard.size), self._common_dtype(names), pieces))
+        dtype, stacked = self._common_dtype(names), (len(names), shape[0], shard.size)
+        if self._peers is None:
+            columns = None if shard.size == shape[1] else shard
+            pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
+            return self._finish(self._take(Request(stacked, dtype, pieces)))
+        # Whole rows lie side by side in a file, columns do not: each rank reads some rows for all.
+        rows = split_evenly(shape[0], self._peers.world_size, self._peers.rank)
+        request = Request(
+            (len(names), rows.size, shape[1]), dtype, tuple(Piece(name, rows) for name in names)
+        )
+        return self._finish(self._exchange(self._take(request), shard, stacked))
 
     def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
         for name, shard in zip(names, shards, strict=True):
@@ -138,7 +158,7 @@ class _Checkpoint(WeightSource):
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
         pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
         shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
-        return self._finish(Request(shape, self._common_dtype(names), pieces))
+        return self._finish(self._take(Request(shape, self._common_dtype(names), pieces)))
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -156,9 +176,8 @@ class _Checkpoint(WeightSource):
                 f"tensor {name!r} has shape {'x'.join(map(str, found))}, config.json says {wanted}"
             )
 
-    def _finish(self, request: Request) -> torch.Tensor:
-        tensor = self._take(request)
-        self.owned_bytes += request.num_bytes
+    def _finish(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.owned_bytes += tensor.numel() * tensor.element_size()
         # Widening to fp32 changes no number.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
         return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))
@@ -167,13 +186,16 @@ class _Checkpoint(WeightSource):
 class _Rehearsal(_Checkpoint):
     """Records requests, and returns tensors without numbers."""
 
-    def __init__(self, files: SafetensorsFiles, pack: Pack) -> None:
-        super().__init__(files, torch.float32, None, torch.device("meta"), pack)
+    def __init__(self, files: SafetensorsFiles, pack: Pack, peers: Communicator | None) -> None:
+        super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
         self.requests: list[Request] = []
 
     def _take(self, request: Request) -> torch.Tensor:
         self.requests.append(request)
         return torch.empty(request.shape, dtype=request.dtype, device="meta")
+
+    def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=rows.dtype, device="meta")
 
 
 class WeightReader(_Checkpoint):
@@ -187,19 +209,21 @@ class WeightReader(_Checkpoint):
         device: torch.device,
         pack: Pack = lmi_kernels.pack,
         ranges: ByteRanges | None = None,
+        comm: Communicator | None = None,
     ) -> None:
-        """folder, ranges: as in `SafetensorsFiles`.
+        """folder, ranges: as in `SafetensorsFiles`; comm: the ranks, if they share what gaps would cost.
 
         Raises:
             BadCheckpoint: as `SafetensorsFiles`.
         """
-        super().__init__(SafetensorsFiles(folder, ranges), storage, compute, device, pack)
+        peers = comm if comm is not None and comm.world_size > 1 else None
+        super().__init__(SafetensorsFiles(folder, ranges), storage, compute, device, pack, peers)
         self._reader = TensorReader(self._files)
         self._progress: LoadProgress | None = None
 
     def expect(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
         """Read ahead what `build` asks for. Raises `BadCheckpoint` before anything is read."""
-        rehearsal = _Rehearsal(self._files, self.pack)
+        rehearsal = _Rehearsal(self._files, self.pack, self._peers)
         build(rehearsal)
         self._progress = progress
         if progress is not None:
@@ -214,5 +238,5 @@ class WeightReader(_Checkpoint):
         tensor = self._reader.take(request)
         self.bytes_read = self._reader.bytes_read
         if self._progress is not None:
-            self._progress.update(self.owned_bytes + request.num_bytes)
+            self._progress.add(request.num_bytes)
         return tensor

@@ -133,7 +133,7 @@ def _load_part(
         kv_dtype = "fp32" if dtype is torch.float32 else config.model.dtype
     before = memory.in_use(device)
     compute = dtype if team is None else None
-    weights = weight_source(config.model, model_config.dtype, storage, compute, device)
+    weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)
     parts = Parts(model_config, weights, comm, stopwatch)
     progress = LoadProgress(time.perf_counter) if comm.rank == 0 else None
     weights.expect(lambda source: build_decoder(replace(parts, weights=source)), progress)

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from engines.models import reading
 from engines.models.byte_ranges import FolderRanges
-from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from engines.models.safetensors_files import BadCheckpoint
 from engines.models.weights import WeightReader, WeightSource
-from engines.partition import Shard
+from engines.partition import Shard, split_evenly
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
 
 CPU = torch.device("cpu")
 NAMES = [f"t{number}" for number in range(6)]
@@ -132,17 +133,26 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     weights.close()
 
 
-def test_ranges_for_which_gaps_are_cheap_are_read_with_them(tmp_path: Path) -> None:
-    tensor = torch.randn(10, 8)
-    save_file({"a": tensor}, tmp_path / "model.safetensors")
-    ranges = _Watched(tmp_path)
-    ranges.reads_gaps = True
-    files = SafetensorsFiles(tmp_path, ranges)
-    out = torch.empty(4, 3)
-    assert files.read_columns("a", Shard(2, 6), Shard(1, 4), out) == 4 * ROW_BYTES
-    assert torch.equal(out, tensor[2:6, 1:4])
-    assert len(ranges.offsets) == 1
-    files.close()
+@pytest.mark.parametrize("degree", [2, 3])
+def test_ranks_that_share_what_they_read_get_their_columns(degree: int, tmp_path: Path) -> None:
+    stacked = torch.randn(2, 7, 8).bfloat16()
+    save_file({"a": stacked[0], "b": stacked[1]}, tmp_path / "model.safetensors")
+
+    def build(source: WeightSource, columns: Shard) -> torch.Tensor:
+        return source.stacked_columns(["a", "b"], columns, (7, 8))
+
+    def rank(comm: ThreadCommunicator) -> int:
+        columns = split_evenly(8, degree, comm.rank)
+        dtype = torch.float32
+        weights = WeightReader(tmp_path, dtype, None, CPU, ranges=FolderRanges(tmp_path), comm=comm)
+        weights.expect(lambda source: build(source, columns))
+        got = build(weights, columns)
+        assert torch.equal(got, stacked[:, :, columns.start : columns.stop])
+        assert weights.owned_bytes == got.numel() * 2
+        weights.close()
+        return weights.bytes_read
+
+    assert sum(run_ranks(degree, rank)) == stacked.numel() * 2, "every byte is read once"
 
 
 def test_memory_of_packed_tensors_is_used_again_while_it_is_needed(

@@ -43,7 +43,6 @@ class S3Ranges(ByteRanges):
 
     num_threads = THREADS
     block_bytes = 8 << 20
-    reads_gaps = True
 
     def __init__(self, folder: Path) -> None:
         """Raises: ValueError, OSError: the folder has no usable manifest."""
