@@ -22,9 +22,9 @@ import re, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from engines.models import MODELS
-from engines.models.blocks import Parts
 from engines.models.config import ModelConfig
+from engines.models.decoder import build_decoder as build
+from engines.models.parts import Parts
 from engines.models.weights import WeightReader
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -35,7 +35,7 @@ def status(name):
 folder = Path(sys.argv[1])
 config = ModelConfig.from_folder(folder)
 weights = WeightReader(folder, torch.bfloat16, None, torch.device("cpu"))
-parts, build = Parts(config, weights, Communicator(), Stopwatch(lambda: 0.0)), MODELS[config.architecture]
+parts = Parts(config, weights, Communicator(), Stopwatch(lambda: 0.0))
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 weights.expect(lambda source: build(replace(parts, weights=source)))
