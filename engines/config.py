@@ -45,9 +45,12 @@ class ModelSettings:
     max_model_len: int
     """Longest prompt plus output, tokens."""
     load_format: str = "auto"
-    """`auto`: weights are read from files. `dummy`: they are random, and config.json alone is needed."""
+    """`auto`: weights are read from files. `dummy`: they are random, and config.json alone is needed. `stream`: files
+    in `path` have headers only, and weights are read by `byte_ranges`."""
     quantize: str = "none"
     """`int8`: matrices are rounded as they are loaded; native CPU kernels only."""
+    byte_ranges: str = ""
+    """Class that streams weights, as "module:class": an `engines.models.byte_ranges.ByteRanges`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engines.partition import Shard
+
 _MAX_PLAN_BYTES = 256 * 1024 * 1024
 
 
@@ -35,6 +37,14 @@ class Communicator:
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         """Put the ranks' [rows, widths[r]] tensors side by side on rank 0; None on the others."""
         return tensor
+
+    def exchange_columns(self, rows: torch.Tensor, columns: Shard, out: torch.Tensor) -> None:
+        """Give all ranks their columns of a matrix, of which each has some rows.
+
+        rows: [its rows, all columns], on the CPU; the ranks' rows follow each other in the order of ranks.
+        out: [all rows, columns.size], contiguous, of the same dtype, is overwritten.
+        """
+        out.copy_(rows[:, columns.start : columns.stop])
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
         """Send rank 0's plan to all ranks. The others pass None, and sleep until it arrives."""
@@ -105,6 +115,20 @@ class MpiCommunicator(Communicator):
         starts = [rows * sum(widths[:rank]) for rank in range(self.world_size)]
         parts = [received[start : start + rows * width] for start, width in zip(starts, widths, strict=True)]
         return torch.cat([part.view(rows, -1) for part in parts], dim=1)
+
+    def exchange_columns(self, rows: torch.Tensor, columns: Shard, out: torch.Tensor) -> None:
+        from mpi4py import MPI
+
+        ranges = np.empty((self.world_size, 3), dtype=np.int64)
+        self._comm.Allgather(np.array([columns.start, columns.stop, len(rows)], dtype=np.int64), ranges)
+        parts = [rows[:, start:stop].contiguous().view(-1) for start, stop, _ in ranges]
+        size = rows.element_size()
+        sent = torch.cat(parts).view(torch.uint8).numpy(), [part.numel() * size for part in parts]
+        received = (
+            out.view(-1).view(torch.uint8).numpy(),
+            [int(count) * columns.size * size for count in ranges[:, 2]],
+        )
+        self._comm.Alltoallv([*sent, MPI.BYTE], [*received, MPI.BYTE])
 
     def broadcast_plan(self, plan: bytes | None) -> bytes:
         if plan is None:

@@ -43,7 +43,8 @@ class ModelSource:
     revision: str | None = None
     trust_remote_code: bool = False
     load_format: str = "auto"
-    """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough; engine=MPI only."""
+    """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough. `stream`: weights are read
+    from S3 by each rank. The last two for engine=MPI only."""
 
     @property
     def local_path(self) -> Path:

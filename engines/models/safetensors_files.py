@@ -7,7 +7,6 @@ reads more than that part, and a file that is cut meanwhile ends the process.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+
+from engines.models.byte_ranges import ByteRanges, FolderRanges
+from engines.partition import Shard
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -38,18 +40,19 @@ class _Entry:
 
 
 class SafetensorsFiles:
-    """All tensors of a folder by name. Files are opened once and stay open until `close`."""
+    """All tensors of a folder by name. Several threads may read."""
 
-    def __init__(self, folder: Path) -> None:
-        """
+    def __init__(self, folder: Path, ranges: ByteRanges | None = None) -> None:
+        """Read the headers in `folder`, and tensors from `ranges`; None: from the same files.
+
         Raises:
             BadCheckpoint: no safetensors file, a header that does not match its file, or a tensor in two files.
         """
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise BadCheckpoint(f"{folder} holds no .safetensors file; other formats are not loaded")
+        self.ranges = FolderRanges(folder) if ranges is None else ranges
         self._entries: dict[str, _Entry] = {}
-        self._descriptors: dict[Path, int] = {}
         for path in paths:
             for name, entry in _read_entries(path):
                 if name in self._entries:
@@ -65,27 +68,35 @@ class SafetensorsFiles:
     def dtype(self, name: str) -> torch.dtype:
         return self._entry(name).dtype
 
-    def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
-        """Read rows [start, stop) of the first dimension into `out`, a contiguous tensor of that shape."""
-        entry = self._entry(name)
-        row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-        self._read(entry, entry.offset + start * row_bytes, out)
+    def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
+        """Read rows [start, stop) of the first dimension into `out`, a contiguous tensor of that shape.
 
-    def read_columns(self, name: str, start: int, stop: int, out: torch.Tensor) -> None:
-        """Read columns [start, stop) of a matrix into `out`, a contiguous [rows, stop - start] tensor.
-
-        One read a row: what lies between is not ours to read.
+        Returns: the bytes that were read.
         """
         entry = self._entry(name)
-        rows, columns = entry.shape
-        size = entry.dtype.itemsize
-        for row in range(rows):
-            self._read(entry, entry.offset + (row * columns + start) * size, out[row])
+        row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        target = _bytes_of(entry, out)
+        self._read(entry, start * row_bytes, target)
+        return len(target)
+
+    def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
+        """Read some columns of some rows of a matrix into `out`, a contiguous [rows.size, columns.size] tensor.
+
+        One read a row: what lies between is not ours to read.
+
+        Returns: the bytes that were read.
+        """
+        entry = self._entry(name)
+        width = entry.shape[1]
+        size = columns.size * entry.dtype.itemsize
+        target = _bytes_of(entry, out)
+        for row in range(rows.size):
+            first = (rows.start + row) * width + columns.start
+            self._read(entry, first * entry.dtype.itemsize, target[row * size : (row + 1) * size])
+        return len(target)
 
     def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self.ranges.close()
 
     def _entry(self, name: str) -> _Entry:
         try:
@@ -93,19 +104,18 @@ class SafetensorsFiles:
         except KeyError:
             raise BadCheckpoint(f"the checkpoint has no tensor {name!r}") from None
 
-    def _read(self, entry: _Entry, offset: int, out: torch.Tensor) -> None:
-        if out.dtype != entry.dtype or not out.is_contiguous():
-            raise ValueError("the target must be contiguous and of the file's dtype")
-        descriptor = self._descriptors.get(entry.file)
-        if descriptor is None:
-            descriptor = self._descriptors[entry.file] = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
-        target = memoryview(out.view(-1).view(torch.uint8).numpy().data)
-        done = 0
-        while done < len(target):
-            count = os.preadv(descriptor, [target[done:]], offset + done)
-            if count == 0:
-                raise BadCheckpoint(f"{entry.file} ends before the tensor that its header announces")
-            done += count
+    def _read(self, entry: _Entry, offset: int, target: memoryview) -> None:
+        """offset: in the tensor, bytes."""
+        try:
+            self.ranges.read(entry.file.name, entry.offset + offset, target)
+        except EOFError as error:
+            raise BadCheckpoint(str(error)) from None
+
+
+def _bytes_of(entry: _Entry, out: torch.Tensor) -> memoryview:
+    if out.dtype != entry.dtype or not out.is_contiguous():
+        raise ValueError("the target must be contiguous and of the file's dtype")
+    return memoryview(out.view(-1).view(torch.uint8).numpy().data)
 
 
 def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:

@@ -13,8 +13,12 @@ from pathlib import Path
 import torch
 
 import lmi_kernels
+from engines.models.byte_ranges import ByteRanges
+from engines.models.progress import LoadProgress
+from engines.models.reading import Piece, Request, TensorReader
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
-from engines.partition import Shard
+from engines.parallel import Communicator
+from engines.partition import Shard, split_evenly
 
 Pack = Callable[..., lmi_kernels.LinearWeight]
 """`lmi_kernels.pack`, or `lmi_kernels.pack` with a storage."""
@@ -36,6 +40,8 @@ class WeightSource(ABC):
         self.pack = pack
         self.owned_bytes = 0
         """Bytes in the checkpoint of all parameters that were returned so far."""
+        self.bytes_read = 0
+        """Bytes that were read so far, from wherever they come."""
         self._storage = storage
         self._compute = compute
         self.device = device
@@ -59,6 +65,14 @@ class WeightSource(ABC):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return the same columns of several matrices, each of `shape`: [len(names), shape[0], shard.size]."""
 
+    def expect(  # noqa: B027  most sources need no preparation
+        self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None
+    ) -> None:
+        """Prepare for what `build` is going to ask for, and for nothing else. It may be called, with another source.
+
+        progress: reports what is read from now on.
+        """
+
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """Release files."""
 
@@ -79,26 +93,37 @@ class WeightSource(ABC):
         return stored if self._storage is torch.float32 else self._storage
 
 
-class WeightReader(WeightSource):
-    """Weights in a folder of safetensors files."""
+class _Checkpoint(WeightSource):
+    """Weights in safetensors files. Checks what is asked for, and makes requests of it."""
 
     def __init__(
         self,
-        folder: Path,
+        files: SafetensorsFiles,
         storage: torch.dtype,
         compute: torch.dtype | None,
         device: torch.device,
-        pack: Pack = lmi_kernels.pack,
+        pack: Pack,
+        peers: Communicator | None,
     ) -> None:
-        """
-        Raises:
-            BadCheckpoint: as `SafetensorsFiles`.
-        """
+        """peers: ranks that ask for the same matrices, each for its columns; None: each rank reads them itself."""
         super().__init__(storage, compute, device, pack)
-        self._files = SafetensorsFiles(folder)
+        self._files = files
+        self._peers = peers
+
+    @abstractmethod
+    def _take(self, request: Request) -> torch.Tensor:
+        """Return the requested tensor, as it is stored."""
 
     def has(self, name: str) -> bool:
         return name in self._files
+
+    def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return this rank's columns of matrices, of `shape`, of which each rank has some rows."""
+        out = torch.empty(shape, dtype=rows.dtype)
+        for matrix, target in zip(rows, out, strict=True):
+            if self._peers is not None:
+                self._peers.exchange_columns(matrix, columns, target)
+        return out
 
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
         for name in names:
@@ -115,27 +140,25 @@ class WeightReader(WeightSource):
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:
             self._check(name, shape)
-        out = torch.empty((len(names), shape[0], shard.size), dtype=self._common_dtype(names))
-        for name, part in zip(names, out, strict=True):
-            if shard.size == shape[1]:
-                self._files.read_rows(name, 0, shape[0], part)
-            else:
-                self._files.read_columns(name, shard.start, shard.stop, part)
-        return self._finish(out)
-
-    def close(self) -> None:
-        self._files.close()
+        dtype, stacked = self._common_dtype(names), (len(names), shape[0], shard.size)
+        if self._peers is None:
+            columns = None if shard.size == shape[1] else shard
+            pieces = tuple(Piece(name, Shard(0, shape[0]), columns) for name in names)
+            return self._finish(self._take(Request(stacked, dtype, pieces)))
+        # Whole rows lie side by side in a file, columns do not: each rank reads some rows for all.
+        rows = split_evenly(shape[0], self._peers.world_size, self._peers.rank)
+        request = Request(
+            (len(names), rows.size, shape[1]), dtype, tuple(Piece(name, rows) for name in names)
+        )
+        return self._finish(self._exchange(self._take(request), shard, stacked))
 
     def _read_rows(self, names: Sequence[str], shards: Sequence[Shard]) -> torch.Tensor:
-        length = sum(shard.size for shard in shards)
-        out = torch.empty((length, *self._files.shape(names[0])[1:]), dtype=self._common_dtype(names))
-        start = 0
         for name, shard in zip(names, shards, strict=True):
             if shard.stop > self._files.shape(name)[0]:
                 raise BadCheckpoint(f"tensor {name!r} has only {self._files.shape(name)[0]} rows")
-            self._files.read_rows(name, shard.start, shard.stop, out[start : start + shard.size])
-            start += shard.size
-        return self._finish(out)
+        pieces = tuple(Piece(name, shard) for name, shard in zip(names, shards, strict=True))
+        shape = (sum(shard.size for shard in shards), *self._files.shape(names[0])[1:])
+        return self._finish(self._take(Request(shape, self._common_dtype(names), pieces)))
 
     def _common_dtype(self, names: Sequence[str]) -> torch.dtype:
         dtypes = {self._files.dtype(name) for name in names}
@@ -158,3 +181,62 @@ class WeightReader(WeightSource):
         # Widening to fp32 changes no number.
         rounded = tensor if self._storage is torch.float32 else tensor.to(self._storage)
         return rounded.to(self.device, self._given_dtype(tensor.dtype, tensor.dim()))
+
+
+class _Rehearsal(_Checkpoint):
+    """Records requests, and returns tensors without numbers."""
+
+    def __init__(self, files: SafetensorsFiles, pack: Pack, peers: Communicator | None) -> None:
+        super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
+        self.requests: list[Request] = []
+
+    def _take(self, request: Request) -> torch.Tensor:
+        self.requests.append(request)
+        return torch.empty(request.shape, dtype=request.dtype, device="meta")
+
+    def _exchange(self, rows: torch.Tensor, columns: Shard, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=rows.dtype, device="meta")
+
+
+class WeightReader(_Checkpoint):
+    """Weights in a folder of safetensors files, or in files that are read elsewhere."""
+
+    def __init__(
+        self,
+        folder: Path,
+        storage: torch.dtype,
+        compute: torch.dtype | None,
+        device: torch.device,
+        pack: Pack = lmi_kernels.pack,
+        ranges: ByteRanges | None = None,
+        comm: Communicator | None = None,
+    ) -> None:
+        """folder, ranges: as in `SafetensorsFiles`; comm: the ranks, if they share what gaps would cost.
+
+        Raises:
+            BadCheckpoint: as `SafetensorsFiles`.
+        """
+        peers = comm if comm is not None and comm.world_size > 1 else None
+        super().__init__(SafetensorsFiles(folder, ranges), storage, compute, device, pack, peers)
+        self._reader = TensorReader(self._files)
+        self._progress: LoadProgress | None = None
+
+    def expect(self, build: Callable[[WeightSource], object], progress: LoadProgress | None = None) -> None:
+        """Read ahead what `build` asks for. Raises `BadCheckpoint` before anything is read."""
+        rehearsal = _Rehearsal(self._files, self.pack, self._peers)
+        build(rehearsal)
+        self._progress = progress
+        if progress is not None:
+            progress.start(sum(request.num_bytes for request in rehearsal.requests))
+        self._reader.expect(rehearsal.requests)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._files.close()
+
+    def _take(self, request: Request) -> torch.Tensor:
+        tensor = self._reader.take(request)
+        self.bytes_read = self._reader.bytes_read
+        if self._progress is not None:
+            self._progress.add(request.num_bytes)
+        return tensor

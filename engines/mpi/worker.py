@@ -90,14 +90,15 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
     stopwatch = Stopwatch(time.perf_counter, on_stop=lambda: board.beat(comm.rank))
-    read_before = _bytes_read()
     model = load_model(config, comm, device, stopwatch)
     report = model.report
     logger.info(
-        "weights: rank %d owns %d bytes, read %d bytes",
+        "weights: rank %d owns %d bytes, read %d bytes in %.1f s, %.2f GB/s",
         comm.rank,
         report.owned_bytes,
-        _bytes_read() - read_before,
+        report.bytes_read,
+        report.seconds["weights"],
+        report.bytes_read / 1e9 / max(report.seconds["weights"], 1e-9),
     )
     logger.info("rank %d: memory in bytes: %s", comm.rank, report.memory)
     executor = StepExecutor(model.steps, comm, board, stopwatch)
@@ -163,14 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--address", required=True, help="ZeroMQ address to listen on (rank 0)")
     return parser
-
-
-def _bytes_read() -> int:
-    """Bytes that this process has read by system calls, from the kernel's own count; 0 where it keeps none."""
-    try:
-        return int(Path("/proc/self/io").read_text().split("rchar: ", 1)[1].split()[0])
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     has_handler: whether a user's handler answers requests.
     """
     decided = batching.for_handler(values) if has_handler else batching.decide(values)
-    problems = [*decided.problems, *_equal_names(values), *_needs_paging(values)]
+    problems = [*decided.problems, *_equal_names(values), *_needs_paging(values), *_needs_s3(values)]
     problems += [] if has_handler else _one_copy(values)
     notes = [decided.note] if decided.note else []
     notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
     for item in values.values():
-        value, reason = _MPI_ONLY.get(item.option.name, (None, ""))
-        if item.value == value and decided.engine != "MPI":
+        reason = _MPI_ONLY.get((item.option.name, item.value), "")
+        if reason and decided.engine != "MPI":
             problems.append(Problem(item.source, item.written, item.text, reason))
         elif _idle(item, decided.engine) and item.source not in contradicting:
             notes.append(f"{item.place}: {item}: no effect under engine={decided.engine}")
@@ -66,12 +66,12 @@ def _idle(item: OptionValue, engine: str) -> bool:
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
-_MPI_ONLY: dict[str, tuple[Scalar, str]] = {
-    "option.load_format": (
-        "dummy",
-        "engine=Python loads weights from files; random weights are made by engine=MPI",
+_MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
+    ("option.load_format", "dummy"): (
+        "engine=Python loads weights from files; random weights are made by engine=MPI"
     ),
-    "option.mpi_mode": (True, "engine=Python runs no MPI ranks; write engine=MPI"),
+    ("option.load_format", "stream"): "engine=Python loads weights from files; engine=MPI streams them",
+    ("option.mpi_mode", True): "engine=Python runs no MPI ranks; write engine=MPI",
 }
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (
@@ -92,6 +92,14 @@ def _needs_paging(values: dict[str, OptionValue]) -> list[Problem]:
         for name, (value, why) in _PAGED_ONLY.items()
         if (item := values.get(name)) is not None and item.value == value
     ]
+
+
+def _needs_s3(values: dict[str, OptionValue]) -> list[Problem]:
+    model, load = values.get("option.model_id"), values.get("option.load_format")
+    if load is None or load.value != "stream" or (model and str(model.value).startswith("s3://")):
+        return []
+    reason = "weights are streamed from S3 only; write option.model_id=s3://bucket/prefix, or option.load_format=auto"
+    return [Problem(load.source, load.written, load.text, reason)]
 
 
 def _needs_pauses(values: dict[str, OptionValue], engine: str) -> list[str]:

@@ -40,6 +40,13 @@ def main() -> None:
         gathered = comm.gather_columns(whole[:rows, own.start : own.stop], widths)
         found[f"gathered {rows}"] = None if gathered is None else torch.equal(gathered, whole[:rows])
 
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = whole.to(dtype)
+        mine = split_evenly(3, world_size, comm.rank)
+        part = torch.empty(3, own.size, dtype=dtype)
+        comm.exchange_columns(matrix[mine.start : mine.stop], own, part)
+        found[f"exchanged {dtype}"] = torch.equal(part, matrix[:, own.start : own.stop])
+
     found["agree"] = [comm.agree(0), comm.agree(comm.rank)]
     found["smallest"] = comm.smallest(100 - comm.rank)
 

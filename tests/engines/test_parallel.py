@@ -67,6 +67,8 @@ def test_mpi_ranks_hear_each_other(degree: int, tmp_path: Path) -> None:
             "broadcast": [True, [40]],
             "gathered 3": True if rank == 0 else None,
             "gathered 1": True if rank == 0 else None,
+            "exchanged torch.float32": True,
+            "exchanged torch.bfloat16": True,
             "agree": [0, degree - 1],
             "smallest": 100 - (degree - 1),
             "plans": [True] * 8,

@@ -41,6 +41,9 @@ class ThreadCommunicator:
         assert [part.shape[1] for part in parts] == widths
         return torch.cat(parts, dim=1) if self.rank == 0 else None
 
+    def exchange_columns(self, rows: torch.Tensor, columns: Any, out: torch.Tensor) -> None:
+        out.copy_(torch.cat(self._exchange(rows.clone()))[:, columns.start : columns.stop])
+
     def broadcast_plan(self, plan: bytes | None) -> bytes:
         said: bytes = self._exchange(plan)[0]
         return said

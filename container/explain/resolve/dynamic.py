@@ -42,7 +42,7 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")
     if device == "cpu":
-        weights.require_memory(model_path, checkpoint, 4, machine)
+        weights.require_memory(model_path, 4, machine)
     return PythonEngineConfig(
         model=ModelSettings(
             path=str(model_path),

@@ -7,6 +7,7 @@ from pathlib import Path
 from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
+from container.models.files.s3.source import BYTE_RANGES
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.models.architectures import ARCHITECTURES, read_config
@@ -71,6 +72,7 @@ def resolve(
             max_model_len=_max_model_len(options, model, capacity, made),
             load_format=config.source.load_format,
             quantize=options.quantize,
+            byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
         ),
         parallel=ParallelConfig(
             tp_size=degree,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.files.folder import weights_problem
+from container.models.files.safetensors_headers import DamagedFile, require_complete
 from engines.models.config import ModelConfig, element_bytes
 
 _GIB = 1024**3
@@ -17,22 +19,20 @@ _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
 
 def require_safetensors(path: Path) -> None:
     """Raises CannotServe when the folder has no safetensors, or not all of them."""
-    if any(path.glob("*.safetensors")):
-        if sentence := weights_problem(path):
-            raise CannotServe(sentence)
-        return
-    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in path.glob(pattern))
-    seen = f" (there is {others[0]}, which is not supported)" if others else ""
-    raise CannotServe(f"{path} holds no *.safetensors file{seen}")
+    if sentence := weights_problem(path):
+        raise CannotServe(sentence)
 
 
-def require_memory(path: Path, checkpoint: str, bytes_per_weight: int, machine: Machine) -> None:
-    """Raises CannotServe when the weights in the folder's files are larger than the free memory.
+def require_memory(path: Path, bytes_per_weight: int, machine: Machine) -> None:
+    """Raises CannotServe when the weights, counted in the headers of the folder's files, exceed the free memory.
 
-    checkpoint: dtype of the weights on disk, in torch's words; bytes_per_weight: the least that each takes in memory.
+    bytes_per_weight: the least that each takes in memory.
     """
-    on_disk = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    _require_free(on_disk // (2 if checkpoint in _FROM_CHECKPOINT else 4) * bytes_per_weight, machine)
+    count = 0
+    for file in path.glob("*.safetensors"):
+        with contextlib.suppress(DamagedFile):  # not the model's own: those are checked
+            count += require_complete(file)
+    _require_free(count * bytes_per_weight, machine)
 
 
 def _require_free(num_bytes: int, machine: Machine) -> None:

@@ -74,4 +74,4 @@ class RemoteScheme(Scheme):
 
 
 def _selection(source: ModelSource) -> Selection:
-    return Selection(source.trust_remote_code, source.load_format != "dummy")
+    return Selection(source.trust_remote_code, source.load_format != "dummy", source.load_format == "stream")

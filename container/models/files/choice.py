@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from container.models import pickled
 from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
 
@@ -17,7 +18,8 @@ _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
 _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+_OTHER_FORMATS = (*pickled.SUFFIXES, ".gguf", ".h5", ".msgpack", ".onnx")
+WEIGHTS_FORMATS = (_WEIGHTS, *_OTHER_FORMATS)
 
 MAX_FILES = 4096
 MAX_SMALL_BYTES = 256 << 20
@@ -93,9 +95,9 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
     if others:
+        advice = pickled.advice(name, others) or "save the model as safetensors (save_pretrained does)"
         raise ModelNotAvailable(
-            f"{name} has no {_WEIGHTS} file but {_short(others)}: weights are loaded from safetensors only; "
-            "save the model as safetensors (save_pretrained does)"
+            f"{name} has no {_WEIGHTS} file but {_short(others)}: weights are loaded from safetensors only; {advice}"
         )
     raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_listed(top)}")
 

@@ -45,6 +45,8 @@ def key(name: str) -> str:
 
 def copy_name(name: str, selection: Selection) -> str:
     """Name of the copies of the remote `name`; a copy without weights is never used as a whole one."""
+    if selection.streamed:
+        return f"{name} (headers of weights)"
     return name if selection.with_weights else f"{name} (without weights)"
 
 

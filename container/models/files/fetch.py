@@ -146,7 +146,8 @@ class _Fetch:
         try:
             files = self._files()
             here = sum(path.stat().st_blocks * 512 for path in part.rglob("*") if path.is_file())
-            size = sum(file.size for file in files)
+            streamed = self.copy.snapshot.selection.streamed
+            size = sum(file.size for file in files if not (streamed and choice.is_weights(file.path)))
             what = f"fetching {self.copy.snapshot.name} ({size / 1e6:.0f} MB)"
             require_space(self.copy.folder.parent, max(0, size - here) + _RESERVE_BYTES, what)
             self._fetch_all(files)

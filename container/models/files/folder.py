@@ -8,10 +8,9 @@ from container.models.errors import ModelNotAvailable
 from container.models.files import choice, safetensors_headers
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
+from container.models.files.s3.manifest import MANIFEST
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
-
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 
 
 def weights_problem(folder: Path) -> str | None:
@@ -21,7 +20,7 @@ def weights_problem(folder: Path) -> str | None:
     the headers of the files.
     """
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
-    listed += [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
     try:
         snapshot = choice.choose(Snapshot(str(folder), files))
@@ -47,7 +46,7 @@ class LocalFolder(Scheme):
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         folder = source.local_path
-        return folder if (folder / "config.json").is_file() else None
+        return folder if (folder / choice.CONFIG).is_file() and not (folder / MANIFEST).exists() else None
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
@@ -58,5 +57,10 @@ class LocalFolder(Scheme):
             raise ModelNotAvailable(f"the model folder {folder} does not exist (option.model_id)")
         if not folder.is_dir():
             raise ModelNotAvailable(f"{folder} is a file; set option.model_id to the folder of a model")
+        if (folder / MANIFEST).exists():
+            raise ModelNotAvailable(
+                f"{folder} has the headers of weights only (option.load_format=stream); set option.model_id to the "
+                "address in S3"
+            )
         hint = "" if source.model_id else "; set option.model_id, or put the model's files there"
         raise ModelNotAvailable(f"the folder {folder} holds no model: it has no config.json{hint}")

@@ -31,6 +31,8 @@ class Selection:
     with_code: bool = False
     """Whether the model's *.py are fetched."""
     with_weights: bool = True
+    streamed: bool = False
+    """Whether weights stay where they are: their files have headers here, and holes where tensors are."""
 
 
 WITHOUT_CODE = Selection()

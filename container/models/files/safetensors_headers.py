@@ -30,10 +30,10 @@ class DamagedFile(Exception):
     """The file is not a complete safetensors file. The text follows the file's name."""
 
 
-def require_complete(path: Path) -> None:
+def require_complete(path: Path) -> int:
     """Check that the file has exactly the size that its header states. Reads the header only.
 
-    Raises: DamagedFile.
+    Returns: how many numbers its tensors have. Raises: DamagedFile.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -55,6 +55,7 @@ def require_complete(path: Path) -> None:
         stop = end
     if 8 + length + stop != size:
         raise DamagedFile(f"it has {size} bytes, its header states {8 + length + stop}")
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def _span(name: str, entry: Any) -> tuple[int, int, str]:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from engines.models.decoder import Decoder, build_decoder
 from engines.models.loading import weight_source
 from engines.models.native import record_forward
 from engines.models.parts import Parts
+from engines.models.progress import LoadProgress
 from engines.mpi.cache.block_manager import Window
 from engines.mpi.runner import memory
 from engines.mpi.runner.cpu_steps import CpuSteps
@@ -53,6 +54,8 @@ class LoadReport:
     """By part."""
     owned_bytes: int = 0
     """Of this rank's parameters as stored."""
+    bytes_read: int = 0
+    """Bytes that were read for them."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of `weights`, of `activations`, which the largest step takes beside them while it runs, and of the `KV
     cache`."""
@@ -138,11 +141,13 @@ def _load_part(
         kv_dtype = "fp32" if dtype is torch.float32 else config.model.dtype
     before = memory.in_use(device)
     compute = dtype if team is None else None
-    weights = weight_source(config.model, model_config.dtype, storage, compute, device)
+    weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)
     parts = Parts(model_config, weights, comm, stopwatch)
+    progress = LoadProgress(time.perf_counter) if comm.rank == 0 else None
+    weights.expect(lambda source: build_decoder(replace(parts, weights=source)), progress)
     model = build_decoder(parts)
     weights.close()
-    report.owned_bytes = weights.owned_bytes
+    report.owned_bytes, report.bytes_read = weights.owned_bytes, weights.bytes_read
     report.memory["weights"] = memory.in_use(device) - before
     tables = rotary_tables(model_config.rotaries, config.model.max_model_len, device)
     kv_heads = parts.head_share.keys_values.size

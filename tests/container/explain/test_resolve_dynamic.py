@@ -107,3 +107,16 @@ def test_the_tables_of_transformers_are_read() -> None:
     names = generating_architectures()
     assert {"LlamaForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"} <= names
     assert not {"BertForSequenceClassification", "ViTModel"} & names
+
+
+def test_memory_is_foreseen_from_the_headers_of_the_weights(tmp_path: Path) -> None:
+    """2 Gi numbers of bf16, whatever config.json says of them; the file is a hole behind its header."""
+    count = 2 * GIB
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [count], "data_offsets": [0, 2 * count]}}).encode()
+    folder = model(tmp_path, dtype="float32")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * count)
+    with pytest.raises(CannotServe, match=r"take 8\.0 GiB in memory, and only 6\.0 GiB are free"):
+        engine(folder, dataclasses.replace(CPU, memory_available_bytes=6 * GIB))
+    assert engine(folder).model.dtype == "fp32"

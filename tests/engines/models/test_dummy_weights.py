@@ -17,6 +17,7 @@ from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.loading import weight_source
 from engines.models.safetensors_files import BadCheckpoint
+from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 from tests.support.examples import examples
 from tests.support.plans import plans_in_chunks, run_plans
@@ -151,10 +152,10 @@ def test_a_part_beyond_the_tensor_is_refused() -> None:
 
 def test_load_format_decides_where_weights_come_from(tmp_path: Path) -> None:
     settings = ModelSettings(str(tmp_path), "tiny", "fp32", 64, "dummy")
-    assert isinstance(weight_source(settings, "float32", FP32, FP32, CPU), DummyWeights)
+    assert isinstance(weight_source(settings, "float32", FP32, FP32, CPU, Communicator()), DummyWeights)
     read = ModelSettings(str(tmp_path), "tiny", "fp32", 64)
     with pytest.raises(BadCheckpoint, match=r"holds no \.safetensors file"):
-        weight_source(read, "float32", FP32, FP32, CPU)
+        weight_source(read, "float32", FP32, FP32, CPU, Communicator())
 
 
 def save_same(kind: str, folder: Path) -> None:

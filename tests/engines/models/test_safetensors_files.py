@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from engines.partition import Shard
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator
 
@@ -50,7 +51,7 @@ def test_reads_any_rows_and_columns(shape: tuple[int, int], dtype: torch.dtype, 
         for start in range(0, shape[1], 4):
             for stop in range(start, shape[1] + 1, 5):
                 out = torch.empty(shape[0], stop - start, dtype=dtype)
-                files.read_columns(name, start, stop, out)
+                files.read_columns(name, Shard(0, shape[0]), Shard(start, stop), out)
                 assert torch.equal(out, tensor[:, start:stop])
     files.close()
 

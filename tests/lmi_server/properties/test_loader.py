@@ -93,8 +93,8 @@ def test_other_values_of_lmi_lenient_change_nothing(tmp_path: Path, value: str) 
         ("engine=mpi", "MPI, Python or Rolling"),
         ("option.output_formatter=json_chat", "json, jsonlines or sse"),
         ("option.rolling_batch=neuron", "auto, vllm, lmi-dist, scheduler, trtllm or disable"),
-        ("option.load_format=pt", "auto or dummy (also safetensors)"),
-        ("option.load_format=dumy", "auto or dummy (also safetensors)"),
+        ("option.load_format=pt", "auto, dummy or stream (also safetensors)"),
+        ("option.load_format=dumy", "auto, dummy or stream (also safetensors)"),
     ],
 )
 def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
@@ -216,6 +216,12 @@ def test_what_only_matters_when_prompts_run_whole_says_so(tmp_path: Path, name: 
         ("option.max_num_seqs=64\n", "which is 32, its default"),
         ("engine=Python\noption.mpi_mode=true\n", "write engine=MPI"),
         ("engine=Python\noption.load_format=dummy\n", "random weights are made by engine=MPI"),
+        (
+            "engine=Python\noption.load_format=stream\noption.model_id=s3://a/b\n",
+            "engine=Python loads weights from files; engine=MPI streams them",
+        ),
+        ("option.load_format=stream\n", "weights are streamed from S3 only"),
+        ("option.load_format=stream\noption.model_id=owner/name\n", "weights are streamed from S3 only"),
         (
             "option.paged_attention=false\noption.batch_scheduler_policy=max_utilization\n",
             "write guaranteed_no_evict",

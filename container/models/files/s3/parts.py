@@ -137,15 +137,8 @@ class _Reader:
         """Request the missing bytes of the parts, of which only the first may have some, and write them."""
         start = run[0] * PART_BYTES + self.file.done[run[0]]
         stop = run[-1] * PART_BYTES + self.file.part_size(run[-1])
-        answer = self.source.client.get_object(
-            Bucket=self.source.bucket,
-            Key=self.source.key,
-            Range=f"bytes={start}-{stop - 1}",
-            IfMatch=self.source.file.version,
-        )
         # Used as a context manager, it gives a stream whose errors are not botocore's.
-        with closing(answer["Body"]) as body:
-            self._check(answer, start, stop)
+        with closing(open_range(self.source, start, stop)) as body:
             for part in run:
                 if not self._read_part(part, body):
                     return
@@ -162,23 +155,43 @@ class _Reader:
         self.arrived(part * PART_BYTES, part * PART_BYTES + self.file.part_size(part))
         return True
 
-    def _check(self, answer: dict[str, Any], start: int, stop: int) -> None:
-        """Check that the answer has the requested bytes of the listed object. Raises ModelNotAvailable."""
-        if answer["ETag"] != self.source.file.version:
-            raise ModelNotAvailable(
-                f"{self.source.where}: the object changed while it was read; start again when its upload is over"
-            )
-        size = self.source.file.size
-        range_given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
-        if range_given is None:
-            if answer["ContentLength"] == size == stop - start:
-                return
-            raise ModelNotAvailable(
-                f"{self.source.where}: the server does not support ranges as S3 does; check AWS_ENDPOINT_URL"
-            )
-        first, last, total = (int(text) for text in range_given.groups())
-        if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
-            raise ModelNotAvailable(
-                f"{self.source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
-                f"{first} to {last} of {total} where {start} to {stop - 1} were requested); upload it again"
-            )
+
+def open_range(source: S3Object, start: int, stop: int) -> Any:
+    """Request the bytes [start, stop) of an object, unchanged since it was listed: botocore's stream of them.
+
+    Raises: ModelNotAvailable, or one of `FAILURES`.
+    """
+    answer = source.client.get_object(
+        Bucket=source.bucket,
+        Key=source.key,
+        Range=f"bytes={start}-{stop - 1}",
+        IfMatch=source.file.version,
+    )
+    try:
+        _check(source, answer, start, stop)
+    except ModelNotAvailable:
+        answer["Body"].close()
+        raise
+    return answer["Body"]
+
+
+def _check(source: S3Object, answer: dict[str, Any], start: int, stop: int) -> None:
+    """Check that the answer has the requested bytes of the listed object. Raises ModelNotAvailable."""
+    if answer["ETag"] != source.file.version:
+        raise ModelNotAvailable(
+            f"{source.where}: the object changed while it was read; start again when its upload is over"
+        )
+    size = source.file.size
+    range_given = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", str(answer.get("ContentRange", "")))
+    if range_given is None:
+        if answer["ContentLength"] == size == stop - start:
+            return
+        raise ModelNotAvailable(
+            f"{source.where}: the server does not support ranges as S3 does; check AWS_ENDPOINT_URL"
+        )
+    first, last, total = (int(text) for text in range_given.groups())
+    if total != size or first != start or last != stop - 1 or answer["ContentLength"] != stop - start:
+        raise ModelNotAvailable(
+            f"{source.where}: the object is shorter than listed ({size} bytes listed, the answer has bytes "
+            f"{first} to {last} of {total} where {start} to {stop - 1} were requested); upload it again"
+        )

@@ -103,9 +103,13 @@ class S3Remote:
         source, head = self._object(file)
         return ObjectCheck(source, head, path).verify()
 
+    def object_of(self, file: RemoteFile) -> S3Object:
+        """The object of a listed file."""
+        return S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
+
     def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
         """The object of a listed file, and the answer to HeadObject. Raises ModelNotAvailable."""
-        source = S3Object(self._clients[0], self.address.bucket, f"{self.address.prefix}{file.path}", file)
+        source = self.object_of(file)
         head = attempt(
             lambda: source.client.head_object(Bucket=source.bucket, Key=source.key, ChecksumMode="ENABLED"),
             RetryBudget(),

@@ -9,6 +9,9 @@ from container.models.files.s3.address import SCHEME, parse_address
 from container.run.launch import environment
 from lmi_server.config import ModelSource
 
+BYTE_RANGES = "container.models.files.s3.ranges:S3Ranges"
+"""What reads streamed weights, for `ModelSettings.byte_ranges`."""
+
 
 class S3Models(RemoteScheme):
     """Models in S3, or on any server with its API (`AWS_ENDPOINT_URL`)."""
@@ -28,5 +31,7 @@ class S3Models(RemoteScheme):
 
     def remote(self, source: ModelSource) -> Remote:
         from container.models.files.s3.remote import S3Remote  # takes half a second
+        from container.models.files.s3.streamed import StreamedS3
 
-        return S3Remote(parse_address(source.model_id or ""), environment())
+        remote = S3Remote(parse_address(source.model_id or ""), environment())
+        return StreamedS3(remote) if source.load_format == "stream" else remote

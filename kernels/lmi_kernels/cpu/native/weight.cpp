@@ -7,6 +7,7 @@
 // in pairs is [depth / 2][32][2], the depth being in_features rounded up to 32.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -45,25 +46,35 @@ int64_t place(int32_t storage, int64_t lane) {
   return storage != kBf16 ? lane : lane < 16 ? 2 * lane : 2 * (lane - 16) + 1;
 }
 
-template <class T>
-void fill_column(const Weight& weight, int64_t column, const T* from) {
-  T* at = reinterpret_cast<T*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
-  for (int64_t k = 0; k < weight.in_features; ++k) at[k * kPanel] = from[k];
-}
-
-void fill_pairs(const Weight& weight, int64_t column, const uint16_t* from) {
-  auto* at = reinterpret_cast<uint16_t*>(panel_of(weight, column)) + column % kPanel * 2;
-  for (int64_t k = 0; k < weight.in_features; ++k) at[k / 2 * 2 * kPanel + k % 2] = from[k];
-}
-
-void fill_integers(const Weight& weight, int64_t column, const int8_t* from) {
-  auto* at = reinterpret_cast<int8_t*>(panel_of(weight, column)) + column % kPanel * 4;
-  int32_t sum = 0;
-  for (int64_t k = 0; k < depth_of(weight.in_features); ++k) {
-    at[k / 4 * 4 * kPanel + k % 4] = from[k];
-    sum += from[k];
+// Copy rows to columns first_column, first_column + step, ... of the panels. A unit is what lies side by side in a row and
+// in a panel. Rows are copied in tiles that stay in the L1 cache: a panel's neighbours come from different rows.
+template <class Unit>
+void fill(const Weight& weight, int64_t first_column, int64_t step, const char* rows, int64_t row_bytes, int64_t num_rows) {
+  constexpr int64_t kTileUnits = 64;
+  const int64_t units = row_bytes / sizeof(Unit), rest = row_bytes % sizeof(Unit);
+  for (int64_t top = 0; top < num_rows; top += kPanel) {
+    const int64_t bottom = std::min(top + kPanel, num_rows);
+    for (int64_t left = 0; left == 0 || left < units; left += kTileUnits) {
+      const int64_t right = std::min(left + kTileUnits, units);
+      for (int64_t row = top; row < bottom; ++row) {
+        const int64_t column = first_column + row * step;
+        Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
+        const char* from = rows + row * row_bytes;
+        for (int64_t unit = left; unit < right; ++unit)
+          std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
+        if (rest && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), rest);
+      }
+    }
   }
-  const_cast<int32_t*>(weight.sums)[column] = sum;
+}
+
+void fill_sums(const Weight& weight, int64_t first_column, int64_t step, const int8_t* rows, int64_t num_rows) {
+  const int64_t depth = depth_of(weight.in_features);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    int32_t sum = 0;
+    for (int64_t k = 0; k < depth; ++k) sum += rows[row * depth + k];
+    const_cast<int32_t*>(weight.sums)[first_column + row * step] = sum;
+  }
 }
 
 }  // namespace
@@ -106,16 +117,16 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
 // Columns first_column, first_column + step, ... of the product, from `num_rows` rows of a matrix
 // [num_rows, in_features] in the weight's storage; of integers, [num_rows, depth], turned.
 EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, int64_t step, const void* rows, int64_t num_rows) {
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t column = first_column + row * step, first = row * weight->in_features;
-    if (weight->storage == kInt8)
-      fill_integers(*weight, column, static_cast<const int8_t*>(rows) + row * depth_of(weight->in_features));
-    else if (weight->storage == kBf16Pairs)
-      fill_pairs(*weight, column, static_cast<const uint16_t*>(rows) + first);
-    else if (weight->storage == kFp32)
-      fill_column(*weight, column, static_cast<const uint32_t*>(rows) + first);
-    else
-      fill_column(*weight, column, static_cast<const uint16_t*>(rows) + first);
+  const char* from = static_cast<const char*>(rows);
+  if (weight->storage == kInt8) {
+    fill<uint32_t>(*weight, first_column, step, from, depth_of(weight->in_features), num_rows);
+    fill_sums(*weight, first_column, step, static_cast<const int8_t*>(rows), num_rows);
+  } else if (weight->storage == kBf16Pairs) {
+    fill<uint32_t>(*weight, first_column, step, from, weight->in_features * 2, num_rows);
+  } else if (weight->storage == kFp32) {
+    fill<uint32_t>(*weight, first_column, step, from, weight->in_features * 4, num_rows);
+  } else {
+    fill<uint16_t>(*weight, first_column, step, from, weight->in_features * 2, num_rows);
   }
 }
 

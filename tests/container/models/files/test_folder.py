@@ -56,7 +56,7 @@ def test_whole_weights_are_taken(files: Mapping[str, bytes], tmp_path: Path) -> 
         ({INDEX: TWO, FIRST: BYTES, SECOND: BYTES[:-1]}, f"{SECOND} is not a complete safetensors file"),
         ({"model.safetensors": b""}, "model.safetensors is not a complete safetensors file"),
         ({"pytorch_model.bin": b"pickle"}, "pytorch_model.bin"),
-        ({}, "no *.safetensors file"),
+        ({}, "no .safetensors file; there is config.json"),
     ],
 )
 @pytest.mark.parametrize("engine", ["MPI", "Python"])

@@ -1,0 +1,59 @@
+"""Ranges of S3 objects read straight into memory: the weights of a model with `option.load_format=stream`.
+
+A range is requested on condition of the object's ETag, and is verified by its length; no checksum covers a range.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+from container.models.files.retry import RetryBudget
+from container.models.files.s3.errors import FAILURES, may_pass, refused
+from container.models.files.s3.manifest import read_manifest
+from container.models.files.s3.parts import THREADS, S3Object, open_range
+from container.models.files.s3.remote import connect
+from container.run.launch import environment
+from engines.models.byte_ranges import ByteRanges
+
+
+def read_range(source: S3Object, start: int, out: memoryview) -> None:
+    """Fill `out` with an object's bytes from `start` on, resumed after interruptions.
+
+    Raises: ModelNotAvailable.
+    """
+    budget = RetryBudget()
+    done = failures = 0
+    while done < len(out):
+        began, before = time.monotonic(), done
+        try:
+            with closing(open_range(source, start + done, start + len(out))) as body:
+                while count := body.readinto(out[done:]):
+                    done += count
+                    budget.progress()
+        except FAILURES as error:
+            failures = 1 if done > before else failures + 1
+            if not may_pass(error) or not budget.again(began, failures):
+                raise refused(error, source.where) from error
+
+
+class S3Ranges(ByteRanges):
+    """The weights that a folder's manifest names. Endpoint and credentials come from the environment."""
+
+    num_threads = THREADS
+    block_bytes = 8 << 20
+
+    def __init__(self, folder: Path) -> None:
+        """Raises: ValueError, OSError: the folder has no usable manifest."""
+        self._address, files = read_manifest(folder)
+        self._files = {file.path: file for file in files}
+        self._client = connect(environment())
+
+    def read(self, file: str, offset: int, out: memoryview) -> None:
+        listed = self._files[file]
+        source = S3Object(self._client, self._address.bucket, f"{self._address.prefix}{file}", listed)
+        read_range(source, offset, out)
+
+    def close(self) -> None:
+        self._client.close()

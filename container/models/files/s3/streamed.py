@@ -1,0 +1,71 @@
+"""A model in S3 whose weights stay there: of them, only the headers are fetched.
+
+A file of weights has its real size here, but is a hole behind the header, which takes no room on the disk. So what
+reads headers, sizes and names finds everything in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from container.models.files.choice import is_weights
+from container.models.files.remote import RemoteFile, Report, Verification
+from container.models.files.s3.manifest import MANIFEST, manifest_text
+from container.models.files.s3.ranges import read_range
+from container.models.files.s3.remote import S3Remote
+
+_MAX_HEADER_BYTES = 100_000_000
+_STREAMED = Verification(
+    "", "they stay in S3; each range of them is checked by its length and the object's ETag"
+)
+_MADE_HERE = Verification("the listing")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedS3:
+    """One model under one prefix, without the content of its weights."""
+
+    whole: S3Remote
+    _manifest: list[bytes] = field(default_factory=list, repr=False)
+    """The one manifest, once the files are listed."""
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    def list_files(self) -> tuple[RemoteFile, ...]:
+        files = tuple(file for file in self.whole.list_files() if file.path != MANIFEST)
+        weights = tuple(file for file in files if is_weights(file.path))
+        self._manifest[:] = [manifest_text(self.whole.address, weights).encode()]
+        digest = hashlib.sha256(self._manifest[0]).hexdigest()
+        return (*files, RemoteFile(MANIFEST, len(self._manifest[0]), digest))
+
+    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
+        if file.path == MANIFEST:
+            target.write_bytes(self._manifest[0])
+            report(file.size)
+            return _MADE_HERE
+        if not is_weights(file.path):
+            return self.whole.fetch(file, target, report)
+        self._fetch_header(file, target)
+        report(file.size)
+        return _STREAMED
+
+    def verify(self, file: RemoteFile, path: Path) -> Verification:
+        if file.path == MANIFEST:
+            return _MADE_HERE
+        return _STREAMED if is_weights(file.path) else self.whole.verify(file, path)
+
+    def _fetch_header(self, file: RemoteFile, target: Path) -> None:
+        """Raises: ModelNotAvailable, OSError. Whether it is a header is checked by the caller, as for whole files."""
+        source = self.whole.object_of(file)
+        prefix = bytearray(min(8, file.size))
+        read_range(source, 0, memoryview(prefix))
+        length = int.from_bytes(prefix, "little")
+        header = bytearray(length if len(prefix) + length <= min(file.size, _MAX_HEADER_BYTES) else 0)
+        read_range(source, len(prefix), memoryview(header))
+        target.write_bytes(prefix + header)
+        os.truncate(target, file.size)

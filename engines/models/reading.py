@@ -1,0 +1,145 @@
+"""Read tensors ahead: while one is packed, the next ones are on their way from the disk or the network.
+
+What comes next is known: a model is built once without numbers, which records what it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engines.models.safetensors_files import SafetensorsFiles
+from engines.partition import Shard
+
+_AHEAD_BYTES = 256 << 20
+"""Bytes of tensors that are read ahead. They are part of what the rank will hold, so the peak of memory, when most is
+loaded, does not grow by them."""
+
+
+_SMALL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a tensor, or some columns of them."""
+
+    name: str
+    rows: Shard
+    columns: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Pieces that are put one below the other into one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Started:
+    request: Request
+    tensor: torch.Tensor
+    parts: list[Future[int]]
+
+
+class _Staging:
+    """Memory for tensors, used again when a tensor is gone: the first touch of a page costs more than to fill it."""
+
+    def __init__(self) -> None:
+        self.needed = 0
+        """Bytes that are still to be read: memory beyond them is given back."""
+        self._free: list[mmap.mmap] = []
+
+    def new_tensor(self, request: Request) -> torch.Tensor:
+        """An uninitialised tensor of the request's shape."""
+        if request.num_bytes < _SMALL_BYTES:
+            return torch.empty(request.shape, dtype=request.dtype)
+        fitting = [memory for memory in self._free if len(memory) >= request.num_bytes]
+        if fitting:
+            memory = min(fitting, key=len)
+            self._free.remove(memory)
+        else:
+            memory = mmap.mmap(-1, request.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        # The tensor's storage holds the view as long as any tensor uses it.
+        view = memoryview(memory)
+        weakref.finalize(view, self._release, memory).atexit = False
+        return torch.frombuffer(view, dtype=request.dtype, count=math.prod(request.shape)).view(request.shape)
+
+    def _release(self, memory: mmap.mmap) -> None:
+        if sum(map(len, self._free)) + len(memory) <= self.needed:
+            self._free.append(memory)
+
+
+class TensorReader:
+    """Reads tensors with several threads, in blocks, and ahead of the time when they are taken."""
+
+    def __init__(self, files: SafetensorsFiles) -> None:
+        self._files = files
+        self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
+        self._staging = _Staging()
+        self._planned: deque[Request] = deque()
+        self._started: deque[_Started] = deque()
+        self.bytes_read = 0
+        """Bytes that were read for the tensors that have been taken."""
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Start reading what will be taken, in this order."""
+        self._planned.extend(requests)
+        self._staging.needed = sum(request.num_bytes for request in self._planned)
+        self._read_ahead()
+
+    def take(self, request: Request) -> torch.Tensor:
+        """Return the tensor, in memory of its own. Raises `BadCheckpoint`, or what the files raise."""
+        if self._started and self._started[0].request == request:
+            started = self._started.popleft()
+        else:
+            started = self._start(request)
+        self._read_ahead()
+        self.bytes_read += sum(part.result() for part in started.parts)
+        return started.tensor
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read_ahead(self) -> None:
+        ahead = sum(started.request.num_bytes for started in self._started)
+        while self._planned and (not ahead or ahead + self._planned[0].num_bytes <= _AHEAD_BYTES):
+            self._started.append(self._start(self._planned.popleft()))
+            ahead += self._started[-1].request.num_bytes
+            self._staging.needed -= self._started[-1].request.num_bytes
+
+    def _start(self, request: Request) -> _Started:
+        tensor = self._staging.new_tensor(request)
+        parts = [self._pool.submit(read) for read in self._reads(request, tensor)]
+        return _Started(request, tensor, parts)
+
+    def _reads(self, request: Request, out: torch.Tensor) -> Iterator[partial[int]]:
+        """The reads of one block each that fill `out`."""
+        place = 0
+        height = sum(piece.rows.size for piece in request.pieces)
+        flat = out.view(height, -1) if out.numel() else out
+        step = max(1, self._files.ranges.block_bytes * height // max(1, request.num_bytes))
+        for piece in request.pieces if out.numel() else ():
+            for first in range(piece.rows.start, piece.rows.stop, step):
+                rows = Shard(first, min(first + step, piece.rows.stop))
+                target = flat[place : place + rows.size]
+                place += rows.size
+                if piece.columns is None:
+                    yield partial(self._files.read_rows, piece.name, rows.start, rows.stop, target)
+                else:
+                    yield partial(self._files.read_columns, piece.name, rows, piece.columns, target)

@@ -1,0 +1,174 @@
+"""Tensors are read ahead in the order in which the model will ask for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engines.models import reading
+from engines.models.byte_ranges import FolderRanges
+from engines.models.safetensors_files import BadCheckpoint
+from engines.models.weights import WeightReader, WeightSource
+from engines.partition import Shard, split_evenly
+from tests.support.thread_ranks import ThreadCommunicator, run_ranks
+
+CPU = torch.device("cpu")
+NAMES = [f"t{number}" for number in range(6)]
+ROW_BYTES = 4 * 8
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
+    made = {name: torch.randn(10, 8) for name in NAMES}
+    save_file(made, tmp_path / "model.safetensors")
+    return made
+
+
+class _Watched(FolderRanges):
+    """Counts reads, and holds those beyond a number back."""
+
+    def __init__(self, folder: Path, free_reads: int = 1_000_000) -> None:
+        super().__init__(folder)
+        self.offsets: list[int] = []
+        self.reached = threading.Event()
+        self.free = threading.Event()
+        self._free_reads = free_reads
+
+    def read(self, file: str, offset: int, out: memoryview) -> None:
+        self.offsets.append(offset)
+        if len(self.offsets) > self._free_reads:
+            self.reached.set()
+            assert self.free.wait(60)
+        super().read(file, offset, out)
+
+
+def reader(folder: Path, ranges: FolderRanges) -> WeightReader:
+    return WeightReader(folder, torch.float32, torch.float32, CPU, ranges=ranges)
+
+
+def ask(names: Sequence[str], source: WeightSource) -> list[torch.Tensor]:
+    return [source.rows([name], [Shard(2, 8)], (10, 8)) for name in names]
+
+
+def test_the_next_tensor_is_read_while_the_last_one_is_packed(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    ranges = _Watched(tmp_path, free_reads=2)
+    weights = reader(tmp_path, ranges)
+    weights.expect(lambda source: ask(NAMES, source))
+    (first,) = ask(NAMES[:1], weights)
+    assert ranges.reached.wait(60), "nothing is read before it is asked for"
+    assert torch.equal(first, tensors["t0"][2:8])
+    ranges.free.set()
+    others = ask(NAMES[1:], weights)
+    assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(NAMES[1:], others, strict=True))
+    assert len(ranges.offsets) == len(NAMES)
+    assert weights.bytes_read == weights.owned_bytes == len(NAMES) * 6 * ROW_BYTES
+    weights.close()
+
+
+def test_only_so_many_bytes_are_read_ahead(
+    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 2 * 6 * ROW_BYTES)
+    ranges = _Watched(tmp_path)
+    weights = reader(tmp_path, ranges)
+    weights.expect(lambda source: ask(NAMES, source))
+    for count, name in enumerate(NAMES):
+        ask([name], weights)
+        assert len(ranges.offsets) <= count + 1 + 2
+    weights.close()
+
+
+def test_large_tensors_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns of all sizes, whichever way the blocks fall."""
+    tensor = torch.randn(23, 17).bfloat16()
+    save_file({"a": tensor, "b": tensor * 2}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(FolderRanges, "block_bytes", 100)
+    weights = reader(tmp_path, FolderRanges(tmp_path))
+    rows = weights.rows(["a", "b"], [Shard(3, 22), Shard(0, 4)], (46, 17))
+    assert torch.equal(rows, torch.cat((tensor[3:22], tensor[:4] * 2)).float())
+    columns = weights.stacked_columns(["a", "b"], Shard(4, 9), (23, 17))
+    assert torch.equal(columns, torch.stack((tensor, tensor * 2))[:, :, 4:9].float())
+    whole = weights.stacked_columns(["b"], Shard(0, 17), (23, 17))
+    assert torch.equal(whole[0], (tensor * 2).float())
+    weights.close()
+
+
+def test_another_order_than_expected_is_slower_but_right(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    weights = reader(tmp_path, FolderRanges(tmp_path))
+    weights.expect(lambda source: ask(NAMES, source))
+    backwards = NAMES[::-1]
+    found = ask(backwards, weights)
+    assert all(torch.equal(got, tensors[name][2:8]) for name, got in zip(backwards, found, strict=True))
+    weights.close()
+
+
+def test_a_missing_tensor_is_found_before_anything_is_read(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    ranges = _Watched(tmp_path)
+    weights = reader(tmp_path, ranges)
+    with pytest.raises(BadCheckpoint, match="no tensor 'x'"):
+        weights.expect(lambda source: ask([*NAMES, "x"], source))
+    assert ranges.offsets == []
+    weights.close()
+
+
+def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(64, 64)}, path)
+    weights = reader(tmp_path, FolderRanges(tmp_path))
+    path.write_bytes(path.read_bytes()[:2000])
+    weights.expect(lambda source: source.whole("a", (64, 64)))
+    with pytest.raises(BadCheckpoint, match="ends before the tensor"):
+        weights.whole("a", (64, 64))
+    weights.close()
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_ranks_that_share_what_they_read_get_their_columns(degree: int, tmp_path: Path) -> None:
+    stacked = torch.randn(2, 7, 8).bfloat16()
+    save_file({"a": stacked[0], "b": stacked[1]}, tmp_path / "model.safetensors")
+
+    def build(source: WeightSource, columns: Shard) -> torch.Tensor:
+        return source.stacked_columns(["a", "b"], columns, (7, 8))
+
+    def rank(comm: ThreadCommunicator) -> int:
+        columns = split_evenly(8, degree, comm.rank)
+        dtype = torch.float32
+        weights = WeightReader(tmp_path, dtype, None, CPU, ranges=FolderRanges(tmp_path), comm=comm)
+        weights.expect(lambda source: build(source, columns))
+        got = build(weights, columns)
+        assert torch.equal(got, stacked[:, :, columns.start : columns.stop])
+        assert weights.owned_bytes == got.numel() * 2
+        weights.close()
+        return weights.bytes_read
+
+    assert sum(run_ranks(degree, rank)) == stacked.numel() * 2, "every byte is read once"
+
+
+def test_memory_of_packed_tensors_is_used_again_while_it_is_needed(
+    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+    weights = reader(tmp_path, FolderRanges(tmp_path))
+    weights.expect(lambda source: ask(NAMES, source))
+    addresses = []
+    for name in NAMES:
+        (tensor,) = ask([name], weights)
+        assert torch.equal(tensor, tensors[name][2:8])
+        addresses.append(tensor.data_ptr())
+        part = tensor[1:]  # a view keeps the memory as the tensor does
+        del tensor
+    assert len(set(addresses)) < len(addresses)
+    assert torch.equal(part, tensors[NAMES[-1]][3:8])
+    weights.close()
