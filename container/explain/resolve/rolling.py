@@ -106,7 +106,7 @@ def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
 
 
 def _architecture(path: Path) -> str:
-    """The architecture in config.json; empty if it cannot be read, as `ModelConfig.from_folder` will report."""
+    """The architecture in config.json; empty if it cannot be read, as `read_config` will report."""
     try:
         return str(weights.read_config(path)["architectures"][0])
     except (CannotServe, LookupError, TypeError):

@@ -22,7 +22,7 @@ import re, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from engines.models.config import ModelConfig
+from engines.models.architectures import read_config
 from engines.models.decoder import build_decoder as build
 from engines.models.parts import Parts
 from engines.models.weights import WeightReader
@@ -33,7 +33,7 @@ def status(name):
     return 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 folder = Path(sys.argv[1])
-config = ModelConfig.from_folder(folder)
+config = read_config(folder)
 weights = WeightReader(folder, torch.bfloat16, None, torch.device("cpu"))
 parts = Parts(config, weights, Communicator(), Stopwatch(lambda: 0.0))
 Path("/proc/self/clear_refs").write_text("5")
