@@ -15,6 +15,8 @@ from lmi_kernels._triton import jit, next_power_of_2, tl
 
 _FEW_ROWS, _MANY_ROWS = 128, 512
 """Rows that a program loads at once: all of a step of decodes, or parts of a prompt."""
+_MOST_LOGITS = 4096
+"""Logits that a program loads at once: with more of them registers spill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ def route(
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k
     places = max_blocks(num_choices, num_experts, block_m) * block_m
+    padded_experts = next_power_of_2(num_experts)
+    block_rows = _FEW_ROWS if num_rows <= _FEW_ROWS else _MANY_ROWS
     sorted_choices = router_logits.new_empty(places, dtype=torch.int32)
     block_ends = router_logits.new_empty(num_experts, dtype=torch.int32)
     shares = router_logits.new_empty(num_choices, dtype=torch.float32)
@@ -162,12 +166,12 @@ def route(
         shares,
         num_rows,
         NUM_EXPERTS=num_experts,
-        EXPERTS=next_power_of_2(num_experts),
+        EXPERTS=padded_experts,
         TOP_K=top_k,
         RENORMALISE=renormalise,
         HAS_SLOTS=slots is not None,
         BLOCK_M=block_m,
-        BLOCK_ROWS=_FEW_ROWS if num_rows <= _FEW_ROWS else _MANY_ROWS,
-        num_warps=4 if num_rows <= _FEW_ROWS else 8,
+        BLOCK_ROWS=min(block_rows, max(1, _MOST_LOGITS // padded_experts)),
+        num_warps=4 if block_rows == _FEW_ROWS else 8,
     )
     return Routing(sorted_choices, block_ends, shares, block_m)

@@ -82,6 +82,9 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     inputs = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 8, "slots": slots}
     yield inputs | {"renormalise": False}
     yield inputs | {"gated": "gelu"}
+    x, logits = (torch.empty(2048, n, dtype=dtype, device="meta") for n in (2048, 128))
+    slots = torch.empty(2048, dtype=torch.int64, device="meta")
+    yield inputs | {"x": x, "router_logits": logits, "slots": slots}
 
 
 CHECKS = (OpCheck("experts", _launch, experts_reference, _examples, _production, ROUNDING),)

@@ -80,7 +80,15 @@ def example_slots(num_rows: int, num_real: int) -> torch.Tensor:
 
 
 def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs]:
-    shapes = ((1, 3, 1, 16), (2, 8, 2, 16), (40, 5, 3, 16), (7, 4, 4, 32), (17, 1, 1, 16), (700, 6, 2, 64))
+    shapes = (
+        (1, 3, 1, 16),
+        (2, 8, 2, 16),
+        (40, 5, 3, 16),
+        (7, 4, 4, 32),
+        (17, 1, 1, 16),
+        (700, 6, 2, 64),
+        (40, 70, 3, 16),
+    )
     for num_rows, num_experts, top_k, block_m in shapes:
         logits = example_logits(generator, num_rows, num_experts, dtype)
         yield {"router_logits": logits, "top_k": top_k, "block_m": block_m, "renormalise": top_k != 2}
