@@ -79,7 +79,8 @@ def test_the_posts_table_is_that_of_lmi_compare() -> None:
         published = compare.PUBLISHED[theirs]
         assert post.tokens_per_second == published.tokens_per_second
         assert post.latency_p90 == published.latency_p90
-    assert aws.SCENARIOS == compare._SHAPES
+    workloads: list[Any] = [compare.PRESETS[name].workload for name in compare._SCENARIOS]
+    assert aws.SCENARIOS == tuple((each.prompts.tokens, each.outputs.tokens) for each in workloads)
 
 
 def test_gaps_are_what_no_activity_covers() -> None:

@@ -228,14 +228,6 @@ REFUSALS: list[tuple[dict[str, Any], Machine, str]] = [
 ]
 
 
-def test_weights_that_do_not_fit_in_memory_are_refused_by_engine_python(model: Path) -> None:
-    with (model / "big.safetensors").open("wb") as file:
-        file.truncate(2 * GIB)
-    small = dataclasses.replace(CPU, memory_available_bytes=GIB)
-    with pytest.raises(CannotServe, match=r"take 4\.0 GiB in memory, and only 1\.0 GiB are free"):
-        resolve(config(engine="Python"), model, small)
-
-
 def test_weights_are_counted_as_the_engine_will_hold_them(model: Path) -> None:
     """2 bytes a number for a bf16 checkpoint under native kernels, 4 without them."""
     little = dataclasses.replace(CPU, memory_available_bytes=400 << 20)

@@ -160,9 +160,9 @@ def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
     last.send_signal(signal.SIGCONT)
     _wait(lambda: engine.health.ready)
     streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
-    first = next_output(streams[0])
+    firsts = [next_output(stream) for stream in streams]  # a request that comes after the drain is refused
     engine.drain(60.0)
-    outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
+    outputs = [[first, *collect(stream)] for first, stream in zip(firsts, streams, strict=True)]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
     assert engine.wait_exit(600) == 0, engine.log
     assert engine.health.state is EngineState.STOPPED

@@ -19,7 +19,6 @@ from tests.support.tokenizer_families.parts import (
     special,
     write,
 )
-from tests.support.tokenizers import BYTE_LETTERS
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -223,7 +222,7 @@ def falcon(folder: Path) -> None:
 
 def _ranks() -> list[str]:
     """Tokens of a byte-level BPE by rank, in base64."""
-    letters = {letter: byte for byte, letter in BYTE_LETTERS.items()}
+    letters = {letter: byte for byte, letter in _byte_letters().items()}
     vocabulary = json.loads(byte_level([], _CL100K).to_str())["model"]["vocab"]
     tokens = [bytes(letters[letter] for letter in text) for text in sorted(vocabulary, key=vocabulary.get)]
     return [base64.b64encode(token).decode() for token in tokens]
@@ -256,3 +255,10 @@ def tekken(folder: Path) -> None:
     }
     save(folder, None, "mistral", None, None, {"bos_token_id": 1, "eos_token_id": 2}, 2)
     write(folder, "tekken.json", data)
+
+
+def _byte_letters() -> dict[int, str]:
+    """GPT-2's letter for each byte: itself where it shows, else one from U+0100 on, in order."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}

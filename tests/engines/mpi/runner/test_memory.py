@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engines.core import SchedulerSettings
-from engines.models.config import ModelConfig
+from engines.models.config import ModelConfig, NormSpec
 from engines.mpi.runner import memory
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.largest_step import LargestStep
@@ -162,10 +162,8 @@ def test_the_report_has_what_was_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_weights_of_a_known_model(tied: bool) -> None:
     """SmolLM2-135M: 134.5 million parameters, 28.3 of them the vocabulary's."""
-    config = ModelConfig(
-        *("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, (), tied),
-        *(False, False, False, "bfloat16", ()),
-    )
+    shape = ("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192)
+    config = ModelConfig(*shape, NormSpec(1e-5), (), tied, "bfloat16", ())
     assert config.weight_bytes(2) / 1e6 == pytest.approx(2 * (134.5 + (0 if tied else 28.3)), rel=0.01)
 
 
