@@ -192,7 +192,7 @@ def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -
     if not used or not fields.flag("use_sliding_window", True):
         return (wide,) * num_layers
     narrow = replace(wide, window=fields.count("sliding_window"))
-    kinds = fields.names("layer_types", ["sliding_attention"] * num_layers)
+    kinds = fields.layer_types(["sliding_attention"] * num_layers)
     return tuple(narrow if kind == "sliding_attention" else wide for kind in kinds)
 
 
