@@ -159,7 +159,7 @@ def make_runner(
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
-    model = ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format, quantize, impl)
+    model = ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format, quantize, impl=impl)
     token_bytes = describe(model).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
         model=model,
