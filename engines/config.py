@@ -51,6 +51,8 @@ class ModelSettings:
     """`int8`: matrices are rounded as they are loaded; native CPU kernels only."""
     byte_ranges: str = ""
     """Class that streams weights, as "module:class": an `engines.models.byte_ranges.ByteRanges`."""
+    impl: str = "lmi"
+    """`lmi`: our own model. `transformers`: a module of transformers, on our cache and linears."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class EngineOptions:
 
     dtype: str = "auto"
     """`auto`, `fp32`, `fp16` or `bf16`."""
+    model_impl: str = "auto"
+    """`auto`, `lmi` or `transformers`."""
     quantize: str = "none"
     """`none` or `int8`."""
     kv_cache_dtype: str = "auto"

@@ -16,6 +16,18 @@ from engines.models.layer import ParallelLayer, SequentialLayer
 from engines.models.parts import Parts
 
 
+class Model(Protocol):
+    """What a step needs of one rank's part of a model: `Decoder`, or a module of transformers."""
+
+    def forward(
+        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
+    ) -> torch.Tensor:
+        """See `Decoder.forward`."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """See `Decoder.logits`."""
+
+
 class Layer(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention

@@ -1,4 +1,4 @@
-"""The source of a model's weights, by `option.load_format`."""
+"""A model's description, the source of its weights, and the model, as its settings say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import torch
 
 import lmi_kernels
 from engines.config import ModelSettings
+from engines.models.architectures import read_config
+from engines.models.config import ModelConfig
+from engines.models.decoder import Model, build_decoder
 from engines.models.dummy_weights import DummyWeights
+from engines.models.foreign.description import ForeignConfig
+from engines.models.foreign.description import describe as describe_foreign
+from engines.models.parts import Parts
 from engines.models.weights import WeightReader, WeightSource
 from engines.parallel import Communicator
 from engines.registry import Registry
@@ -17,6 +23,26 @@ from lmi_kernels.cpu import Storage
 
 _STORAGES = {"none": None, "int8": Storage.INT8}
 """Storage of matrices, by `option.quantize`."""
+
+
+def describe(model: ModelSettings) -> ModelConfig:
+    """Describe the model in the settings' folder.
+
+    Raises:
+        UnsupportedModel: it cannot run in the way that the settings name.
+    """
+    folder = Path(model.path)
+    return describe_foreign(folder) if model.impl == "transformers" else read_config(folder)
+
+
+def make_model(parts: Parts) -> Model:
+    """Raises BadCheckpoint: the weights are not what the description says."""
+    if isinstance(parts.config, ForeignConfig):
+        # Our own models need nothing of transformers, whose import takes seconds.
+        from engines.models.foreign.build import build
+
+        return build(parts)
+    return build_decoder(parts)
 
 
 def weight_source(

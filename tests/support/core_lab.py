@@ -14,7 +14,7 @@ import torch
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import Request, RequestOutput, SamplingParams, SchedulerSettings
 from engines.health import StatusBoard
-from engines.models.architectures import read_config
+from engines.models.loading import describe
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.executor import StepExecutor
@@ -77,12 +77,14 @@ class CoreLab:
         max_step_seqs: int = 64,
         threads: int = 1,
         dtype: str = "fp32",
+        impl: str = "lmi",
     ) -> None:
         """`folder`: for the status board."""
         torch.set_num_threads(threads)
         self._board = StatusBoard.create(folder / "status", 1)
         self._num_blocks = num_blocks
-        self._model, self._dtype, self._max_model_len = model, dtype, max_model_len
+        self._settings = ModelSettings(str(model), "model", dtype, max_model_len, impl=impl)
+        self._max_model_len = max_model_len
         self._block_size, self._threads = block_size, threads
         self._max_step_tokens, self._max_step_seqs = max_step_tokens, max_step_seqs
         self._stopwatch = Stopwatch(time.perf_counter)
@@ -118,7 +120,7 @@ class CoreLab:
         if paged not in self._runners:
             limits = SchedulerSettings(self._max_step_seqs, self._max_step_tokens, self._max_step_tokens, 1)
             config = MpiEngineConfig(
-                model=ModelSettings(str(self._model), "model", self._dtype, self._max_model_len),
+                model=self._settings,
                 parallel=ParallelConfig(1, "cpu", self._threads),
                 cache=CacheConfig(self._block_size, paged, self._cache_bytes()),
                 scheduler=SchedulerConfig(limits),
@@ -127,8 +129,7 @@ class CoreLab:
         return self._runners[paged]
 
     def _cache_bytes(self) -> int:
-
-        per_token = read_config(self._model).kv_elements_per_token * 4
+        per_token = describe(self._settings).kv_elements_per_token * 4
         return self._num_blocks * self._block_size * per_token
 
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
-from engines.models.architectures import read_config
+from engines.models.loading import describe
 from engines.mpi.runner.loading import DTYPES, LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
@@ -91,6 +91,21 @@ def save_model(
     """
     # A copy: transformers writes into the dictionaries that it gets.
     config = AutoConfig.for_model(kind.partition("-")[0], **deepcopy({**SHAPES[kind], **changes}))
+    save_random(
+        folder, config, seed=seed, dtype=dtype, exact_in_fp16=exact_in_fp16, max_shard_size=max_shard_size
+    )
+
+
+def save_random(
+    folder: Path,
+    config: Any,
+    *,
+    seed: int = 0,
+    dtype: str = "fp32",
+    exact_in_fp16: bool = False,
+    max_shard_size: str | None = None,
+) -> None:
+    """Save a checkpoint of transformers' `config`, as `save_model` says."""
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -138,13 +153,16 @@ def make_runner(
     load_format: str = "auto",
     max_step_tokens: int = 256,
     enforce_eager: bool = False,
+    impl: str = "lmi",
+    quantize: str = "none",
 ) -> LoadedModel:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
-    token_bytes = read_config(folder).kv_bytes_per_token(cache_dtype, comm.world_size)
+    model = ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format, quantize, impl=impl)
+    token_bytes = describe(model).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
-        model=ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format),
+        model=model,
         parallel=ParallelConfig(tp_size=comm.world_size, device=device, enforce_eager=enforce_eager),
         cache=CacheConfig(BLOCK_SIZE, paged, num_blocks * BLOCK_SIZE * token_bytes),
         scheduler=SchedulerConfig(

@@ -24,6 +24,7 @@ from tests.verify import (
     differing_parameters,
     dynamic_equality,
     failures,
+    foreign_models,
     fresh_clone,
     front_door,
     gpu_results,
@@ -71,7 +72,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers, tokenizers),
+        *(quantization, sanitizers, tokenizers, foreign_models),
     )
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
-from container.models.transformers_models import generating_architectures
 from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig
 
 _CONTEXT_NAMES = (

@@ -12,6 +12,7 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
+from engines.models.foreign.description import ForeignConfig, describe
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
@@ -47,7 +48,8 @@ def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
 ) -> tuple[MpiEngineConfig, int | None]:
     """The engine's configuration, and the capacity of its KV cache in tokens. Raises CannotServe."""
-    model = _read_model(config, model_path)
+    model = _read_model(config, model_path, made)
+    foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
         made.notes.append(
             f"option.trust_remote_code=true: {model.architecture} is built in, so no remote code is run"
@@ -73,12 +75,13 @@ def resolve(
             load_format=config.source.load_format,
             quantize=options.quantize,
             byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
+            impl="transformers" if foreign else "lmi",
         ),
         parallel=ParallelConfig(
             tp_size=degree,
             device=device,
             threads_per_rank=max(1, machine.cpu_count // degree),
-            enforce_eager=options.enforce_eager,
+            enforce_eager=options.enforce_eager or foreign,
         ),
         cache=cache,
         scheduler=_scheduler(options, device, made),
@@ -86,23 +89,45 @@ def resolve(
     return engine, capacity
 
 
-def _read_model(config: LmiConfig, path: Path) -> ModelConfig:
-    architecture = _architecture(path)
-    if architecture and architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        remote = " (option.trust_remote_code=true allows no code of its own here)"
-        raise CannotServe(
-            f"engine=MPI does not know the architecture {architecture}"
-            f"{remote if config.source.trust_remote_code else ''}; it knows {known}; engine=Python with"
-            " option.rolling_batch=disable serves whatever transformers can generate with"
-        )
-    try:
-        model = read_config(path)
-    except UnsupportedModel as error:
-        raise CannotServe(str(error)) from error
+def _read_model(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
+    """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
+    model = _describe(config, path, made)
     if config.source.load_format != "dummy":
         weights.require_safetensors(path)
     return model
+
+
+def _describe(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
+    name, impl, refusal = "option.model_impl", config.options.model_impl, ""
+    if impl != "transformers":
+        try:
+            model = read_config(path)
+        except UnsupportedModel as error:
+            refusal = str(error)
+        else:
+            if impl == "auto":
+                made.computed(name, "lmi", f"this server has {model.architecture}")
+            return model
+    architecture = _architecture(path)
+    unknown = architecture and architecture not in ARCHITECTURES
+    if impl != "lmi":
+        try:
+            foreign = describe(path)
+        except UnsupportedModel as error:
+            refusal = str(error) if unknown or impl == "transformers" else refusal
+        else:
+            if impl == "auto":
+                own = f"this server has no {architecture} of its own" if unknown else refusal
+                made.computed(name, "transformers", own)
+            return foreign
+    if not unknown:
+        raise CannotServe(refusal)
+    remote = " (option.trust_remote_code=true allows no code of its own here)"
+    raise CannotServe(
+        f"engine=MPI does not know the architecture {architecture}"
+        f"{remote if config.source.trust_remote_code else ''}: {refusal}; engine=Python with"
+        " option.rolling_batch=disable serves whatever transformers can generate with"
+    )
 
 
 def _architecture(path: Path) -> str:
@@ -116,6 +141,9 @@ def _architecture(path: Path) -> str:
 def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: Decisions) -> int:
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
     given = options.tensor_parallel_degree
+    alone = model.one_rank_only if isinstance(model, ForeignConfig) else ""
+    if alone and isinstance(given, int) and given > 1:
+        raise CannotServe(f"{name}={given}: {model.architecture} runs on one rank only: {alone}")
     if isinstance(given, int):
         most = model.num_heads
         if given > most:
@@ -133,6 +161,9 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
         return given
     if not machine.gpu_count:
         made.computed(name, 1, "there is no GPU")
+        return 1
+    if alone:
+        made.computed(name, 1, alone)
         return 1
     degree = min(machine.gpu_count, heads)
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"

@@ -11,7 +11,7 @@ import torch
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTables, cosines_and_sines
 from engines.layers.step_attention import TorchStepAttention
-from engines.models.decoder import Decoder
+from engines.models.decoder import Model
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.layout import StepLayout, lay_out
 from engines.mpi.runner.prompt_logprobs import PromptTargets
@@ -36,7 +36,7 @@ class CpuSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: KvCache,
         tables: RotaryTables,
         leads: bool,

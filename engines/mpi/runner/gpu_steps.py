@@ -21,7 +21,7 @@ from engines.kv_cache import KvCache
 from engines.layers.paged_step_attention import PagedStepAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.config import ModelConfig
-from engines.models.decoder import Decoder
+from engines.models.decoder import Model
 from engines.mpi.cache.block_tables import table_triples
 from engines.mpi.runner.decode_graphs import DecodeGraphs, DecodeInputs, DecodeOutputs, graph_recorder
 from engines.mpi.runner.device_choices import DeviceChoices
@@ -66,7 +66,7 @@ class GpuSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: KvCache,
         tables: RotaryTables,
         config: ModelConfig,

@@ -7,18 +7,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
 from engines.config import MpiEngineConfig
 from engines.kv_cache import KvCache
 from engines.layers.rotary import RotaryTables, rotary_tables
-from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
-from engines.models.decoder import Decoder, build_decoder
-from engines.models.loading import weight_source
-from engines.models.native import record_forward
+from engines.models.decoder import Decoder, Model
+from engines.models.loading import describe, make_model, weight_source
+from engines.models.native import EagerModel, NativeModel, RecordedModel, record_forward
 from engines.models.parts import Parts
 from engines.models.progress import LoadProgress
 from engines.mpi.cache.block_manager import Window
@@ -28,6 +26,7 @@ from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
 from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep, run_largest
 from engines.mpi.runner.native_steps import NativeSteps
+from engines.mpi.runner.prompt_logprobs import SLICE_ROWS
 from engines.mpi.runner.rehearsal import rehearse
 from engines.mpi.runner.step_runner import StepRunner
 from engines.native_kv_cache import NativeKvCache
@@ -129,7 +128,7 @@ def _load_part(
     stopwatch: Stopwatch,
     report: LoadReport,
 ) -> _ModelPart:
-    model_config = read_config(Path(config.model.path))
+    model_config = describe(config.model)
     storage = DTYPES[config.model.dtype]
     # No bf16 or fp16 product on a CPU: there is no hardware path, see `lmi_kernels.linear`.
     dtype = torch.float32 if device.type == "cpu" else storage
@@ -144,8 +143,8 @@ def _load_part(
     weights = weight_source(config.model, model_config.dtype, storage, compute, device, comm)
     parts = Parts(model_config, weights, comm, stopwatch)
     progress = LoadProgress(time.perf_counter) if comm.rank == 0 else None
-    weights.expect(lambda source: build_decoder(replace(parts, weights=source)), progress)
-    model = build_decoder(parts)
+    weights.expect(lambda source: make_model(replace(parts, weights=source)), progress)
+    model = make_model(parts)
     weights.close()
     report.owned_bytes, report.bytes_read = weights.owned_bytes, weights.bytes_read
     report.memory["weights"] = memory.in_use(device) - before
@@ -154,7 +153,8 @@ def _load_part(
     part = _ModelPart(
         config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
     )
-    if team is not None and not part.is_recordable(team):
+    part.recorded = team is not None and part.is_recordable(team)
+    if not part.recorded and isinstance(model, Decoder):
         part.team = None
     return part
 
@@ -165,7 +165,7 @@ class _ModelPart:
 
     config: MpiEngineConfig
     model_config: ModelConfig
-    model: Decoder
+    model: Model
     tables: RotaryTables
     comm: Communicator
     device: torch.device
@@ -175,6 +175,8 @@ class _ModelPart:
     kv_heads: int
     team: Team | None
     """Of native kernels; None: there are none, or the model is not for them."""
+    recorded: bool = False
+    """Whether native kernels run the model as programs."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -188,16 +190,13 @@ class _ModelPart:
             if self.team is None:
                 raise ValueError("a native KV cache is for native kernels")
             return NativeSteps(
-                self.model,
+                self._native_model(step, cache, self.team, num_layers),
                 cache,
-                self.tables,
-                self.team,
                 self.config.model.max_model_len,
                 step.num_tokens,
                 step.num_decodes,
                 leads,
                 self.stopwatch,
-                num_layers,
             )
         if runs_triton(self.device):
             return GpuSteps(
@@ -211,6 +210,14 @@ class _ModelPart:
                 num_layers,
             )
         return CpuSteps(self.model, cache, self.tables, leads, num_layers)
+
+    def _native_model(
+        self, step: LargestStep, cache: NativeKvCache, team: Team, num_layers: int | None
+    ) -> NativeModel:
+        if not self.recorded:
+            return EagerModel(self.model, cache, self.tables, team, num_layers)
+        max_logits = max(step.num_decodes, min(SLICE_ROWS, step.num_tokens))
+        return RecordedModel(self.model, cache, self.tables, team, step.num_tokens, max_logits, num_layers)
 
     @torch.inference_mode()
     def measure(self, step: LargestStep) -> int:

@@ -6,38 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from engines.layers.rotary import RotaryTables
-from engines.models.decoder import Decoder
-from engines.models.native import record_forward, record_logits
+from engines.models.native import NativeInput, NativeModel
 from engines.mpi.cache.block_tables import BlockTables
 from engines.mpi.runner.layout import StepLayout, lay_out
-from engines.mpi.runner.prompt_logprobs import SLICE_ROWS, PromptTargets
+from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult, host_result
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.native_kv_cache import NativeKvCache
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import OpKind, Step, Team
+from lmi_kernels.cpu import Step
 
-_OPS_A_CALL = 16
-"""Native operations between two signs of life: two layers of a large model's prompt may take seconds, and a call some
-microseconds."""
 _SEQUENCE = np.dtype(
     [("first_row", np.int64), ("query_len", np.int32), ("kv_len", np.int32), ("blocks", np.uint64)]
 )
 """`Sequence` of native.h."""
-_ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
-    """A step as native kernels take it, and the arrays that it points to."""
+    """A step as native kernels take it."""
 
     layout: StepLayout
-    step: Step
-    arrays: tuple[object, ...]
+    given: NativeInput
 
 
 class NativeSteps:
@@ -45,37 +37,27 @@ class NativeSteps:
 
     def __init__(
         self,
-        model: Decoder,
+        model: NativeModel,
         cache: NativeKvCache,
-        tables: RotaryTables,
-        team: Team,
         num_positions: int,
         max_tokens: int,
         max_sampled: int,
         leads: bool,
         stopwatch: Stopwatch,
-        num_layers: int | None = None,
     ) -> None:
         """
-        num_positions: of the tables.
+        num_positions: of the model.
         max_tokens: of a step; max_sampled: sequences of a step that sample.
         leads: this is rank 0.
-        num_layers: compute only so many, to see what does not depend on how many there are.
-
-        Raises:
-            NotRecorded: the model does what no native operation does.
         """
+        self._model = model
         self._cache = cache
         self._num_positions = num_positions
         self._max_tokens = max_tokens
         self._max_sampled = max_sampled
-        self._team = team
         self._leads = leads
         self._stopwatch = stopwatch
         self._tables = BlockTables()
-        self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
-        hidden = self._forward.result
-        self._logits = record_logits(model, hidden, team, max(max_sampled, min(SLICE_ROWS, max_tokens)))
 
     def update(self, plan: StepPlan) -> None:
         # Native attention does not read what stands behind a sequence's keys, so no block has to be zeroed.
@@ -107,24 +89,11 @@ class NativeSteps:
             sequences=sequences.ctypes.data,
             num_sequences=len(sequences),
         )
-        return NativeBatch(layout, step, (ids, positions, slots, sequences, table))
+        return NativeBatch(layout, NativeInput(step, ids, positions, slots, (sequences, table)))
 
     def compute(
         self, batch: NativeBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """The logits of a result are overwritten by the next step's."""
-        before = self._attention_seconds()
-        self._forward.run(batch.step, self._stopwatch.show_alive, _OPS_A_CALL)
-        result = host_result(batch.layout, targets if self._leads else None, self._head)
-        self._stopwatch.add("attention", self._attention_seconds() - before)
-        return result
-
-    def _head(self, places: torch.Tensor) -> torch.Tensor | None:
-        """places: rows of the step, int32 -> their logits on rank 0, None on the others."""
-        step = Step(num_rows=len(places), places=places.data_ptr())
-        logits: torch.Tensor | None = self._logits.run(step)
-        return logits
-
-    def _attention_seconds(self) -> float:
-        seconds = self._team.seconds()
-        return sum(seconds[kind] for kind in _ATTENTION)
+        self._model.forward(batch.given, self._stopwatch)
+        return host_result(batch.layout, targets if self._leads else None, self._model.logits)

@@ -1,16 +1,21 @@
 """Native CPU kernels: weights in panels, and programs of operations that a team of threads runs in one call."""
 
 from lmi_kernels.cpu.binding import Recording, bind
+from lmi_kernels.cpu.eager import Product, RmsNorm
+from lmi_kernels.cpu.eager_attention import LayerAttention
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
 from lmi_kernels.cpu.structs import KvLayer, OpKind, Step, Storage
 from lmi_kernels.cpu.team import Team, set_num_threads, shared_team
 
 __all__ = [
     "KvLayer",
+    "LayerAttention",
     "NotRecorded",
     "OpKind",
+    "Product",
     "Recorder",
     "Recording",
+    "RmsNorm",
     "Rows",
     "Step",
     "Storage",

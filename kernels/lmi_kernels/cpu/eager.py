@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.cpu.structs import Embed, Linear, Step, Struct
+from lmi_kernels.cpu.structs import Embed, Linear, Norm, Step
 from lmi_kernels.cpu.team import Program, shared_team
 from lmi_kernels.cpu.weight import NativeWeight, padded
+
+
+class Product:
+    """A weight's operation, kept from call to call: to make it takes longer than many a product."""
+
+    def __init__(self, weight: NativeWeight) -> None:
+        self._weight = weight
+        self._linear = Linear(weight=weight.handle, **weight.epilogue)
+        self._program = Program([self._linear])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `multiply`."""
+        weight, linear = self._weight, self._linear
+        x = _as_rows(x)
+        # Of a gated weight whole panels come out.
+        y = torch.empty(x.shape[0], padded(weight.width) if weight.gated else weight.width)
+        sizes = weight.scratch_sizes(x.shape[0]).items()
+        scratch = {name: _scratch(name, size, dtype) for name, (size, dtype) in sizes}
+        linear.x, linear.x_stride = x.data_ptr(), x.stride(0)
+        linear.y, linear.y_stride = y.data_ptr(), y.stride(0)
+        for name, tensor in scratch.items():
+            setattr(linear, name, tensor.data_ptr())
+        _run(self._program, Step(num_rows=x.shape[0]))
+        return y[:, : weight.width].contiguous() if weight.gated else y
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
@@ -15,23 +39,26 @@ def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
     Raises:
         RuntimeError: there are no native kernels any more.
     """
-    x = x.float().contiguous()
-    # Of a gated weight whole panels come out.
-    y = torch.empty(len(x), padded(weight.width) if weight.gated else weight.width)
-    scratch = {
-        name: torch.empty(size, dtype=dtype) for name, (size, dtype) in weight.scratch_sizes(len(x)).items()
-    }
-    linear = Linear(
-        weight=weight.handle,
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        x_stride=x.stride(0),
-        y_stride=y.stride(0),
-        **weight.epilogue,
-        **{name: tensor.data_ptr() for name, tensor in scratch.items()},
-    )
-    _run(linear, Step(num_rows=len(x)))
-    return y[:, : weight.width].contiguous()
+    return Product(weight)(x)
+
+
+class RmsNorm:
+    """RMSNorm with a weight, kept from call to call."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        """weight: [width]."""
+        self._weight = weight.detach().float().contiguous()
+        self._norm = Norm(weight=self._weight.data_ptr(), width=len(weight), eps=eps)
+        self._program = Program([self._norm])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [num_rows, width] -> as x, fp32. Raises RuntimeError: as `multiply`."""
+        x, norm = _as_rows(x), self._norm
+        y = torch.empty_like(x)
+        norm.x, norm.x_stride = x.data_ptr(), x.stride(0)
+        norm.y, norm.y_stride = y.data_ptr(), y.stride(0)
+        _run(self._program, Step(num_rows=x.shape[0]))
+        return y
 
 
 def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tensor:
@@ -43,12 +70,27 @@ def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tens
     y = torch.empty(len(ids), table.in_features)
     numbers = ids.to(torch.int32)
     embed = Embed(table=table.handle, y=y.data_ptr(), y_stride=y.stride(0), first_id=first_id)
-    _run(embed, Step(num_rows=len(ids), ids=numbers.data_ptr()))
+    _run(Program([embed]), Step(num_rows=len(ids), ids=numbers.data_ptr()))
     return y
 
 
-def _run(operation: Struct, step: Step) -> None:
+_kept: dict[str, torch.Tensor] = {}
+"""Memory that operations need for themselves, by field: they run one after the other."""
+
+
+def _scratch(name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+    if name not in _kept or _kept[name].numel() < size:
+        _kept[name] = torch.empty(size, dtype=dtype)
+    return _kept[name]
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    x = x if x.dtype is torch.float32 else x.float()
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _run(program: Program, step: Step) -> None:
     team = shared_team()
     if team is None:
-        raise RuntimeError("a native weight needs native kernels")
-    team.run(Program([operation]), step)
+        raise RuntimeError("native operations need native kernels")
+    team.run(program, step)

@@ -94,6 +94,7 @@ def test_everything_open_is_decided_on_gpus(model: Path) -> None:
 def test_what_is_given_is_taken(model: Path) -> None:
     given_options = {
         "dtype": "fp16",
+        "model_impl": "lmi",
         "tensor_parallel_degree": 2,
         "max_rolling_batch_size": 5,
         "max_rolling_batch_prefill_tokens": 99,
@@ -243,9 +244,11 @@ def test_refuses_with_the_reason(model: Path, options: dict[str, Any], machine: 
 
 
 @pytest.mark.parametrize("trust", [False, True])
-def test_an_unknown_architecture_is_refused_with_what_is_known(tmp_path: Path, trust: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
-    with pytest.raises(CannotServe, match=r"NoSuchForCausalLM.*it knows BloomForCausalLM, FalconForCausalLM"):
+def test_an_unknown_architecture_is_refused_with_the_other_engine(tmp_path: Path, trust: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MyOwnForCausalLM"]}))
+    with pytest.raises(
+        CannotServe, match=r"not know the architecture MyOwnForCausalLM.*; engine=Python with"
+    ):
         resolve(config(trust_remote_code=trust), tmp_path, CPU)
 
 

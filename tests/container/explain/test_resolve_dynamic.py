@@ -11,8 +11,8 @@ import pytest
 
 from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
-from container.models.transformers_models import generating_architectures
 from engines.config import BatchConfig, PythonEngineConfig
+from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
 from tests.support.model_files import EMPTY_SAFETENSORS
 

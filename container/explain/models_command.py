@@ -1,0 +1,72 @@
+"""`lmi models`: which architectures are served, in which way, with what."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+from engines.models.architectures import ARCHITECTURES
+from engines.models.foreign.description import obstacle
+from engines.models.foreign.sources import causal_architectures, find_source, generating_architectures
+from engines.models.foreign.split import why_not_split
+
+_WAYS = {
+    "lmi": "engine=MPI, this server's own models",
+    "transformers": "engine=MPI, transformers' modules on this server's attention, cache and linears",
+    "Python": "engine=Python only",
+}
+_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """An architecture of config.json, and what it can do."""
+
+    architecture: str
+    way: str
+    """A key of `_WAYS`."""
+    degrees: str = ""
+    """Tensor-parallel degrees under engine=MPI."""
+    note: str = ""
+    """Why not more."""
+
+
+def known_models() -> Iterator[KnownModel]:
+    """Yield all architectures that this server or transformers has."""
+    for name in sorted(ARCHITECTURES):
+        yield KnownModel(name, "lmi", "any")
+    for name in sorted(generating_architectures().difference(ARCHITECTURES)):
+        yield _foreign(name)
+
+
+def _foreign(name: str) -> KnownModel:
+    model_type = causal_architectures().get(name)
+    if model_type is None:
+        return KnownModel(name, "Python", note="it has an encoder")
+    source = find_source(name, model_type)
+    if source is None:
+        return KnownModel(name, "Python", note="its source is not where transformers' others are")
+    if reason := obstacle(source):
+        return KnownModel(name, "Python", note=reason)
+    alone = why_not_split(source.plan)
+    return KnownModel(name, "transformers", "1" if alone else "any", alone)
+
+
+@click.command()
+def models() -> None:
+    """Print the architectures that are served, by which way, with which tensor-parallel degrees.
+
+    Under engine=MPI all can be quantised (option.quantize).
+    """
+    found = list(known_models())
+    for way, title in _WAYS.items():
+        rows = [row for row in found if row.way == way]
+        click.secho(f"{title}: {len(rows)}", bold=True)
+        for row in rows:
+            degrees = f"degree {row.degrees}" if row.degrees else ""
+            text = "; ".join(part for part in (degrees, row.note) if part)
+            line = f"{row.architecture}  {text}"
+            click.echo(textwrap.fill(line, _WIDTH, initial_indent="    ", subsequent_indent="        "))

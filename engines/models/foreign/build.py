@@ -1,0 +1,227 @@
+"""Build a module of transformers from its config alone, and give it our linears, attention and weights."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import lmi_kernels
+from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from engines.models.foreign.decoder import ForeignDecoder
+from engines.models.foreign.description import ForeignConfig
+from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
+from engines.models.foreign.paged_layer import NAME, Current, PagedLayer
+from engines.models.foreign.patterns import gate_activation, native_norm
+from engines.models.parts import Parts
+from engines.models.safetensors_files import BadCheckpoint
+from engines.partition import Shard, split_evenly
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of linears in one module that have the same input."""
+_GATES = (("gate_proj", "up_proj"), ("gate_up_proj",))
+_DOWN = "down_proj"
+"""Names of the linears of MLPs with gates."""
+_HEAD_COUNTS = (
+    ("num_heads", "num_attention_heads", "n_heads"),
+    ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+)
+"""Attributes of attention modules with the number of query heads, and of KV heads."""
+_building = threading.Lock()
+"""accelerate changes all of torch's modules while one is built without weights, and tests have ranks in one process."""
+
+
+def build(parts: Parts) -> ForeignDecoder:
+    """
+    Raises:
+        BadCheckpoint: a weight is missing or has another shape.
+    """
+    config = parts.config
+    if not isinstance(config, ForeignConfig):
+        raise TypeError("a module of transformers needs its own description")
+    with _building:
+        module = _empty_module(config)
+        _Builder(parts, config, module).fill()
+    module.to(parts.weights.device)  # buffers: all others are there
+    current = Current()
+    _attach_layers(module, parts, config, current)
+    return ForeignDecoder(module, current, parts.comm.rank == 0)
+
+
+def _empty_module(config: ForeignConfig) -> Any:
+    """Build the module with real buffers and without parameters."""
+    described = AutoConfig.from_pretrained(config.folder)
+    with init_empty_weights(include_buffers=False):
+        module = AutoModelForCausalLM.from_config(described, attn_implementation=NAME, dtype=torch.float32)
+    if type(module).__name__ != config.architecture:
+        raise BadCheckpoint(f"config.json names {config.architecture}, its type {type(module).__name__}")
+    return module.eval()
+
+
+class _Builder:
+    """Gives one rank's module its weights, each read by its name in the module."""
+
+    def __init__(self, parts: Parts, config: ForeignConfig, module: Any) -> None:
+        self._weights = parts.weights
+        self._comm = parts.comm
+        self._config = config
+        self._module = module
+        self._split = config.split_plan(parts.comm.world_size, parts.comm.rank)
+
+    def fill(self) -> None:
+        self._vocabulary()
+        for path, owner in list(self._module.named_modules()):
+            if (mlp := self._gated_mlp(path, owner)) is not None:
+                self._set(path, mlp)
+            else:
+                self._linears(path, owner)
+        for name, parameter in list(self._module.named_parameters()):
+            self._set(name, nn.Parameter(self._whole(name, parameter), requires_grad=False))
+        stored = self._module.state_dict().keys()
+        for name, buffer in list(self._module.named_buffers()):
+            # What has no dimension is a constant of the module's own code.
+            if buffer.dim() and name in stored and self._weights.has(self._name(name)):
+                self._set(name, self._whole(name, buffer))
+        for path, owner in list(self._module.named_modules()):
+            if (norm := native_norm(owner)) is not None:
+                self._set(path, norm)
+
+    def _vocabulary(self) -> None:
+        paths = {id(each): path for path, each in self._module.named_modules()}
+        inputs, outputs = self._module.get_input_embeddings(), self._module.get_output_embeddings()
+        rows, width = inputs.weight.shape
+        shard = split_evenly(rows, self._comm.world_size, self._comm.rank)
+        source, target = paths[id(inputs)], paths[id(outputs)]
+        bias = None
+        if getattr(outputs, "bias", None) is not None:
+            bias = self._weights.rows([self._name(f"{target}.bias")], [shard], (rows,))
+        tied = self._config.tie_word_embeddings
+        plain = type(inputs) is nn.Embedding
+        table = None
+        if plain or tied:
+            table = self._weights.rows([self._name(f"{source}.weight")], [shard], (rows, width))
+        head = table
+        if head is None or not tied:
+            head = self._weights.rows([self._name(f"{target}.weight")], [shard], (rows, width))
+        packed = self._weights.pack(head, bias)
+        self._set(target, Head(VocabParallelHead(packed, rows, self._comm)))
+        if plain and table is not None:
+            lookup: Any = packed if tied else lmi_kernels.pack(table)
+            lookup = table if lookup.native is None else lookup
+            self._set(source, Embedding(VocabParallelEmbedding(lookup, shard, self._comm)))
+
+    def _gated_mlp(self, path: str, owner: nn.Module) -> PackedMlp | None:
+        """Make what replaces an MLP with gates; None: the module is not one."""
+        plain = {name: child for name, child in owner.named_children() if type(child) is nn.Linear}
+        for names in _GATES:
+            down = plain.get(_DOWN)
+            if down is None or set(plain) != {*names, _DOWN}:
+                continue
+            linears = [plain[name] for name in names]
+            shape = sum(each.out_features for each in linears), down.out_features
+            biased = {each.bias is not None for each in linears}
+            widths = (shape[1], shape[0] // 2)
+            activation = gate_activation(owner, names, _DOWN, widths) if len(biased) == 1 else None
+            if activation is None:
+                continue
+            paths = [f"{path}.{name}" for name in names]
+            weight, bias = self._rows_of(paths, linears, shape, biased.pop())
+            packed = self._weights.pack(weight, bias, activation)
+            return PackedMlp(packed, self._linear(f"{path}.{_DOWN}", down))
+        return None
+
+    def _linears(self, path: str, owner: nn.Module) -> None:
+        """Replace the linears of one module."""
+        plain = {name: child for name, child in owner.named_children() if type(child) is nn.Linear}
+        for names in _FUSED:
+            group = [plain[name] for name in names if name in plain]
+            biased = {each.bias is not None for each in group}
+            inputs = {each.in_features for each in group}
+            if len(group) == len(names) and len(biased) == len(inputs) == 1:
+                self._fuse(owner, [f"{path}.{name}" for name in names], group)
+                plain = {name: child for name, child in plain.items() if name not in names}
+        for name, child in plain.items():
+            setattr(owner, name, self._linear(f"{path}.{name}" if path else name, child))
+
+    def _fuse(self, owner: nn.Module, paths: list[str], linears: list[nn.Linear]) -> None:
+        shape = sum(each.out_features for each in linears), linears[0].in_features
+        packed = self._weights.pack(*self._rows_of(paths, linears, shape, linears[0].bias is not None))
+        widths = [
+            sum(rows.size for rows in self._ranges(path, linear))
+            for path, linear in zip(paths, linears, strict=True)
+        ]
+        fused = FusedLinears(packed, widths)
+        for index, path in enumerate(paths):
+            setattr(owner, path.rpartition(".")[2], FusedLinear(fused, index))
+
+    def _rows_of(
+        self, paths: list[str], linears: list[nn.Linear], shape: tuple[int, int], biased: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Read this rank's rows of several linears, one below the other. shape: of all of them."""
+        ranges = [self._ranges(path, linear) for path, linear in zip(paths, linears, strict=True)]
+        if len(paths) == 1:
+            weight, bias = (self._name(f"{paths[0]}.{kind}") for kind in ("weight", "bias"))
+            pieces = self._weights.pieces
+            return pieces(weight, ranges[0], shape), pieces(bias, ranges[0], shape[:1]) if biased else None
+        rows = [each for (each,) in ranges]
+        names = [[self._name(f"{path}.{kind}") for path in paths] for kind in ("weight", "bias")]
+        read = self._weights.rows
+        return read(names[0], rows, shape), read(names[1], rows, shape[:1]) if biased else None
+
+    def _linear(self, path: str, linear: nn.Linear) -> PackedLinear:
+        shape, biased = (linear.out_features, linear.in_features), linear.bias is not None
+        split = self._split.of(path, shape)
+        if split.columns is None:
+            return PackedLinear(self._weights.pack(*self._rows_of([path], [linear], shape, biased)))
+        weight = self._weights.columns(self._name(f"{path}.weight"), split.columns, shape)
+        bias = self._weights.whole(self._name(f"{path}.bias"), shape[:1]) if biased else None
+        # Rank 0 alone adds a bias to the sum.
+        return PackedLinear(self._weights.pack(weight, bias if self._comm.rank == 0 else None), self._comm)
+
+    def _ranges(self, path: str, linear: nn.Linear) -> tuple[Shard, ...]:
+        """Return this rank's ranges of a linear's outputs."""
+        split = self._split.of(path, (linear.out_features, linear.in_features))
+        return split.rows or (Shard(0, linear.out_features),)
+
+    def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Read what is no linear: every rank has all of it, but for norms with a weight for each head."""
+        shape, heads = tuple(tensor.shape), Shard(0, tensor.shape[0])
+        share, config = self._split.head_share, self._config
+        if shape == (config.num_kv_heads, config.head_dim):
+            heads = share.keys_values
+        if shape == (config.num_heads, config.head_dim):
+            heads = share.queries
+        found = self._weights.pieces(self._name(name), [heads], shape)
+        # On a CPU all but linears is computed in fp32.
+        return found.float() if found.device.type == "cpu" else found
+
+    def _name(self, name: str) -> str:
+        """Return a tensor's name in the checkpoint, which may lack the base model's prefix."""
+        short = name.removeprefix(f"{self._module.base_model_prefix}.")
+        return short if not self._weights.has(name) and self._weights.has(short) else name
+
+    def _set(self, path: str, value: Any) -> None:
+        owner, _, name = path.rpartition(".")
+        setattr(self._module.get_submodule(owner), name, value)
+
+
+def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, current: Current) -> None:
+    """Give attention modules, which know the number of their layer, their part of the cache."""
+    share = config.split_plan(parts.comm.world_size, parts.comm.rank).head_share
+    counts = share.queries.size, share.keys_values.size
+    layers = [
+        PagedLayer(index, *counts, config.head_dim, spec.window, current, parts.stopwatch)
+        for index, spec in enumerate(config.attention)
+    ]
+    for owner in module.modules():
+        index = getattr(owner, "layer_idx", None)
+        if isinstance(index, int) and index < len(layers):
+            layers[index].attach(owner)
+            for names, count in zip(_HEAD_COUNTS, counts, strict=True):
+                for name in names:
+                    if isinstance(getattr(owner, name, None), int):
+                        setattr(owner, name, count)

@@ -1,0 +1,105 @@
+"""A module of transformers as a model of this engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from engines.kv_cache import KvCache
+from engines.layers.step_attention import StepAttention
+from engines.models.foreign.paged_layer import Current
+
+
+class ForeignDecoder:
+    """One rank's part of a model; see `engines.models.decoder.Model`."""
+
+    def __init__(self, causal: Any, current: Current, leads: bool) -> None:
+        """
+        causal: transformers' model with its head.
+        current: of all its layers.
+        leads: this is rank 0.
+        """
+        prefix = causal.base_model_prefix
+        self._base = getattr(causal, prefix)
+        self._head = causal.get_output_embeddings()
+        self._causal = causal
+        self._given = _GivenHidden()
+        # The head's own module scales logits and the like; it gets hidden states that are there already.
+        setattr(causal, prefix, self._given)
+        self._current = current
+        self._leads = leads
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        cache: KvCache,
+        step: StepAttention,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
+        """input_ids: [num_rows], int64 -> hidden states [num_rows, hidden], behind the last norm.
+
+        Raises:
+            UnsupportedAttention: the module attends in a way that this engine does not support.
+        """
+        self._current.begin(step, cache)
+        with self._first_layers(num_layers):
+            result = self._base(
+                input_ids=input_ids[None],
+                position_ids=step.positions[None],
+                use_cache=False,
+                return_dict=True,
+            )
+        self._current.end(len(cache.layers) if num_layers is None else num_layers)
+        hidden: torch.Tensor = result.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """hidden: [num_rows, hidden], of rows that need logits -> [num_rows, vocab_size] on rank 0, else None."""
+        if not self._leads:
+            self._head(hidden[None])
+            return None
+        self._given.hidden = hidden[None]
+        # The ids are not looked at: nothing but the head is left.
+        ids = torch.zeros(hidden[None].shape[:2], dtype=torch.int64, device=hidden.device)
+        logits: torch.Tensor = self._causal(input_ids=ids, use_cache=False, return_dict=True).logits[0]
+        return logits
+
+    @contextmanager
+    def _first_layers(self, count: int | None) -> Iterator[None]:
+        """Leave out all layers behind so many, meanwhile."""
+        if count is None:
+            yield
+            return
+        owner, name, layers = self._layers()
+        setattr(owner, name, layers[:count])
+        try:
+            yield
+        finally:
+            setattr(owner, name, layers)
+
+    def _layers(self) -> tuple[nn.Module, str, nn.ModuleList]:
+        length = self._base.config.num_hidden_layers
+        for owner in self._base.modules():
+            for name, child in owner.named_children():
+                if isinstance(child, nn.ModuleList) and len(child) == length:
+                    return owner, name, child
+        raise ValueError(f"{type(self._causal).__name__} has no list of its layers")
+
+
+class _GivenHidden(nn.Module):
+    """In place of all but the head."""
+
+    hidden: torch.Tensor
+
+    @property
+    def decoder(self) -> _GivenHidden:
+        """Some heads call the decoder in the base model."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)

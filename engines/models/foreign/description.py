@@ -1,0 +1,207 @@
+"""The shape of a decoder that runs as transformers' own module, and why some cannot. Plain Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from engines.models.config import AttentionSpec, ModelConfig, UnsupportedModel
+from engines.models.config.description import NormSpec
+from engines.models.config.fields import Fields
+from engines.models.foreign.sources import Source, causal_architectures, find_source
+from engines.models.foreign.split import SplitPlan, why_not_split
+from engines.partition import split_evenly
+
+_OBSTACLES = (
+    (r"\A(?!.*ALL_ATTENTION_FUNCTIONS)", "its code does not use transformers' attention interface"),
+    (r"_is_stateful = True|conv_state|recurrent", "it has layers with a state"),
+    (r"create_bidirectional_mask|encoder_hidden_states", "it is an encoder, or attends to one"),
+    (r"kv_shared", "its layers share keys and values"),
+    (r"create_chunked_causal_mask", "it attends in chunks"),
+    (
+        r"\n +(indices|block_indices|position_bias)=",
+        "its attention takes more than keys, values and a window",
+    ),
+    (r"class \w*Experts\(|\.experts = ", "it has experts"),
+)
+"""Patterns in the source of what cannot run this way."""
+_SEEN_OTHERWISE = {
+    "CohereCompassForCausalLM": "its rotary embedding needs more than a text's positions",
+    "DiffLlamaForCausalLM": "its layers attend twice",
+    "DogeForCausalLM": "its attention has masks of its own",
+    "MllamaForCausalLM": "it attends to images",
+    "MoshiForCausalLM": "it takes more than text",
+}
+"""What cannot run this way although its source has no such pattern."""
+_OTHER_INPUTS = r"pixel_values|input_features|input_values|audio_codes"
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose angles depend on a token's position alone, not on the longest sequence of a batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignConfig(ModelConfig):
+    """The shape of a model of transformers."""
+
+    folder: Path
+    plan: Mapping[str, str] | None
+    """See `Source.plan`."""
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and shapes of the tensors in the checkpoint; empty without files."""
+
+    def split_plan(self, ranks: int, rank: int) -> SplitPlan:
+        return SplitPlan(self.plan, self.num_heads, self.num_kv_heads, self.head_dim, ranks, rank)
+
+    @property
+    def one_rank_only(self) -> str:
+        """Why the model cannot be shared among ranks; empty if it can."""
+        return why_not_split(self.plan)
+
+    def weight_bytes(self, element: int, ranks: int = 1) -> int:
+        """See `ModelConfig.weight_bytes`. Exact where there are files, and then with what every rank holds whole."""
+        if not self.tensors:
+            return ModelConfig.weight_bytes(self, element, ranks)
+        split, shapes = self.split_plan(ranks, 0), dict(self.tensors)
+        return element * sum(self._part(split, name, shapes) for name in shapes)
+
+    def _part(self, split: SplitPlan, name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return the numbers of a tensor that a rank holds."""
+        shape, (module, _, kind) = shapes[name], name.rpartition(".")
+        size = math.prod(shape)
+        weight = shapes.get(f"{module}.weight", ())
+        if len(weight) == 2 and weight[0] == self.vocab_size:
+            return size // shape[0] * split_evenly(shape[0], split.ranks, split.rank).size
+        if len(weight) != 2 or kind not in ("weight", "bias"):
+            return size
+        part = split.of(module, (weight[0], weight[1]))
+        if part.rows:
+            return size // shape[0] * sum(rows.size for rows in part.rows)
+        if part.columns is not None and kind == "weight":
+            return shape[0] * part.columns.size
+        return size
+
+
+def obstacle(source: Source) -> str:
+    """Return why an architecture cannot run this way, as far as its source says it; empty if nothing does."""
+    if source.architecture in _SEEN_OTHERWISE:
+        return _SEEN_OTHERWISE[source.architecture]
+    for pattern, reason in _OBSTACLES:
+        if re.search(pattern, source.modeling, re.DOTALL):
+            return reason
+    own = source.modeling.partition(f"\nclass {source.architecture}(")[2].partition("\nclass ")[0]
+    return "it takes more than text" if re.search(_OTHER_INPUTS, own) else ""
+
+
+def describe(folder: Path) -> ForeignConfig:
+    """Read `folder/config.json` as transformers would.
+
+    Raises:
+        UnsupportedModel: the model cannot run as a module of transformers; the text says why.
+    """
+    try:
+        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{folder / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UnsupportedModel(f"{folder / 'config.json'} holds no JSON object")
+    architecture = Fields(data).architecture
+    source = _source(architecture, str(data.get("model_type")))
+    fields = Fields(_with_common_names(data, source))
+    _require_plain(architecture, data)
+    try:
+        return _described(folder, fields, source)
+    except KeyError as error:
+        raise UnsupportedModel(f"config.json has no field {error}") from None
+
+
+def _source(architecture: str, model_type: str) -> Source:
+    if architecture not in causal_architectures():
+        raise UnsupportedModel(f"transformers has no causal language model {architecture}")
+    source = find_source(architecture, model_type)
+    if source is None:
+        raise UnsupportedModel(f"transformers has no {architecture} of model type {model_type!r}")
+    if reason := obstacle(source):
+        raise UnsupportedModel(f"{architecture} cannot run on this engine's cache: {reason}")
+    return source
+
+
+def _with_common_names(data: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    known = {**source.defaults, **data}
+    return known | {
+        common: known[own]
+        for common, own in source.other_names.items()
+        if own in known and common not in data
+    }
+
+
+def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
+    """Raise `UnsupportedModel` where config.json asks for what changes attention or weights."""
+    if data.get("quantization_config"):
+        raise UnsupportedModel(f"the weights of this {architecture} are quantised (quantization_config)")
+    others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
+    if others:
+        raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
+    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    groups = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    kinds = {str(each.get("rope_type") or each.get("type") or "default") for each in groups}
+    if changing := kinds.difference(_ROPE_TYPES):
+        raise UnsupportedModel(
+            f"{architecture} with rope type {changing.pop()!r}, whose angles change with other sequences of a batch"
+        )
+
+
+def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
+    hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
+    heads, kv_heads = fields.heads("num_key_value_heads")
+    head_dim = fields.count("head_dim", hidden_size // heads)
+    if fields.given("kv_lora_rank"):
+        # Latent attention gives each head keys and values of its own.
+        kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
+    return ForeignConfig(
+        architecture=source.architecture,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size", 4 * hidden_size),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=fields.count("max_position_embeddings"),
+        norm=NormSpec(1e-6),
+        attention=_attention(fields, source, num_layers, head_dim),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        dtype=fields.dtype,
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        folder=folder,
+        plan=source.plan,
+        tensors=tuple(_tensors(folder)),
+    )
+
+
+def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:
+    """Describe scale and window of each layer; modules of transformers turn queries and keys themselves."""
+    wide = AttentionSpec(head_dim**-0.5, None)
+    used = fields.given("sliding_window") and "sliding_window=" in source.modeling
+    if not used or not fields.flag("use_sliding_window", True):
+        return (wide,) * num_layers
+    narrow = replace(wide, window=fields.count("sliding_window"))
+    kinds = fields.layer_types(["sliding_attention"] * num_layers)
+    return tuple(narrow if kind == "sliding_attention" else wide for kind in kinds)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Read names and shapes from the headers of the folder's files; nothing of a file that is damaged."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                for name in file.keys():  # noqa: SIM118  not a mapping
+                    yield name, tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError):
+            return

@@ -1,0 +1,139 @@
+"""Attention of transformers' modules over our KV cache, by transformers' attention interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from engines.kv_cache import KvCache
+from engines.layers.attention_rule import AttentionRule
+from engines.layers.step_attention import StepAttention
+from engines.models.config import AttentionSpec
+from engines.stopwatch import Stopwatch
+
+NAME = "lmi"
+"""Our attention, as `attn_implementation`. It has no mask function, so transformers makes no masks."""
+_WITHOUT_EFFECT = frozenset(
+    (
+        *("dropout", "position_ids", "cache_position", "output_attentions", "output_hidden_states"),
+        *("use_cache", "return_dict", "is_causal", "position_embeddings", "layer_idx"),
+    )
+)
+"""Arguments that say nothing about a step without padding, whose sequences the engine knows."""
+_ATTRIBUTE = "lmi_layer"
+
+
+class UnsupportedAttention(ValueError):
+    """A module attends in a way that the engine's cache does not support."""
+
+
+@dataclass(slots=True)
+class Current:
+    """What the step that is computed now has, for all layers of a model."""
+
+    step: StepAttention | None = None
+    cache: KvCache | None = None
+    calls: set[int] = field(default_factory=set)
+    """Layers that have attended."""
+
+    def begin(self, step: StepAttention, cache: KvCache) -> None:
+        self.step, self.cache = step, cache
+        self.calls.clear()
+
+    def end(self, num_layers: int) -> None:
+        """Raises `UnsupportedAttention` when not every layer has attended."""
+        self.step = self.cache = None
+        if self.calls != set(range(num_layers)):
+            raise UnsupportedAttention(f"of {num_layers} layers only {len(self.calls)} attend")
+
+
+@dataclass(slots=True)
+class PagedLayer:
+    """Cache and attention of one layer, on this rank's heads."""
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    """By the model's description: what stands before it may be gone."""
+    current: Current
+    stopwatch: Stopwatch
+    rule: AttentionRule | None = None
+
+    def attach(self, module: torch.nn.Module) -> None:
+        """Let an attention module use this layer."""
+        setattr(module, _ATTRIBUTE, self)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim]."""
+        step, cache = self.current.step, self.current.cache
+        if step is None or cache is None:
+            raise UnsupportedAttention("attention outside of a step")
+        if self.index in self.current.calls:
+            raise UnsupportedAttention(f"layer {self.index} attends twice in a step")
+        self.current.calls.add(self.index)
+        width, num_tokens = value.shape[-1], query.shape[2]
+        if width < self.head_dim:
+            value = F.pad(value, (0, self.head_dim - width))
+        for part, heads in ((query, self.num_heads), (key, self.num_kv_heads), (value, self.num_kv_heads)):
+            if part.shape != (1, heads, num_tokens, self.head_dim):
+                wanted = (1, heads, num_tokens, self.head_dim)
+                raise UnsupportedAttention(
+                    f"layer {self.index} attends with {tuple(part.shape)}, config.json says {wanted}"
+                )
+        parts = (part[0].transpose(0, 1) for part in (query, key, value))
+        qkv = torch.cat(tuple(parts), 1).view(num_tokens, -1)
+        self.stopwatch.start()
+        out = step.attend(qkv, self._rule(spec, sinks), cache.layers[self.index])
+        self.stopwatch.stop("attention")
+        return out.view(1, num_tokens, self.num_heads, self.head_dim)[..., :width]
+
+    def _rule(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
+        if self.rule is None or self.rule.spec != spec:
+            if spec.window != self.window:
+                raise UnsupportedAttention(
+                    f"layer {self.index} has a window of {spec.window}, config.json says {self.window}"
+                )
+            given = None if sinks is None else sinks.detach().float().contiguous()
+            self.rule = AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=given)
+        return self.rule
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' interface asks. Raises `UnsupportedAttention`."""
+    layer: PagedLayer | None = getattr(module, _ATTRIBUTE, None)
+    unknown = [name for name, what in others.items() if name not in _WITHOUT_EFFECT and what is not None]
+    if layer is None or attention_mask is not None or unknown or others.get("is_causal") is False:
+        what = f" ({', '.join(unknown)})" if unknown else ""
+        raise UnsupportedAttention(
+            f"{type(module).__name__} attends to something other than a sequence's earlier tokens{what}"
+        )
+    scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
+    spec = AttentionSpec(scale, None, window=sliding_window, softcap=softcap, sinks=s_aux is not None)
+    return layer.attend(query, key, value, spec, s_aux), None
+
+
+AttentionInterface.register(NAME, _attention)

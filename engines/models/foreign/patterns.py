@@ -1,0 +1,93 @@
+"""Modules of transformers that one native operation can replace: those that compute what we think they do.
+
+What a module does is not read from its name but seen: its own code computes numbers, and they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import nn
+
+from lmi_kernels import Activation, activate
+from lmi_kernels.cpu import RmsNorm, shared_team
+
+_ROWS = 3
+_EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
+
+
+class NativeNorm(nn.Module):
+    """In place of an RMSNorm."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__()
+        self._norm = RmsNorm(weight, eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., width] -> the same."""
+        return self._norm(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+def native_norm(module: nn.Module) -> NativeNorm | None:
+    """Return what replaces a norm that has its weights; None: nothing does."""
+    named = dict(module.named_parameters())
+    eps = next((getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)), None)
+    if shared_team() is None or not type(module).__name__.endswith("RMSNorm") or list(named) != ["weight"]:
+        return None
+    weight = named["weight"]
+    if weight.dim() != 1 or weight.device.type != "cpu" or not isinstance(eps, float):
+        return None
+    x = _numbers(_ROWS, len(weight))
+    with torch.inference_mode():
+        expected = module(x)
+        # Some store their weights less 1.
+        candidates = (NativeNorm(weight + offset, eps) for offset in (0.0, 1.0))
+        return next((each for each in candidates if torch.allclose(each(x), expected, 1e-5, 1e-5)), None)
+
+
+def gate_activation(
+    module: nn.Module, linears: Sequence[str], down: str, widths: tuple[int, int]
+) -> Activation | None:
+    """Return act of a module that computes down(act(gate(x)) * up(x)); None: it computes something else.
+
+    Args:
+        linears: names of gate and up, or of the linear whose outputs are both.
+        down: name of the last linear.
+        widths: of the module's input, and of its middle.
+    """
+    width, middle = widths
+    both = _numbers(_ROWS, 2 * middle)
+    results = both.chunk(2, -1) if len(linears) == 2 else (both,)
+    children = {name: getattr(module, name) for name in (*linears, down)}
+    try:
+        for name, result in zip(linears, results, strict=True):
+            setattr(module, name, _Constant(result))
+        setattr(module, down, nn.Identity())
+        with torch.inference_mode():
+            computed = module(_numbers(_ROWS, width))
+    except Exception:  # another module's code, on numbers that it may not expect
+        return None
+    finally:
+        for name, child in children.items():
+            setattr(module, name, child)
+    gate, up = (half.contiguous() for half in both.chunk(2, -1))
+    for kind in get_args(Activation):
+        if torch.allclose(activate(gate, kind) * up, computed, 1e-6, 1e-6):
+            found: Activation = kind
+            return found
+    return None
+
+
+class _Constant(nn.Module):
+    def __init__(self, result: torch.Tensor) -> None:
+        super().__init__()
+        self._result = result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._result
+
+
+def _numbers(rows: int, width: int) -> torch.Tensor:
+    return torch.linspace(-3, 3, rows * width).sin_().mul_(20).view(rows, width)

@@ -1,0 +1,115 @@
+"""What transformers' source says of its architectures. The source is read, not imported: importing it takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_ENCODER_DECODER = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of one architecture."""
+
+    architecture: str
+    modeling: str
+    """Text of the file with its modules."""
+    defaults: Mapping[str, Any]
+    """Fields of its configuration class whose defaults are written as literals."""
+
+    @property
+    def other_names(self) -> Mapping[str, str]:
+        """Names of common fields in config.json, where they differ."""
+        return self.defaults.get("attribute_map") or {}
+
+    @property
+    def plan(self) -> Mapping[str, str] | None:
+        """How tensor parallelism splits modules, by pattern of their names; None: transformers has no such plan."""
+        return self.defaults.get("base_model_tp_plan")
+
+
+@cache
+def generating_architectures() -> frozenset[str]:
+    """Return names as in `architectures` of config.json; empty if transformers has no such tables."""
+    tables = (_table(name) for name in (_CAUSAL, _ENCODER_DECODER))
+    return frozenset(name for table in tables for names in table.values() for name in names)
+
+
+@cache
+def causal_architectures() -> Mapping[str, str]:
+    """Return the architectures of causal language models, with a model type of each."""
+    table = _table(_CAUSAL)
+    return {name: model_type for model_type in reversed(table) for name in table[model_type]}
+
+
+@cache
+def find_source(architecture: str, model_type: str) -> Source | None:
+    """Find the source of an architecture. model_type: of config.json."""
+    root = _root()
+    parts = re.split(r"[-_]", model_type)
+    for count in range(len(parts), 0, -1):
+        folder = root / "models" / "_".join(parts[:count]) if root else Path("/nonexistent")
+        for path in folder.glob("modeling_*.py"):
+            text = path.read_text(encoding="utf-8")
+            if f"\nclass {architecture}(" in text:
+                return Source(architecture, text, _defaults(folder, model_type))
+    return None
+
+
+def _root() -> Path | None:
+    spec = importlib.util.find_spec("transformers")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return Path(folders[0]) if folders else None
+
+
+@cache
+def _table(name: str) -> dict[str, tuple[str, ...]]:
+    """Return a table like `NAME = OrderedDict([("llama", "LlamaForCausalLM"), ...])`: one name or several."""
+    root = _root()
+    path = root / "models" / "auto" / "modeling_auto.py" if root else None
+    if path is None or not path.is_file():
+        return {}
+    found: dict[str, tuple[str, ...]] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in node.targets
+        ):
+            for pair in ast.walk(node.value):
+                if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
+                    first, *names = (
+                        str(each.value) for each in ast.walk(pair) if isinstance(each, ast.Constant)
+                    )
+                    found[first] = tuple(names)
+    return found
+
+
+def _defaults(folder: Path, model_type: str) -> dict[str, Any]:
+    """Return what stands in the body of the configuration class with this model type as `name = literal`."""
+    for path in folder.glob("configuration_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found = dict(_literals(node))
+                if found.get("model_type") == model_type:
+                    return found
+    return {}
+
+
+def _literals(node: ast.ClassDef) -> list[tuple[str, Any]]:
+    found = []
+    for line in node.body:
+        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+        value = getattr(line, "value", None)
+        if isinstance(target, ast.Name) and value is not None:
+            try:
+                found.append((target.id, ast.literal_eval(value)))
+            except ValueError:
+                continue
+    return found

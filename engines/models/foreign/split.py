@@ -1,0 +1,99 @@
+"""How the tensors of a module of transformers are split over ranks, by the model's own plan. Plain numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engines.partition import HeadShare, Shard, split_evenly, split_heads
+
+_HALVES = "gate_up_proj"
+"""Name of a linear whose outputs are two halves, each of which is split."""
+_WHOLE = ("replicated_with_grad_allreduce",)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSplit:
+    """One rank's part of a linear. Neither rows nor columns: every rank has all of it."""
+
+    rows: tuple[Shard, ...] = ()
+    """Ranges of output features."""
+    columns: Shard | None = None
+    """A range of input features; results of all ranks are to be summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """One rank's part of a model."""
+
+    plan: Mapping[str, str] | None
+    """Of `Source.plan`."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ranks: int
+    rank: int
+
+    @property
+    def head_share(self) -> HeadShare:
+        return split_heads(self.num_heads, self.num_kv_heads, self.ranks, self.rank)
+
+    def of(self, module: str, shape: tuple[int, int]) -> TensorSplit:
+        """Split a linear's weight, [outputs, inputs]. module: its name.
+
+        Raises:
+            ValueError: it cannot be split as the plan says.
+        """
+        found = _style(self.plan, module) if self.ranks > 1 else None
+        if found is None or found[1] in _WHOLE:
+            return TensorSplit()
+        pattern, style = found
+        if "row" in style:
+            return TensorSplit(columns=self._part(pattern, shape[1]))
+        if pattern.endswith(_HALVES):
+            half = shape[0] // 2
+            part = split_evenly(half, self.ranks, self.rank)
+            return TensorSplit(rows=(part, Shard(half + part.start, half + part.stop)))
+        return TensorSplit(rows=(self._part(pattern, shape[0]),))
+
+    def _part(self, pattern: str, features: int) -> Shard:
+        if not _is_attention(pattern):
+            return split_evenly(features, self.ranks, self.rank)
+        share = self.head_share
+        for heads, part in ((self.num_heads, share.queries), (self.num_kv_heads, share.keys_values)):
+            if features == heads * self.head_dim:
+                return part.scaled(self.head_dim)
+        raise ValueError(f"{pattern} has {features} features, which are not those of whole heads")
+
+
+def why_not_split(plan: Mapping[str, str] | None) -> str:
+    """Return why the model runs on one rank only; empty if ranks can share it."""
+    if not plan:
+        return "transformers has no plan to share it among ranks"
+    if any(pattern.endswith("kv_b_proj") for pattern in plan):
+        return "its latent attention is not split here"
+    for pattern, style in plan.items():
+        halves = pattern.endswith(_HALVES) or style == "rowwise_split_input"
+        known = ("colwise", "rowwise", *_WHOLE)
+        if not halves:
+            allowed: tuple[str, ...] = known
+        elif _is_attention(pattern):
+            allowed = known[:2]
+        else:
+            allowed = (*known, "packed_colwise", "colwise_gather_output", "rowwise_split_input")
+        if style not in allowed:
+            return f"transformers' plan has {pattern} as {style}, which is not split here"
+    return ""
+
+
+def _is_attention(pattern: str) -> bool:
+    return "attn" in pattern or "attention" in pattern
+
+
+def _style(plan: Mapping[str, str] | None, module: str) -> tuple[str, str] | None:
+    """Return pattern and style for a module."""
+    for pattern, style in (plan or {}).items():
+        if re.search(rf"(^|\.){re.escape(pattern).replace(re.escape('*'), '[0-9]+')}$", module):
+            return pattern, style
+    return None

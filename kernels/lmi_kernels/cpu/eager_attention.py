@@ -1,0 +1,83 @@
+"""Attention over a native KV cache on tensors, outside of recorded programs."""
+
+from __future__ import annotations
+
+import torch
+
+from lmi_kernels.cpu.structs import Attention, KvLayer, RopeAndStore, Step, address
+from lmi_kernels.cpu.team import Program, Team
+
+
+class LayerAttention:
+    """Head norms, rotary embedding, cache write and attention of one layer, kept from call to call.
+
+    As `Recorder.rope_and_store` and `Recorder.attention`.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        cache: KvLayer,
+        num_heads: int,
+        scale: float,
+        *,
+        norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+        cos_sin: torch.Tensor | None = None,
+        interleaved: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            norms: weights for query heads and key heads, [head_dim] each.
+            cos_sin: [num_positions, rotary_dim], fp32. interleaved: feature 2i turns with feature 2i + 1.
+            alibi_slopes, sinks: [num_heads], fp32.
+        """
+        self._team, self._width = team, num_heads * cache.head_dim
+        scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
+        self._scratch_bytes = scratch_bytes
+        floats = None if norms is None else tuple(each.float().contiguous() for each in norms)
+        self._keeps = (cache, floats, cos_sin, alibi_slopes, sinks)
+        self._store = RopeAndStore(
+            q_norm=None if floats is None else floats[0].data_ptr(),
+            k_norm=None if floats is None else floats[1].data_ptr(),
+            cos_sin=None if cos_sin is None else cos_sin.data_ptr(),
+            cache=address(cache),
+            num_heads=num_heads,
+            rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
+            eps=eps,
+            interleaved=interleaved,
+        )
+        self._attention = Attention(
+            cache=address(cache),
+            num_heads=num_heads,
+            scale=scale,
+            window=window or 0,
+            softcap=softcap or 0.0,
+            slopes=None if alibi_slopes is None else alibi_slopes.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            scratch_bytes=scratch_bytes,
+        )
+        self._program = Program([self._store, self._attention])
+
+    def __call__(self, qkv: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], fp32, contiguous; overwritten.
+            step: its positions, slots and sequences say where the rows' keys and values go, and what the rows see.
+
+        Returns: [num_rows, num_heads * head_dim], fp32.
+        """
+        out = torch.empty(qkv.shape[0], self._width)
+        scratch = self._team.scratch(-(-self._scratch_bytes // (4 * self._team.num_threads)))
+        store, attention = self._store, self._attention
+        store.qkv = attention.q = qkv.data_ptr()
+        store.qkv_stride = attention.q_stride = qkv.stride(0)
+        attention.y, attention.y_stride = out.data_ptr(), out.stride(0)
+        attention.scratch = scratch.data_ptr()
+        self._team.run(self._program, step)
+        return out

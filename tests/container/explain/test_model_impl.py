@@ -1,0 +1,105 @@
+"""Whose implementation of a model runs: `option.model_impl`, and `lmi models`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from container.cli import main
+from container.explain.models_command import KnownModel, known_models
+from container.explain.resolve import CannotServe, Resolved, resolve
+from engines.config import MpiEngineConfig
+from tests.container.explain.test_resolve import CPU, GPUS, SHAPE, config, make_model
+
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
+
+
+def _engine(resolved: Resolved) -> MpiEngineConfig:
+    assert isinstance(resolved.config, MpiEngineConfig)
+    return resolved.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "impl"),
+    [
+        ({}, "auto", "lmi"),
+        ({}, "lmi", "lmi"),
+        ({}, "transformers", "transformers"),
+        (OLMO2, "auto", "transformers"),
+        (OLMO2, "transformers", "transformers"),
+        # An architecture of ours with a field that we do not know.
+        ({"hidden_act": "tanh"}, "auto", "transformers"),
+    ],
+)
+def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], asked: str, impl: str) -> None:
+    resolved = resolve(config(model_impl=asked), make_model(tmp_path, **changes), CPU)
+    assert _engine(resolved).model.impl == impl
+    assert resolved.values.get("option.model_impl", asked) == impl
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "reason"),
+    [
+        (OLMO2, {"model_impl": "lmi"}, "Olmo2ForCausalLM.*known are .*LlamaForCausalLM"),
+        (OLMO2, {"tensor_parallel_degree": 2}, "Olmo2ForCausalLM runs on one rank only: transformers' plan"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            {},
+            "MambaForCausalLM.*attention interface; engine=Python",
+        ),
+        ({"hidden_act": "tanh"}, {"model_impl": "lmi"}, "hidden_act is .tanh."),
+    ],
+)
+def test_what_has_no_way_is_refused_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(CannotServe, match=reason):
+        resolve(config(**options), make_model(tmp_path, **changes), CPU)
+
+
+def test_on_gpus_a_model_without_a_plan_has_one_rank(tmp_path: Path) -> None:
+    resolved = resolve(config(), make_model(tmp_path, **OLMO2), GPUS)
+    assert _engine(resolved).parallel.tp_size == 1
+    assert _engine(resolved).parallel.enforce_eager
+    resolved = resolve(config(), make_model(tmp_path, **COHERE, num_key_value_heads=9), GPUS)
+    assert _engine(resolved).parallel.tp_size == 4
+
+
+def test_kv_bytes_are_those_of_the_model(tmp_path: Path) -> None:
+    resolved = resolve(config(kv_cache_gb=1), make_model(tmp_path, **OLMO2), CPU)
+    assert resolved.kv_capacity_tokens == (1 << 30) // (2 * 30 * 3 * 64 * 4 * 16) * 16
+
+
+def test_a_check_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    make_model(tmp_path, **OLMO2)
+    code = (
+        "import sys; from pathlib import Path; from engines.models.foreign.description import describe;"
+        " from container.explain import models_command, check; describe(Path(sys.argv[1]));"
+        " list(models_command.known_models());"
+        " sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+
+
+def test_models_are_listed_with_their_way() -> None:
+    found = {row.architecture: row for row in known_models()}
+    assert found["LlamaForCausalLM"].way == "lmi"
+    assert found["CohereForCausalLM"] == KnownModel("CohereForCausalLM", "transformers", "any")
+    assert found["StableLmForCausalLM"].degrees == "1"
+    assert "no plan" in found["StableLmForCausalLM"].note
+    assert found["MambaForCausalLM"].way == "Python"
+    assert "encoder" in found["T5ForConditionalGeneration"].note
+
+
+def test_the_command_prints_the_list() -> None:
+    result = CliRunner().invoke(main, ["models"])
+    assert result.exit_code == 0
+    assert "CohereForCausalLM  degree any" in result.output
+    assert json.dumps(SHAPE["architectures"])[2:-2] in result.output

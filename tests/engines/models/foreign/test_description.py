@@ -1,0 +1,117 @@
+"""What config.json and the headers of the weights say of a model of transformers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.models.config import UnsupportedModel
+from engines.models.foreign.description import describe
+from engines.models.foreign.split import SplitPlan, TensorSplit, why_not_split
+from engines.parallel import Communicator
+from engines.partition import Shard
+from tests.support.foreign_models import foreign_runner, save_foreign
+
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+class _LoneRank(Communicator):
+    """One of several ranks, as far as loading goes."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+
+def _write(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(OLMO2 | changes))
+    return folder
+
+
+def test_fields_that_config_json_lacks_are_those_of_transformers(tmp_path: Path) -> None:
+    found = describe(_write(tmp_path))
+    assert (found.num_kv_heads, found.head_dim, found.num_layers) == (4, 16, 3)
+    assert not found.tie_word_embeddings
+    assert found.kv_elements_per_token == 2 * 3 * 64
+
+
+def test_layers_have_their_own_windows(tmp_path: Path) -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    changes = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8}
+    found = describe(_write(tmp_path, layer_types=kinds, **changes))
+    assert [spec.window for spec in found.attention] == [None, 8, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["Nothing"]}, "no causal language model Nothing"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            "does not use .* attention interface",
+        ),
+        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is an encoder"),
+        ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "layers with a state"),
+        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe"}, "has experts"),
+        ({"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text"}, "attends in chunks"),
+        ({"model_type": "bert"}, "no Olmo2ForCausalLM of model type 'bert'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "weights .* are quantised"),
+        ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        describe(_write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "degree"), [("olmo2", 1), ("phi-1", 2), ("glm4", 2), ("glm4", 3), ("cohere", 3)]
+)
+def test_the_weights_of_rank_0_are_foreseen(name: str, degree: int, tmp_path: Path) -> None:
+    save_foreign(tmp_path, name)
+    runner = foreign_runner(tmp_path, _LoneRank(0, degree))
+    assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
+
+
+def test_linears_are_split_by_the_plan() -> None:
+    plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_up_proj": "colwise_gather_output",
+        "layers.*.mlp.down_proj": "rowwise_split_input",
+    }
+    assert why_not_split(plan) == ""
+    second = SplitPlan(plan, num_heads=6, num_kv_heads=3, head_dim=4, ranks=2, rank=1)
+    assert second.of("model.layers.11.self_attn.q_proj", (24, 7)) == TensorSplit(rows=(Shard(16, 24),))
+    assert second.of("model.layers.0.self_attn.k_proj", (12, 7)) == TensorSplit(rows=(Shard(8, 12),))
+    assert second.of("model.layers.0.self_attn.o_proj", (7, 24)) == TensorSplit(columns=Shard(16, 24))
+    halves = second.of("model.layers.0.mlp.gate_up_proj", (10, 7))
+    assert halves == TensorSplit(rows=(Shard(3, 5), Shard(8, 10)))
+    assert second.of("model.layers.0.mlp.down_proj", (7, 5)) == TensorSplit(columns=Shard(3, 5))
+    assert second.of("model.layers.0.mlp.router", (4, 7)) == TensorSplit()
+    with pytest.raises(ValueError, match="not those of whole heads"):
+        second.of("model.layers.0.self_attn.q_proj", (25, 7))
+
+
+def test_a_plan_that_keeps_attention_whole_is_for_one_rank() -> None:
+    reason = why_not_split({"layers.*.self_attn.q_proj": "colwise_gather_output"})
+    assert "self_attn.q_proj as colwise_gather_output" in reason
+    assert "no plan" in why_not_split(None)
+    assert "latent" in why_not_split({"layers.*.self_attn.kv_b_proj": "colwise"})
