@@ -80,7 +80,7 @@ def test_the_posts_table_is_that_of_lmi_compare() -> None:
         assert post.tokens_per_second == published.tokens_per_second
         assert post.latency_p90 == published.latency_p90
     workloads: list[Any] = [compare.PRESETS[name].workload for name in compare._SCENARIOS]
-    assert aws.SCENARIOS == tuple((each.prompts.tokens, each.outputs.tokens) for each in workloads)
+    assert tuple((each.prompts.tokens, each.outputs.tokens) for each in workloads) == aws.SCENARIOS
 
 
 def test_gaps_are_what_no_activity_covers() -> None:
