@@ -84,7 +84,9 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": (
         "youtu",
         {"num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 12}
-        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "head_dim": 4},
+        | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "head_dim": 4}
+        # transformers empties this row of its tied table when it loads the model.
+        | {"pad_token_id": None},
     ),
 }
 """Model type of transformers and changes to `_SHAPE`, by name."""
