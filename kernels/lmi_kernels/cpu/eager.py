@@ -30,7 +30,7 @@ class Product:
         for name, tensor in scratch.items():
             setattr(linear, name, tensor.data_ptr())
         _run(self._program, Step(num_rows=x.shape[0]))
-        return y[:, : weight.width].contiguous() if weight.gated else y
+        return y if y.shape[1] == weight.width else y[:, : weight.width].contiguous()
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
