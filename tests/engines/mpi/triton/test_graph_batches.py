@@ -58,9 +58,9 @@ def test_padding_goes_to_no_expert(
     seen: list[torch.Tensor] = []
     experts = lmi_kernels.experts
 
-    def watched(x: Any, logits: Any, weights: Any, top_k: int, slots: torch.Tensor) -> torch.Tensor:
+    def watched(x: Any, logits: Any, weights: Any, top_k: int, slots: torch.Tensor, *more: Any) -> Any:
         seen.append(slots)
-        return experts(x, logits, weights, top_k, slots)
+        return experts(x, logits, weights, top_k, slots, *more)
 
     monkeypatch.setattr(lmi_kernels, "experts", watched)
     _decode(runner, 3, SamplingParams(max_new_tokens=1))
