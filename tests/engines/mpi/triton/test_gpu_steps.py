@@ -56,7 +56,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_inner": 40},
     "gpt_neox": {"hidden_size": 64, "intermediate_size": 40, "num_attention_heads": 4},
     "opt": {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 40, "num_attention_heads": 4},
-    "mpt": {"d_model": 64, "n_heads": 4, "expansion_ratio": 1},
+    "mpt": {"d_model": 64, "n_heads": 4},
     "bloom": {"hidden_size": 64, "n_head": 4},
 }
 _IN_KERNELS_CHECK = ["llama", "mixtral", "falcon-rw", "gemma2", "gpt_neox", "gpt2"]
