@@ -159,7 +159,11 @@ class HandlerDispatch:
                     case Ready(device, load_seconds):
                         self._set_ready(slot, device, load_seconds)
                     case CannotLoad(cause):
-                        raise EngineFailed(cause)
+                        if not self._was_ready:
+                            raise EngineFailed(cause)
+                        slot.process.kill()
+                        self._ended(front, slot, RequestFailed(cause))
+                        return
         except WorkerProcessEnded as end:
             self._ended(front, slot, RequestFailed(f"the handler's process is gone: {end}"))
 

@@ -173,7 +173,7 @@ def _generating_process(engine: DynamicEngine) -> psutil.Process:
 
 
 def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[Answer]) -> None:
-    """The answers that are in flight when the engine is told to drain are whole, and no process is left."""
+    """The answers that are in flight when a drain begins are whole, and no process is left."""
     successor = _generating_process(engine)
     assert successor != victim
     streams = [engine.submit(f"last {i}", prompt, 16) for i, (prompt, _) in enumerate(answers)]

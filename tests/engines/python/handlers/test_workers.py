@@ -149,3 +149,16 @@ def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path:
     os.kill(int(engine.invoke("pid").body), signal.SIGKILL)
     assert engine.wait_exit(60) == 1
     assert "exit code 9" in engine.health.reason
+
+
+def test_a_worker_that_fails_to_load_once_is_started_again(start: Start, tmp_path: Path) -> None:
+    engine = start("loading", how=str(tmp_path / "how"))
+    (tmp_path / "how").write_text("raise once")
+    first = int(engine.invoke("pid").body)
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while _restarts(engine) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    engine.wait_ready()
+    assert int(engine.invoke("pid").body) != first
+    assert _restarts(engine) == 2
