@@ -100,7 +100,12 @@ def compile_operation(job: Job) -> list[Variant]:
     knobs.runtime.add_stages_inspection_hook = _end_with_ptx
     try:
         (check,) = (check for check in all_checks() if check.name == job.operation)
-        with compile_only((job.tuned_for, tuning.DEFAULT), 132, keep):
+        with (
+            knobs.compilation.scope(),
+            compile_only((job.tuned_for, tuning.DEFAULT), 132, keep),
+        ):
+            # Line information holds paths, and Triton's cache may hold what another copy of this folder compiled.
+            knobs.compilation.disable_line_info = True
             for dtype, num_calls in job.dtypes.items():
                 for inputs in itertools.islice(check.production(dtype), num_calls):
                     check.launch(**inputs)
