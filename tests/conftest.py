@@ -92,6 +92,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(scope="session", autouse=True)
+def triton_interprets_quickly() -> Iterator[None]:
+    if not os.environ.get("TRITON_INTERPRET"):
+        yield
+        return
+    from tests.support.quick_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def bundled_model() -> Path:
     """Folder of the bundled model, prepared on first use. `LMI_TEST_MODEL` names another folder to use."""

@@ -16,10 +16,13 @@ from engines.models.loading import describe
 from engines.mpi.runner.loading import DTYPES, LoadedModel, load_model
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
+from lmi_kernels._triton import INTERPRETED
 from tests.support.plans import BLOCK_SIZE
 
 VOCAB_SIZE = 97
 """Odd, so that it never divides by the number of ranks."""
+_MAX_STEP_TOKENS = 24 if INTERPRETED else 256
+"""A runner goes through the largest step at its start, and Triton's interpreter takes milliseconds for a row."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -151,7 +154,7 @@ def make_runner(
     max_model_len: int = 64,
     device: str = "cpu",
     load_format: str = "auto",
-    max_step_tokens: int = 256,
+    max_step_tokens: int = _MAX_STEP_TOKENS,
     enforce_eager: bool = False,
     impl: str = "lmi",
     quantize: str = "none",

@@ -12,6 +12,7 @@ from engines.core import SamplingParams
 from engines.parallel import make_communicator
 from engines.sampling.batch import SamplingRow
 from tests.support.plans import PlanMaker
+from tests.support.quick_interpreter import quick_interpreter
 from tests.support.tiny_models import make_runner
 
 
@@ -35,4 +36,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with quick_interpreter():
+        main()

@@ -59,7 +59,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 64, "n_heads": 4},
     "bloom": {"hidden_size": 64, "n_head": 4},
 }
-_IN_KERNELS_CHECK = ["llama", "mixtral", "falcon-rw", "gemma2", "gpt_neox", "gpt2"]
+_IN_KERNELS_CHECK = ["llama", "mixtral", "falcon-rw", "gemma2"]
 _HOST = SamplingParams(max_new_tokens=1, top_logprobs=1)
 """What makes the host choose, so that logits come back."""
 
