@@ -1,0 +1,88 @@
+"""Devices and instances, with the figures that predictions need. Data: devices.json and instances.json beside this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from lmi_server.values.nearest import nearest
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or the CPU of a machine. Rates are a data sheet's: dense, without sparsity."""
+
+    name: str
+    memory_bytes: int
+    bandwidth: float
+    """Bytes a second between the device and its memory."""
+    flops: Mapping[str, float]
+    """Operations a second of matrix products by number format: fp32, fp16, bf16, fp8, int8; what it lacks is absent."""
+    link: float
+    """Bytes a second, one way, from one device to the others of an instance."""
+    source: str
+    """Where the figures are published."""
+    measured: bool = False
+    """Whether the figures were measured, and not taken from a data sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A machine that can be rented, such as ml.g5.48xlarge."""
+
+    name: str
+    device: str
+    count: int
+    """Number of its devices."""
+    vcpus: int
+    memory_bytes: int
+    """Main memory."""
+    disk_bytes: int
+    """Local storage; 0 where there is none."""
+    network: float
+    """Bytes a second to storage such as S3 at most."""
+    source: str
+
+
+class NoSuchHardwareError(ValueError):
+    """No device or instance has this name. The message says which name is nearest."""
+
+
+def device(name: str) -> Device:
+    """Raises: NoSuchHardwareError."""
+    return _found("device", name, devices())
+
+
+def instance(name: str) -> Instance:
+    """Raises: NoSuchHardwareError."""
+    return _found("instance", name, instances())
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    return {found.name: found for found in _read("devices.json", Device)}
+
+
+@cache
+def instances() -> Mapping[str, Instance]:
+    return {found.name: found for found in _read("instances.json", Instance)}
+
+
+def _read(file: str, kind: type[_Item]) -> list[_Item]:
+    return msgspec.json.decode(Path(__file__).with_name(file).read_bytes(), type=list[kind])  # type: ignore[valid-type]
+
+
+def _found(what: str, name: str, known: Mapping[str, _Item]) -> _Item:
+    by_lower = {key.lower(): value for key, value in known.items()}
+    if (item := by_lower.get(name.lower())) is None:
+        likely = nearest(name, known)
+        hint = f"; did you mean {likely}?" if likely else f"; known: {', '.join(known)}"
+        raise NoSuchHardwareError(f"{what}: there is none of this name (got {name}){hint}")
+    return item
