@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
 from engines.errors import EngineError, InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
-from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
+from engines.python.request_loop import MAX_DEATHS, EngineFailed, RequestLoop
 from engines.python.running import Running, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
-from engines.wire import (
-    Abort,
-    ConfigureScheduler,
-    Drain,
-    GetStats,
-    SchedulerState,
-    Stats,
-    Submit,
-    ToEngine,
-)
+from engines.wire import Submit, ToEngine
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
-"""Ends of the generating process in a row, without a request found to be the cause, after which it is not restarted."""
 MAX_REQUEST_DEATHS = 2
 """Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
 REACTION_SECONDS = 5.0
 """Time that a batch may take to stop after its deadline; then the generating process is stuck, and killed."""
 
 
-class EngineFailed(Exception):
-    """The engine cannot continue. The text is the cause, one line."""
-
-
-class Dispatch:
+class Dispatch(RequestLoop[Request, RequestOutput]):
     """Runs one batch at a time. One thread; `clock` is `time.monotonic` except in tests."""
 
     def __init__(
@@ -57,15 +43,11 @@ class Dispatch:
         clock: Callable[[], float],
     ) -> None:
         """The generating process is ready. load_seconds: time that its start took, which bounds that of a restart."""
-        self._config = config
-        self._info = info
-        self._batcher = batcher
-        self._generator = generator
-        self._board = board
-        self._reload_timeout = 60.0 + 5 * load_seconds
-        self._clock = clock
         self._metrics = DispatchMetrics()
-        self._clients: dict[str, bytes] = {}
+        super().__init__(info, batcher, self._metrics, board, clock)
+        self._config = config
+        self._generator = generator
+        self._reload_timeout = 60.0 + 5 * load_seconds
         self._running: dict[str, Running] = {}
         self._suspects: deque[Running] = deque()
         """Requests that ran when the generating process ended: each runs again, alone, before all others."""
@@ -74,7 +56,6 @@ class Dispatch:
         """Time at which the generating process is stuck: it has not stopped its batch, or not loaded its model."""
         self._loading = False
         self._deaths = 0
-        self._drain_deadline: float | None = None
 
     def serve(self, front: Front) -> None:
         """Serve requests until a `Drain` has been carried out.
@@ -87,63 +68,26 @@ class Dispatch:
         self._set_state(EngineState.READY)
         front.watch(self._generator.fileno())
         while not self._drained():
-            for client, message in front.receive(self._wait_seconds()):
+            for client, message in front.receive(self._wait_seconds([self._act_at])):
                 self._handle(front, client, message)
             self._read_generator(front)
             self._kill_stuck_generator(front)
             self._start_batch()
             self._board.beat(DISPATCHER)
         self._end(front)
-
-    def _drained(self) -> bool:
-        if self._drain_deadline is None:
-            return False
-        return not self._clients or self._clock() >= self._drain_deadline
-
-    def _wait_seconds(self) -> float:
-        """Return the seconds until there is work even if no message comes."""
-        now = self._clock()
-        due = self._batcher.seconds_until_due(now)
-        moments = (self._act_at, self._drain_deadline)
-        waits = [moment - now for moment in moments if moment is not None]
-        waits += [due] if due is not None else []
-        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
+        front.unwatch(self._generator.fileno())
 
     # Messages of web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
-        match message:
-            case Submit(request):
-                self._submit(front, client, request)
-            case Abort(request_id, reason):
-                if self._clients.get(request_id) == client:
-                    self._abort(request_id, reason)
-            case GetStats(token):
-                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
-            case ConfigureScheduler(token):
-                front.send(client, SchedulerState(token, None, {}))
-            case Drain(seconds):
-                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
-                self._drain_deadline = self._clock() + seconds
-                self._board.set_state(EngineState.DRAINING)
-
-    def _submit(self, front: Front, client: bytes, request: Request) -> None:
-        try:
-            self._check(request)
-            self._batcher.add(request, self._clock())
-        except EngineError as error:
-            front.send_outputs(client, [_failure(request.id, error)])
-            return
-        self._clients[request.id] = client
+        if isinstance(message, Submit):
+            self._submit(front, client, message.request)
+        else:
+            super()._handle(front, client, message)
 
     def _check(self, request: Request) -> None:
-        """Raises `EngineError` when the request cannot be accepted."""
-        if self._drain_deadline is not None:
-            raise Unavailable("the server is shutting down")
         if self._loading:
             raise Unavailable("the generating process has ended and is being started again")
-        if request.id in self._clients:
-            raise InvalidRequest(f"request id {request.id!r} is in use")
         if request in self._culprits:
             raise RequestFailed("a request like this one ended the generating process; it is not run again")
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
@@ -156,10 +100,7 @@ class Dispatch:
                 f"of {limit} tokens"
             )
 
-    def _abort(self, request_id: str, reason: AbortReason) -> None:
-        """Forget a request, whether it waits or runs."""
-        del self._clients[request_id]
-        self._metrics.observe_abort(reason)
+    def _forget(self, request_id: str, reason: AbortReason) -> None:
         if running := self._running.pop(request_id, None):
             self._generator.forget(request_id)
             if reason is AbortReason.STOP_SEQUENCE:
@@ -203,7 +144,7 @@ class Dispatch:
             return
         limit = self._config.batching.batch_timeout
         late = [(each.request.id, batch_timed_out(limit, each.num_tokens)) for each in self._running.values()]
-        self._send(front, [_failure(request_id, error) for request_id, error in late])
+        self._send(front, [self._failure(request_id, error) for request_id, error in late])
         self._restart(front, f"it did not react for {REACTION_SECONDS:g} s when the batch's time was over")
 
     def _restart(self, front: Front, how: str) -> None:
@@ -213,7 +154,9 @@ class Dispatch:
             EngineFailed: it has ended too often, and no request is the cause.
         """
         logger.error("the generating process is gone: %s; its batch had %d requests", how, len(self._running))
-        self._deaths += 1
+        had_batch = self._act_at is not None and not self._loading
+        if self._running or not had_batch:  # else the cause may be a request whose client has left
+            self._deaths += 1
         # Before any answer is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being started again: {how}")
         for running in self._running.values():
@@ -227,7 +170,7 @@ class Dispatch:
             f"the generating process ended {MAX_REQUEST_DEATHS} times while it ran this request, at last alone; it is"
             " given up"
         )
-        self._send(front, [_failure(each.request.id, error) for each in culprits])
+        self._send(front, [self._failure(each.request.id, error) for each in culprits])
         self._suspects.extend(self._running.values())
         self._running = {}
         if self._deaths >= MAX_DEATHS:
@@ -241,10 +184,6 @@ class Dispatch:
         self._metrics.restarts += 1
         self._loading = True
         self._act_at = self._clock() + self._reload_timeout
-
-    def _set_state(self, state: EngineState, reason: str = "") -> None:
-        if self._drain_deadline is None:  # a draining engine stays in that state
-            self._board.set_state(state, reason)
 
     # Batches and answers
 
@@ -267,9 +206,9 @@ class Dispatch:
         self._generator.run([each.request for each in batch], deadline)
 
     def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
-        """Count outputs and pass them on, one message for each client. Drop those of forgotten requests."""
+        """Count outputs and send them. Drop those of forgotten requests."""
         now = self._clock()
-        by_client: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        sent, finished = [], []
         for output in outputs:
             running = self._running.get(output.id)
             if running is None:
@@ -279,35 +218,22 @@ class Dispatch:
                     continue
             except RequestFailed as error:
                 self._generator.forget(output.id)
-                output = _failure(output.id, error)
+                output = self._failure(output.id, error)
             self._metrics.observe_output(running, output, now)
-            by_client[self._clients[output.id]].append(output)
+            sent.append(output)
             if output.finished:
                 del self._running[output.id]
-                del self._clients[output.id]
-        self._drop_clients([c for c, batch in by_client.items() if not front.send_outputs(c, batch)])
+                finished.append(output.id)
+        self._send_all(front, sent, finished)
 
-    def _drop_clients(self, gone: list[bytes]) -> None:
-        for client in gone:
-            orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
-            logger.warning("a web process is gone; %d requests are dropped", len(orphans))
-            for request_id in orphans:
-                self._abort(request_id, AbortReason.CLIENT_LEFT)
+    def _deliver(self, front: Front, client: bytes, outputs: list[RequestOutput]) -> bool:
+        return front.send_outputs(client, outputs)
 
-    def _end(self, front: Front) -> None:
-        """Fail the requests that could not be finished."""
-        error = Unavailable("the server is shutting down and could not finish this request in time")
-        logger.info("drained: %d requests could not be finished", len(self._clients))
-        for request_id, client in self._clients.items():
-            front.send_outputs(client, [_failure(request_id, error)])
-        front.unwatch(self._generator.fileno())
+    def _failure(self, request_id: str, error: EngineError) -> RequestOutput:
+        return RequestOutput(request_id, error_kind=error.kind, error_message=str(error))
 
     def _gauges(self) -> dict[str, float]:
         return {
             "lmi_requests_running": float(len(self._running)),
             "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._suspects)),
         }
-
-
-def _failure(request_id: str, error: EngineError) -> RequestOutput:
-    return RequestOutput(request_id, error_kind=error.kind, error_message=str(error))

@@ -19,9 +19,10 @@ from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import die_with_parent, process_age
 from engines.python.batcher import DynamicBatcher
-from engines.python.dispatch import Dispatch, EngineFailed
+from engines.python.dispatch import Dispatch
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
+from engines.python.request_loop import EngineFailed
 from engines.python.worker_process import WorkerProcessEnded
 
 logger = logging.getLogger(__name__)

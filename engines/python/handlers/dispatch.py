@@ -6,39 +6,29 @@ A call that fails, crashes or hangs with several requests is repeated with each 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from engines.config import HandlerEngineConfig
 from engines.core import AbortReason, EngineInfo
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, RequestFailed, Unavailable
+from engines.errors import DeadlineExceeded, EngineError, RequestFailed
 from engines.front import Front
-from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.health import EngineState, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.batcher import DynamicBatcher
-from engines.python.dispatch import MAX_DEATHS, EngineFailed
 from engines.python.handlers.messages import Answered, CallDone
 from engines.python.handlers.metrics import HandlerMetrics
 from engines.python.handlers.slot import Activity, HandlerProcess, RunningInvocation, Slot
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
+from engines.python.request_loop import MAX_DEATHS, EngineFailed, RequestLoop
 from engines.python.worker_process import WorkerProcessEnded
-from engines.wire import (
-    Abort,
-    ConfigureScheduler,
-    Drain,
-    GetStats,
-    InvocationOutputs,
-    Invoke,
-    SchedulerState,
-    Stats,
-    ToEngine,
-)
+from engines.wire import InvocationOutputs, Invoke, ToEngine
 
 logger = logging.getLogger(__name__)
 
 
-class HandlerDispatch:
+class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     """Runs one call at a time in each worker. One thread; `clock` is `time.monotonic` except in tests."""
 
     def __init__(
@@ -50,21 +40,16 @@ class HandlerDispatch:
         clock: Callable[[], float],
     ) -> None:
         """start_worker: starts the worker of a number."""
-        self._config = config
-        self._info = info
-        self._start_worker = start_worker
-        self._board = board
-        self._clock = clock
-        self._batcher: DynamicBatcher[Invocation] = DynamicBatcher(config.batching)
         self._metrics = HandlerMetrics()
-        self._clients: dict[str, bytes] = {}
+        super().__init__(info, DynamicBatcher(config.batching), self._metrics, board, clock)
+        self._config = config
+        self._start_worker = start_worker
         self._slots: list[Slot] = []
         self._alone: deque[RunningInvocation] = deque()
         """Requests of calls that failed: each runs again, alone, before all others."""
         self._deaths = 0
         """Ends of workers in a row while they loaded or had nothing to do."""
         self._was_ready = False
-        self._drain_deadline: float | None = None
 
     def serve(self, front: Front) -> None:
         """Start the workers, and serve requests until a `Drain` has been carried out.
@@ -76,7 +61,7 @@ class HandlerDispatch:
             self._add_slot(front)
         try:
             while not self._drained():
-                for client, message in front.receive(self._wait_seconds()):
+                for client, message in front.receive(self._wait_seconds(slot.act_at for slot in self._slots)):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
                     self._read(front, slot)
@@ -85,58 +70,24 @@ class HandlerDispatch:
                 self._fit_workers(front)
                 self._board.beat(DISPATCHER)
             self._end(front)
+            for slot in self._slots:
+                front.unwatch(slot.process.fileno())
         finally:
             for slot in self._slots:
                 slot.process.close()
 
-    def _drained(self) -> bool:
-        if self._drain_deadline is None:
-            return False
-        return not self._clients or self._clock() >= self._drain_deadline
-
-    def _wait_seconds(self) -> float:
-        """Return the seconds until there is work even if no message comes."""
-        now = self._clock()
-        due = self._batcher.seconds_until_due(now)
-        moments = [self._drain_deadline, *(slot.act_at for slot in self._slots)]
-        waits = [moment - now for moment in moments if moment is not None]
-        waits += [due] if due is not None else []
-        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
-
     # Messages of web processes and the supervisor
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
-        match message:
-            case Invoke(invocation):
-                self._invoke(front, client, invocation)
-            case Abort(request_id, reason):
-                if self._clients.get(request_id) == client:
-                    self._abort(request_id, reason)
-            case GetStats(token):
-                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
-            case ConfigureScheduler(token):
-                front.send(client, SchedulerState(token, None, {}))
-            case Drain(seconds):
-                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
-                self._drain_deadline = self._clock() + seconds
-                self._board.set_state(EngineState.DRAINING)
+        if isinstance(message, Invoke):
+            self._submit(front, client, message.invocation)
+        else:
+            super()._handle(front, client, message)
 
-    def _invoke(self, front: Front, client: bytes, invocation: Invocation) -> None:
-        try:
-            if self._drain_deadline is not None:
-                raise Unavailable("the server is shutting down")
-            if invocation.id in self._clients:
-                raise InvalidRequest(f"request id {invocation.id!r} is in use")
-            self._batcher.add(invocation, self._clock())
-        except EngineError as error:
-            front.send(client, InvocationOutputs([_failure(invocation.id, error)]))
-            return
-        self._clients[invocation.id] = client
+    def _check(self, request: Invocation) -> None:
+        """A worker that is being started does not keep requests from waiting."""
 
-    def _abort(self, request_id: str, reason: AbortReason) -> None:
-        """Forget a request, whether it waits or runs."""
-        del self._clients[request_id]
-        self._metrics.observe_abort(reason)
+    def _forget(self, request_id: str, reason: AbortReason) -> None:
         for slot in self._slots:
             if slot.running.pop(request_id, None) is not None:
                 slot.process.forget(request_id)
@@ -200,7 +151,7 @@ class HandlerDispatch:
         self._metrics.restarts += 1
         slot.running = running
         if len(running) == 1:
-            self._send(front, slot, [_failure(request_id, error) for request_id in list(running)])
+            self._send(front, slot, [self._failure(request_id, error) for request_id in list(running)])
         self._run_again(front, slot, list(slot.running))
         slot.running = {}
 
@@ -210,7 +161,7 @@ class HandlerDispatch:
             each = slot.running[request_id]
             if each.answering:
                 error = RequestFailed("the handler's process ended while it answered")
-                self._send(front, slot, [_failure(request_id, error)])
+                self._send(front, slot, [self._failure(request_id, error)])
             else:
                 self._alone.append(each)
 
@@ -229,12 +180,9 @@ class HandlerDispatch:
             self._batcher.set_free(self._clock())
 
     def _report_state(self, reason: str = "") -> None:
-        """Report that the engine is ready, while a worker can be called; a draining engine stays in that state."""
-        if self._drain_deadline is None:
-            ready = any(slot.activity is not Activity.LOADING for slot in self._slots)
-            self._board.set_state(
-                EngineState.READY if ready else EngineState.STARTING, "" if ready else reason
-            )
+        """Report that the engine is ready, while a worker can be called."""
+        ready = any(slot.activity is not Activity.LOADING for slot in self._slots)
+        self._set_state(EngineState.READY if ready else EngineState.STARTING, "" if ready else reason)
 
     def _add_slot(self, front: Front) -> None:
         number = min(set(range(len(self._slots) + 1)) - {slot.number for slot in self._slots})
@@ -280,36 +228,25 @@ class HandlerDispatch:
         slot.process.run([each.invocation for each in batch])
 
     def _send(self, front: Front, slot: Slot, outputs: list[InvocationOutput]) -> None:
-        """Count outputs and pass them on, one message for each client. Drop those of forgotten requests."""
-        by_client: defaultdict[bytes, list[InvocationOutput]] = defaultdict(list)
+        """Count outputs and send them. Drop those of forgotten requests."""
+        sent, finished = [], []
         for output in outputs:
             running = slot.running.get(output.id)
             if running is None:
                 continue
             running.answering = True
             self._metrics.observe_output(output)
-            by_client[self._clients[output.id]].append(output)
+            sent.append(output)
             if output.finished:
                 del slot.running[output.id]
-                del self._clients[output.id]
-        for client, own in by_client.items():
-            if not front.send(client, InvocationOutputs(own)):
-                self._drop_client(client)
+                finished.append(output.id)
+        self._send_all(front, sent, finished)
 
-    def _drop_client(self, client: bytes) -> None:
-        orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
-        logger.warning("a web process is gone; %d requests are dropped", len(orphans))
-        for request_id in orphans:
-            self._abort(request_id, AbortReason.CLIENT_LEFT)
+    def _deliver(self, front: Front, client: bytes, outputs: list[InvocationOutput]) -> bool:
+        return front.send(client, InvocationOutputs(outputs))
 
-    def _end(self, front: Front) -> None:
-        """Fail the requests that could not be finished."""
-        error = Unavailable("the server is shutting down and could not finish this request in time")
-        logger.info("drained: %d requests could not be finished", len(self._clients))
-        for request_id, client in self._clients.items():
-            front.send(client, InvocationOutputs([_failure(request_id, error)]))
-        for slot in self._slots:
-            front.unwatch(slot.process.fileno())
+    def _failure(self, request_id: str, error: EngineError) -> InvocationOutput:
+        return InvocationOutput(request_id, error_kind=error.kind, error_message=str(error))
 
     def _gauges(self) -> dict[str, float]:
         return {
@@ -317,7 +254,3 @@ class HandlerDispatch:
             "lmi_requests_waiting": float(self._batcher.num_waiting + len(self._alone)),
             "lmi_workers": float(len(self._slots)),
         }
-
-
-def _failure(request_id: str, error: EngineError) -> InvocationOutput:
-    return InvocationOutput(request_id, error_kind=error.kind, error_message=str(error))

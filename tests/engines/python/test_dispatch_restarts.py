@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.core import AbortReason
 from engines.health import EngineState
-from engines.python.dispatch import MAX_DEATHS, REACTION_SECONDS, EngineFailed
+from engines.python.dispatch import REACTION_SECONDS
+from engines.python.request_loop import MAX_DEATHS, EngineFailed
 from engines.wire import (
     Abort,
     GetStats,
@@ -162,6 +164,19 @@ def test_a_process_that_is_stuck_when_the_time_is_over_is_killed_and_comes_back(
     assert lab.generator.num_kills == 1
     check_front(front, requests[2])
     assert lab.generator.left_at[1] >= 1000.0 + TIMEOUT + REACTION_SECONDS
+
+
+def test_batches_that_hang_after_their_clients_left_do_not_end_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, stuck_after=[1] * (MAX_DEATHS + 1))
+    script: list[Any] = []
+    for number in range(MAX_DEATHS + 1):
+        name = f"leaves{number}"
+        script += [submit(make_request(name)), *pauses(2)]
+        script += [[(CLIENT, Abort(name, AbortReason.CLIENT_LEFT))], *pauses(400)]
+    last = make_request("stays")
+    front = lab.serve(*script, submit(last), *pauses(40))
+    assert lab.generator.num_kills == MAX_DEATHS + 1
+    check_front(front, last)
 
 
 # Counters

@@ -1,0 +1,150 @@
+"""What the loops of all dispatchers share: whose request each is, clients that leave, the drain."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from engines.core import AbortReason, EngineInfo
+from engines.errors import EngineError, InvalidRequest, Unavailable
+from engines.front import Front
+from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
+from engines.metrics import EngineMetrics
+from engines.python.batcher import Batchable, DynamicBatcher
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerState, Stats, ToEngine
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS = 3
+"""Ends of a worker process in a row, without a request found to be the cause, after which it is not restarted."""
+
+
+class EngineFailed(Exception):
+    """The engine cannot continue. The text is the cause, one line."""
+
+
+class Output(Protocol):
+    """A part of the answer to a request."""
+
+    @property
+    def id(self) -> str: ...
+
+
+RequestT = TypeVar("RequestT", bound=Batchable)
+OutputT = TypeVar("OutputT", bound=Output)
+
+
+class RequestLoop(ABC, Generic[RequestT, OutputT]):
+    """The requests of a dispatcher by client. One thread; `clock` is `time.monotonic` except in tests."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        batcher: DynamicBatcher[RequestT],
+        metrics: EngineMetrics,
+        board: StatusBoard,
+        clock: Callable[[], float],
+    ) -> None:
+        self._info = info
+        self._batcher = batcher
+        self._figures = metrics
+        self._board = board
+        self._clock = clock
+        self._clients: dict[str, bytes] = {}
+        self._drain_deadline: float | None = None
+
+    @abstractmethod
+    def _check(self, request: RequestT) -> None:
+        """Raises `EngineError` when the request cannot be accepted."""
+
+    @abstractmethod
+    def _forget(self, request_id: str, reason: AbortReason) -> None:
+        """Drop a request whose client no longer wants it, whether it waits or runs."""
+
+    @abstractmethod
+    def _failure(self, request_id: str, error: EngineError) -> OutputT:
+        """Return the last output of a request that failed."""
+
+    @abstractmethod
+    def _deliver(self, front: Front, client: bytes, outputs: list[OutputT]) -> bool:
+        """Send outputs as one message; return False when the client is gone."""
+
+    @abstractmethod
+    def _gauges(self) -> dict[str, float]:
+        """Return the metrics that are read and not counted."""
+
+    def _drained(self) -> bool:
+        if self._drain_deadline is None:
+            return False
+        return not self._clients or self._clock() >= self._drain_deadline
+
+    def _wait_seconds(self, moments: Iterable[float | None]) -> float:
+        """Return the seconds until there is work even if no message comes: at one of the moments, or for a batch."""
+        now = self._clock()
+        due = self._batcher.seconds_until_due(now)
+        waits = [moment - now for moment in (*moments, self._drain_deadline) if moment is not None]
+        waits += [due] if due is not None else []
+        return max(0.0, min([IDLE_BEAT_SECONDS, *waits]))
+
+    def _submit(self, front: Front, client: bytes, request: RequestT) -> None:
+        try:
+            if self._drain_deadline is not None:
+                raise Unavailable("the server is shutting down")
+            if request.id in self._clients:
+                raise InvalidRequest(f"request id {request.id!r} is in use")
+            self._check(request)
+            self._batcher.add(request, self._clock())
+        except EngineError as error:
+            self._deliver(front, client, [self._failure(request.id, error)])
+            return
+        self._clients[request.id] = client
+
+    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+        """Act on any message of a web process or the supervisor but a request."""
+        match message:
+            case Abort(request_id, reason):
+                if self._clients.get(request_id) == client:
+                    self._abort(request_id, reason)
+            case GetStats(token):
+                front.send(client, Stats(token, self._figures.snapshot(self._info, self._gauges())))
+            case ConfigureScheduler(token):
+                front.send(client, SchedulerState(token, None, {}))
+            case Drain(seconds):
+                logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
+                self._drain_deadline = self._clock() + seconds
+                self._board.set_state(EngineState.DRAINING)
+
+    def _abort(self, request_id: str, reason: AbortReason) -> None:
+        del self._clients[request_id]
+        self._figures.observe_abort(reason)
+        self._forget(request_id, reason)
+
+    def _set_state(self, state: EngineState, reason: str = "") -> None:
+        if self._drain_deadline is None:  # a draining engine stays in that state
+            self._board.set_state(state, reason)
+
+    def _send_all(self, front: Front, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
+        """Send outputs, one message for each client, and drop requests of clients that are gone.
+
+        finished: ids of those requests that these outputs end.
+        """
+        by_client: defaultdict[bytes, list[OutputT]] = defaultdict(list)
+        for output in outputs:
+            by_client[self._clients[output.id]].append(output)
+        for request_id in finished:
+            del self._clients[request_id]
+        for client in [client for client, own in by_client.items() if not self._deliver(front, client, own)]:
+            orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
+            logger.warning("a web process is gone; %d requests are dropped", len(orphans))
+            for request_id in orphans:
+                self._abort(request_id, AbortReason.CLIENT_LEFT)
+
+    def _end(self, front: Front) -> None:
+        """Fail the requests that could not be finished."""
+        error = Unavailable("the server is shutting down and could not finish this request in time")
+        logger.info("drained: %d requests could not be finished", len(self._clients))
+        for request_id, client in self._clients.items():
+            self._deliver(front, client, [self._failure(request_id, error)])
