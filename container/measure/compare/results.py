@@ -1,13 +1,48 @@
-"""Raw results of a comparison: everything that was measured, nothing computed from several rounds."""
+"""Raw results of a comparison: everything that was measured, nothing computed from several rounds.
+
+`lmi compare --json` writes them, and what is computed from them, as one object (`report.json_values`). Times are in
+seconds; what is unknown is null.
+
+- `setting`: command, start time, machine, versions.
+- `plan`: scenarios, seed, limits on the number of rounds, parts of the gain.
+- `configurations`: the baseline first; `values` are the effective options, `url` is set for a running server,
+  `batch_limit` is the most sequences or requests in a batch.
+- `rounds`: a `RoundResult` for each round, scenario and configuration, in the order in which they ran. `requests` has a
+  `RequestTiming` for each request, in the order of `token_ids`. `step_trace` is the file with the steps of the server's
+  life (`engines/mpi/trace.py`): those of the round have a `time` from `began` to `ended`.
+- `stays`: a `StayResult` for each life of a server.
+- `stopped`: why no more rounds were run.
+- `summary`: for each configuration and scenario, over the rounds: figures, ratios to the baseline with intervals,
+  `smallest_visible` differences, verdicts, batch occupancy, counters, equal answers (`tokens_of_first`).
+- `attribution`: for each scenario and measure, the parts of a gain as ratios; their product is the whole gain.
+- `sections`, `caveats`: further tables and sentences of the report.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from container.measure.bench.figures import Figures
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan
-from container.measure.compare.scrape import BatchSizes, KvUse
+from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """One request as the client saw it. Times are seconds since the start of the round's load."""
+
+    due: float
+    sent: float
+    first_token: float
+    """NaN without a token."""
+    ended: float
+    """When the answer was complete, or given up."""
+    prompt_tokens: int
+    output_tokens: int
+    error: str
+    """Empty if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +60,28 @@ class RoundResult:
     """None where the server has no such metric."""
     kv: KvUse | None
     """None for an engine without a KV cache of its own, and for a round too short for a sample."""
+    counters: RoundCounters = field(default_factory=RoundCounters)
+    requests: tuple[RequestTiming, ...] = ()
+    """In the workload's order."""
+    began: float = math.nan
+    """On this machine's monotonic clock, which step traces use too."""
+    ended: float = math.nan
+    step_trace: str = ""
+    """The file with the server's steps; empty if none was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StayResult:
-    """The life of one server."""
+    """The life of one server, or one use of a server that was running before."""
 
     configuration: str
+    """The configuration that it started with."""
     rounds: tuple[int, ...]
-    start_up_seconds: float
+    start_up_seconds: float | None
+    """None for a server that was running before."""
     peak_memory_bytes: int | None
+    configurations: tuple[str, ...] = ()
+    """All configurations that it served: several where live settings were changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +93,12 @@ class Comparison:
     rounds: tuple[RoundResult, ...]
     """In the order in which they ran."""
     stays: tuple[StayResult, ...]
+    stopped: str = ""
+    """Why no more rounds were run."""
+
+    @property
+    def num_rounds(self) -> int:
+        return max((result.round for result in self.rounds), default=0)
 
     def of(self, config: str, scenario: str) -> tuple[RoundResult, ...]:
         """Rounds of one configuration and scenario, by number."""

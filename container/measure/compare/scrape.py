@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import threading
 import time
@@ -55,6 +56,39 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundCounters:
+    """What a server counted during one round; None where it has no such counter."""
+
+    prompt_tokens: int | None = None
+    tokens_generated: int | None = None
+    padding_tokens: int | None = None
+    """Computed for nothing: shorter prompts of a batch are padded. engine=Python only."""
+    ended_row_tokens: int | None = None
+    """Computed for nothing: rows of a batch that has not ended. engine=Python only."""
+    preemptions: int | None = None
+    recomputed_tokens: int | None = None
+    """After preemptions."""
+    prefix_hit_tokens: int | None = None
+    """Prompt tokens that were found in the prefix cache."""
+
+    @property
+    def wasted_share(self) -> float | None:
+        """Share of the computed tokens that were padding, ended rows or recomputed."""
+        useful = [self.prompt_tokens, self.tokens_generated]
+        wasted = [self.padding_tokens, self.ended_row_tokens, self.recomputed_tokens]
+        known = [count for count in wasted if count is not None]
+        computed = sum(known) + sum(count or 0 for count in useful) - (self.prefix_hit_tokens or 0)
+        return sum(known) / computed if known and computed > 0 else None
+
+    @property
+    def prefix_hit_share(self) -> float | None:
+        """Share of the prompt tokens that were found in the prefix cache."""
+        if self.prefix_hit_tokens is None or not self.prompt_tokens:
+            return None
+        return self.prefix_hit_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """Samples of `/metrics` by name, summed over label sets."""
 
@@ -68,6 +102,17 @@ class MetricsSnapshot:
         count = self.samples[f"{name}_count"] - before.samples.get(f"{name}_count", 0.0)
         total = self.samples[f"{name}_sum"] - before.samples.get(f"{name}_sum", 0.0)
         return BatchSizes(int(count), total / count) if count > 0 else None
+
+    def counters_since(self, before: MetricsSnapshot) -> RoundCounters:
+        """Differences to an earlier snapshot."""
+        names = {field.name: f"lmi_{field.name}_total" for field in dataclasses.fields(RoundCounters)}
+        return RoundCounters(
+            **{
+                name: round(self.samples[metric] - before.samples.get(metric, 0.0))
+                for name, metric in names.items()
+                if metric in self.samples
+            }
+        )
 
     @property
     def idle(self) -> bool:
