@@ -164,7 +164,9 @@ def _configurations(ours: Sequence[Path]) -> tuple[Configuration, ...]:
     if not ours:
         raise click.UsageError("--ours: one properties folder or more")
     environ = launch.environment()
-    named = [NamedPath(f"ours-{name}", path) for name, path in zip(names_for(ours), ours, strict=True)]
+    named = [
+        NamedPath(f"ours-{name}", path) for name, path in zip(names_for([*map(str, ours)]), ours, strict=True)
+    ]
     view = view_for(sys.stderr)
     try:
         return read_configurations(

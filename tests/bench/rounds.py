@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 from container.measure.bench.figures import figures
 from container.measure.bench.load import LoadRun
 from container.measure.bench.workload import BenchRequest
-from container.measure.compare.plan import Stay, stays
 from tests.bench.contender import Broken, Contender, Running
 from tests.bench.limits import Limits, arithmetic_share, read_share
 from tests.bench.memory import PeakPss, tree_pss
 from tests.bench.model import Matrices
 from tests.bench.quiet import Load
 from tests.bench.results import Life, Run, equal_answers
+from tests.bench.stays import Stay, stays
 from tests.bench.workloads import Shape, warm_up_seed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,12 +30,15 @@ _HEADERS = {"Content-Type": "application/json", "User-Agent": "lmi-bench"}
 class BenchConnection:
     """Sends requests in one dialect. Not thread-safe."""
 
-    def __init__(self, url: str, dialect: Dialect, timeout: float) -> None:
-        """timeout: time limit of one request, seconds."""
+    def __init__(
+        self, url: str, dialect: Dialect, timeout: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """timeout: time limit of one request, seconds; headers: further ones, sent with each request."""
         parts = urlsplit(url)
         self.dialect = dialect
         self._path = parts.path.rstrip("/") + dialect.path
         self._timeout = timeout
+        self._headers = {**_HEADERS, **(headers or {})}
         self._pool = urllib3.connection_from_url(url, maxsize=1, retries=False)
 
     def post(self, body: bytes) -> Generator[bytes]:
@@ -46,7 +49,7 @@ class BenchConnection:
                 "POST",
                 self._path,
                 body=body,
-                headers=_HEADERS,
+                headers=self._headers,
                 timeout=self._timeout,
                 redirect=False,
                 preload_content=False,

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -91,6 +91,7 @@ def run_load(
     sessions: Sequence[UserSession],
     timeout: float,
     on_done: Callable[[RequestOutcome], None],
+    headers: Mapping[str, str] | None = None,
 ) -> LoadRun:
     """Run the sessions of all users. Returns when all requests have ended.
 
@@ -99,10 +100,11 @@ def run_load(
         sessions: at least one, by their start.
         timeout: time limit of one request, seconds.
         on_done: called in this thread for each request that ended, also for failed ones.
+        headers: further ones, sent with each request.
 
     A failed request is an outcome with an error, never an exception.
     """
-    crew = _Crew(sessions, lambda: BenchConnection(url, dialect, timeout))
+    crew = _Crew(sessions, lambda: BenchConnection(url, dialect, timeout, headers))
     cpu_before = time.process_time()
     crew.start()
     try:
@@ -126,6 +128,7 @@ def run_with_progress(
     timeout: float,
     view: ProgressView,
     title: str,
+    headers: Mapping[str, str] | None = None,
 ) -> LoadRun:
     """As `run_load`, with a view of the progress."""
     total = sum(len(session.requests) for session in sessions)
@@ -137,7 +140,7 @@ def run_with_progress(
         view.update(live.num_ended, total, live.describe())
 
     try:
-        return run_load(url, dialect, sessions, timeout, on_done)
+        return run_load(url, dialect, sessions, timeout, on_done, headers)
     finally:
         view.finish()
 

@@ -13,7 +13,8 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
         *warnings(comparison.configs),
         *_client_limited(comparison),
         *_engines(comparison),
-        "The client ran on the same machine and shared its cores with the server.",
+        *_running(comparison),
+        "The client shared its cores with the servers that ran on this machine.",
     )
 
 
@@ -41,6 +42,16 @@ def _client_limited(comparison: Comparison) -> list[str]:
         f"{one.configuration}, {one.scenario}, round {one.round}: {one.figures.client_limited}."
         for one in limited
         if first[one.configuration, one.scenario] is one
+    ]
+
+
+def _running(comparison: Comparison) -> list[str]:
+    names = [config.name for config in comparison.configs if config.url]
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: running before, all at the same time; other clients may have used them, and their memory"
+        " and start-up were not measured."
     ]
 
 

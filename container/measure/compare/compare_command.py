@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 import shlex
 import shutil
 import sys
@@ -10,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,31 +23,25 @@ from container.measure.bench.lengths import Exponential, Uniform
 from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError, Workload
-from container.measure.compare import aws_post, report
+from container.measure.compare import attribution, aws_post, report
 from container.measure.compare.caveats import caveats
-from container.measure.compare.configurations import (
-    BadConfiguration,
-    Configuration,
-    NamedPath,
-    names_for,
-    read_configurations,
-    warnings,
-)
-from container.measure.compare.plan import Plan
-from container.measure.compare.report import Provenance, Section
+from container.measure.compare.configurations import BadConfiguration, warnings
+from container.measure.compare.plan import Plan, StoppingRule
+from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
-from container.measure.compare.server_process import ServerFailed, ServerProcess, StartServer
-from container.measure.compare.verdict import headline
+from container.measure.compare.selection import Selection, read_selection, tokenizers_for
+from container.measure.compare.server_process import ServerFailed, StartServer, start_server
+from container.measure.compare.tables import Section
 from container.measure.output import console_for, json_option, require_folders, write_json
-from container.models import files as model_files
-from container.progress import ProgressView, view_for
+from container.progress import view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
 
 _DEFAULT = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests for each user: they fall out of step, and batches change while they run."""
+_MAX_PERCENT = 50
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
 
@@ -53,26 +50,68 @@ _STOPPED = 130
 class CompareOptions:
     """The command line."""
 
-    paths: tuple[Path, ...]
-    aws_post: bool
-    examples: Path | None
+    selection: Selection
     plan: Plan
     tokenizer: Path | None
     output: Path
     json_path: Path | None
+    traces: Path | None = None
+
+
+class _Share(click.ParamType):
+    """`3%`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value), re.ASCII)
+        if not match or not 0 < float(match[1]) <= _MAX_PERCENT:
+            self.fail(
+                f"not a share (got {value}); allowed: above 0 and at most {_MAX_PERCENT} %, such as 3%",
+                param,
+                ctx,
+            )
+        return float(match[1]) / 100
+
+
+class _Duration(click.ParamType):
+    """`10m`, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", str(value), re.ASCII)
+        if not match or not float(match[1]):
+            self.fail(f"not a time (got {value}); allowed: a number with s, m or h, such as 10m", param, ctx)
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, or such a file. Servers run one at a time, in the order"
-    " A B, B A, A B. Exit code 0 when all requests were answered, 1 when a request or a server failed, 130 when"
-    " stopped."
+    epilog="PATH is a folder with a serving.properties, such a file, or the http:// address of a running server. Each"
+    " is compared with the first one. Servers run one at a time, in the order A B, B A, A B; configurations that differ"
+    " in live settings only share a server. Exit code 0 when all requests were answered, 1 when a request or a server"
+    " failed, 130 when stopped."
 )
-@click.argument("paths", metavar="[PATH PATH...]", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("places", metavar="[PATH PATH...]", nargs=-1)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE,VALUE",
+    help="Compare one PATH with other values of an option: option.max_rolling_batch_size=8,16,32. The first value is"
+    " the baseline; a single one is compared with the file as it is. Repeated: all combinations.",
+)
+@click.option(
+    "--attribute",
+    is_flag=True,
+    help="For one dynamic and one rolling PATH: divide the gain into kernels, batch size, step-level scheduling and"
+    " paging, by configurations that are added.",
+)
 @click.option(
     "--aws-post",
     "post",
     is_flag=True,
-    help="Compare the three configurations of the AWS post on the bundled model, and two more that split its gain:"
+    help="Compare the three configurations of the AWS post on the bundled model, and three more that divide its gain:"
     " 32 requests of each scenario in a round.",
 )
 @click.option(
@@ -81,10 +120,24 @@ class CompareOptions:
     help="With --aws-post: the folder properties_examples, if it is not beside the package.",
 )
 @count_option("--rounds", 5, "Rounds of each configuration. More rounds find smaller differences.", most=100)
+@click.option(
+    "--precision",
+    type=_Share(),
+    help="Run more rounds until the interval of output tokens/s is so narrow to each side, such as 3%.",
+)
+@click.option(
+    "--time", "max_seconds", type=_Duration(), help="Run more rounds, but start none after this time: 10m."
+)
+@count_option("--max-rounds", 50, "With --precision or --time: the most rounds.", most=1000)
 @load_options(_DEFAULT)
 @seed_option
 @tokenizer_option(
     "Model folder or tokenizer.json for the prompts of all configurations, instead of their own."
+)
+@click.option(
+    "--traces",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the steps of each engine=MPI server that it starts to a file in this folder.",
 )
 @click.option(
     "--output",
@@ -95,15 +148,21 @@ class CompareOptions:
 )
 @json_option
 def compare(
-    paths: tuple[Path, ...],
+    places: tuple[str, ...],
+    settings: tuple[str, ...],
+    attribute: bool,
     post: bool,
     examples: Path | None,
     rounds: int,
+    precision: float | None,
+    max_seconds: float | None,
+    max_rounds: int,
     load: LoadChoice,
     seed: int,
     dialect: str,
     tokenizer: Path | None,
     timeout: float,
+    traces: Path | None,
     output: Path,
     json_path: Path | None,
 ) -> None:
@@ -111,17 +170,24 @@ def compare(
 
     Reports which one is faster, with confidence intervals.
     """
-    _check_paths(paths, post, examples, load)
-    require_folders(output, json_path)
+    require_folders(output, json_path, traces)
+    own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens") if post else ()
+    if own:
+        raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
     try:
+        selection = Selection(places, settings, attribute, post, examples)
         scenarios = aws_post.scenarios(load) if post else (load.scenario(_DEFAULT),)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
-    plan = Plan(scenarios, rounds, seed, dialect, timeout)
-    options = CompareOptions(paths, post, examples, plan, tokenizer, output, json_path)
+    stopping = None
+    if precision is not None or max_seconds is not None:
+        limit = math.inf if max_seconds is None else max_seconds
+        stopping = StoppingRule(precision, max(rounds, max_rounds), limit)
+    plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
+    options = CompareOptions(selection, plan, tokenizer, output, json_path, traces)
     environ = launch.environment()
-    # The caller's admin token is for other servers; these need no /admin routes.
-    start = functools.partial(ServerProcess.start, environ=launch.without_admin_token(environ))
+    # The caller's admin token is for other servers.
+    start = functools.partial(start_server, environ=launch.without_admin_token(environ))
     try:
         with StopSignals() as signals:
             code = run_comparison(options, environ, detect(environ), start)
@@ -134,49 +200,37 @@ def compare(
     sys.exit(code)
 
 
-def _check_paths(paths: Sequence[Path], post: bool, examples: Path | None, load: LoadChoice) -> None:
-    """Raises UsageError for arguments that exclude each other."""
-    if not post:
-        if len(paths) < 2:
-            raise click.UsageError(f"PATH: give at least two configurations (got {len(paths)})")
-        if examples is not None:
-            raise click.UsageError("--examples: only with --aws-post")
-        return
-    if paths:
-        raise click.UsageError(
-            f"PATH: not with --aws-post, which has its own configurations (got {' '.join(map(str, paths))})"
-        )
-    own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens")
-    if own:
-        raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
-
-
 def run_comparison(
     options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer
 ) -> int:
     """Measure, print, write. Returns the exit code.
 
-    Raises: as `ComparisonRunner.run` and `read_configurations`.
+    Raises: as `ComparisonRunner.run` and `read_selection`.
     """
     origin = report.make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     view = view_for(sys.stderr)
+    if options.traces is not None:
+        options.traces.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lmi-compare-") as made:
         try:
-            configs = _read(options, Path(made), environ, machine, view)
+            configs, plan = read_selection(
+                options.selection, options.plan, Path(made), environ, machine, view
+            )
         finally:
             view.finish()
         for sentence in warnings(configs):
             click.echo(f"warning: {sentence}", err=True)
+        tokenizers = tokenizers_for(configs, options.tokenizer)
         logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))
-        tokenizers = {config.name: options.tokenizer or config.model_folder for config in configs}
         try:
-            comparison = ComparisonRunner(configs, options.plan, tokenizers, start, logs, view).run()
+            comparison = ComparisonRunner(configs, plan, tokenizers, start, logs, view, options.traces).run()
         except StopRequested:
             shutil.rmtree(logs, ignore_errors=True)
             raise
         finally:
             view.finish()
-    sections = aws_post.sections(comparison) if options.aws_post else ()
+    sections = [aws_post.section(comparison)] if options.selection.aws_post else []
+    sections += [attribution.section(comparison)] if plan.parts else []
     _publish(options, comparison, origin, sections)
     if comparison.num_failed:
         click.echo(
@@ -187,20 +241,6 @@ def run_comparison(
     return 0
 
 
-def _read(
-    options: CompareOptions, made: Path, environ: Mapping[str, str], machine: Machine, view: ProgressView
-) -> tuple[Configuration, ...]:
-    """Read and prepare the configurations. made: a folder for those that are derived from others."""
-    if options.aws_post:
-        paths = aws_post.named_paths(aws_post.examples_folder(options.examples), made)
-    else:
-        names = names_for(options.paths)
-        paths = tuple(NamedPath(name, path) for name, path in zip(names, options.paths, strict=True))
-    # Most comparisons are of one model: it is looked up once.
-    obtain = functools.cache(lambda source: model_files.obtain(source, view))
-    return read_configurations(paths, environ, machine, obtain)
-
-
 def _publish(
     options: CompareOptions, comparison: Comparison, origin: Provenance, sections: Sequence[Section]
 ) -> None:
@@ -208,7 +248,7 @@ def _publish(
     console = console_for(options.json_path)
     for table in report.terminal_tables(comparison, sections):
         table.print_to(console)
-    for sentence in (*headline(comparison), *caveats(comparison)):
+    for sentence in (*report.findings(comparison), *caveats(comparison)):
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
     options.output.write_text(report.markdown(comparison, origin, sections), encoding="utf-8")
     click.echo(f"report: {options.output}", err=True)

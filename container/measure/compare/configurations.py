@@ -6,15 +6,25 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from container.explain import check as checking
 from container.explain.resolve import CannotServe, obstacles
 from container.machine import Machine
+from container.measure.compare.scrape import scrape
 from container.models.files import ModelNotAvailable
 from container.run import launch
 from lmi_server.config import ModelSource
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
+
+_REPORTED = {
+    "engine": "engine",
+    "dtype": "option.dtype",
+    "paged_attention": "option.paged_attention",
+    "world_size": "option.tensor_parallel_degree",
+}
+"""Options by the label of `lmi_engine_info` that has their value."""
 
 
 class BadConfiguration(Exception):
@@ -34,33 +44,53 @@ class NamedPath:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration that can be served on this machine."""
+    """A configuration that can be served on this machine, or a server that is running."""
 
     name: str
     """Unique within a comparison."""
-    path: Path
-    """Argument for `lmi serve`."""
+    path: Path | None
+    """Argument for `lmi serve`; None for a running server."""
     engine: str
-    """`MPI` or `Python`."""
+    """`MPI` or `Python`; empty for a running server of another kind."""
     model: str
-    """The model as the file names it."""
-    model_folder: Path
-    """The model's files on this disk."""
+    """The model as the file or the running server names it."""
+    model_folder: Path | None
+    """The model's files on this disk; None for a running server."""
     values: dict[str, str]
-    """Effective values by key, as `lmi check` prints them."""
+    """Effective values by key, as `lmi check` prints them; of a running server those that it reports."""
     loading_timeout: float
     """Seconds until the engine must be ready."""
     origin: str = ""
     """As in `NamedPath`."""
+    url: str = ""
+    """Address of a running server, without a trailing slash; empty for one that the comparison starts."""
 
     @property
     def dtype(self) -> str:
         return self.values.get("option.dtype", "")
 
+    @property
+    def batch_limit(self) -> int | None:
+        """The most sequences in a step (engine=MPI) or requests in a batch (engine=Python); None where unknown."""
+        text = self.values.get(
+            "batch_size" if self.engine == "Python" else "option.max_rolling_batch_size", ""
+        )
+        return int(text) if text.isdecimal() else None
 
-def names_for(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The folder name of each path; a name that occurs twice gets a number."""
-    plain = [_plain_name(path) for path in paths]
+    def has_model_of(self, other: Configuration) -> bool:
+        """Whether both serve the same model. Running servers are compared by its name."""
+        if self.model_folder is None or other.model_folder is None:
+            return self.model == other.model
+        return self.model_folder == other.model_folder
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def names_for(places: Sequence[str]) -> tuple[str, ...]:
+    """The folder's name of each path, host and port of each URL; a name that occurs twice gets a number."""
+    plain = [urlsplit(text).netloc if is_url(text) else _plain_name(Path(text)) for text in places]
     names: list[str] = []
     for name in plain:
         numbered = (f"{name}-{number}" for number in itertools.count(1))
@@ -122,6 +152,23 @@ def _read(
     )
 
 
+def read_running(name: str, url: str) -> Configuration:
+    """Describe a running server by its `/metrics`. Raises NoMetrics."""
+    info = scrape(url).engine_info
+    values = {key: info[label] for label, key in _REPORTED.items() if label in info}
+    return Configuration(
+        name=name,
+        path=None,
+        engine=info.get("engine", ""),
+        model=info.get("model", ""),
+        model_folder=None,
+        values=values,
+        loading_timeout=0.0,
+        origin="a running server",
+        url=url,
+    )
+
+
 def differing_values(configs: Sequence[Configuration]) -> dict[str, tuple[str, ...]]:
     """Values of each key that is not the same in all configurations; empty where an engine has no such key."""
     keys = dict.fromkeys(key for config in configs for key in config.values)
@@ -132,7 +179,7 @@ def differing_values(configs: Sequence[Configuration]) -> dict[str, tuple[str, .
 def warnings(configs: Sequence[Configuration]) -> tuple[str, ...]:
     """Sentences on differing models and precisions, which make speeds hard to compare."""
     found = []
-    if len({config.model_folder for config in configs}) > 1:
+    if not all(config.has_model_of(configs[0]) for config in configs):
         models = ", ".join(f"{config.name}: {config.model}" for config in configs)
         found.append(
             f"the configurations serve different models ({models}): their tokens/s may not be comparable"

@@ -32,14 +32,20 @@ class Ratio:
         """The interval excludes 1."""
         return self.low > 1.0 or self.high < 1.0
 
+    @property
+    def smallest_visible(self) -> float:
+        """The smallest measured difference, as a share, that excludes 1 with an interval of this width."""
+        return math.sqrt(self.high / self.low) - 1.0 if self.low else math.inf
 
-def ratio_of_rounds(ratios: Iterable[float], num_intervals: int) -> Ratio | None:
+
+def ratio_of_rounds(ratios: Iterable[float], num_shares: int) -> Ratio | None:
     """Paired t-interval on the logarithms of ratios, one for each round; None without a round.
 
     Args:
         ratios: values that are not positive and finite are left out.
-        num_intervals: intervals reported together. All of them hold with probability 0.95 by Bonferroni's correction.
-            Holm's has more power, but gives no intervals that agree with its decisions.
+        num_shares: shares of the error probability; this interval gets one of them. With one for each interval that
+            is reported, all of them hold with probability 0.95 by Bonferroni's correction. Holm's has more power, but
+            gives no intervals that agree with its decisions.
     """
     logs = [math.log(ratio) for ratio in ratios if 0.0 < ratio < math.inf]
     if not logs:
@@ -47,7 +53,7 @@ def ratio_of_rounds(ratios: Iterable[float], num_intervals: int) -> Ratio | None
     mean = statistics.fmean(logs)
     if len(logs) == 1:
         return Ratio(math.exp(mean), 0.0, math.inf, 1)
-    quantile = t_quantile((1.0 - CONFIDENCE) / num_intervals, len(logs) - 1)
+    quantile = t_quantile((1.0 - CONFIDENCE) / num_shares, len(logs) - 1)
     half_width = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     high = mean + half_width
     return Ratio(

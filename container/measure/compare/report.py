@@ -9,21 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from container.machine import Machine, describe, versions
-from container.measure.compare import tables
+from container.measure.compare import attribution, tables
 from container.measure.compare.caveats import caveats
-from container.measure.compare.results import Comparison
-from container.measure.compare.summary import MEASURES, equality, over_rounds, ratio
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.results import Comparison, StayResult
+from container.measure.compare.summary import (
+    MEASURES,
+    counters,
+    equality,
+    occupancy,
+    over_rounds,
+    ratio,
+)
+from container.measure.compare.tables import Section
 from container.measure.compare.verdict import headline, verdict
 from container.measure.output import Table
 
 _HOW_TO_READ = """\
 Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
 over the rounds: in each round both configurations had the same requests. Its 95 % interval, in brackets, is a paired
-t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: where two configurations do
-not differ at all, at most one report in twenty calls any measure different. A difference is reported when its interval
-excludes 1. Times are measured by the client, from the moment at which a request was due. A KV slot holds one token;
-slots are sampled twice a second, and not reported for engines that leave the KV cache to transformers. Peak memory is
-the sum of the largest resident set of each process; shared pages count in each."""
+t-interval on logarithms, corrected (Bonferroni) for the number of ratios in this report: where configurations do not
+differ at all, at most one report in twenty calls any measure different. A difference is reported when its interval
+excludes 1. "This run could see" names the smallest difference that an interval of that width excludes. Times are
+measured by the client, from the moment at which a request was due. A KV slot holds one token; slots are sampled twice a
+second, and not reported for engines that leave the KV cache to transformers. Peak memory is the sum of the largest
+resident set of each process; shared pages count in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +57,9 @@ def make_provenance(command: str, machine: Machine) -> Provenance:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """An additional section of the report."""
-
-    title: str
-    text: str
-    tables: tuple[Table, ...] = ()
+def findings(comparison: Comparison) -> tuple[str, ...]:
+    """The verdicts and the division of the gain, in sentences."""
+    return (*headline(comparison), *attribution.sentences(comparison))
 
 
 def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) -> tuple[Table, ...]:
@@ -76,7 +82,7 @@ def markdown(comparison: Comparison, provenance: Provenance, sections: Sequence[
     parts = [
         f"# Comparison of {', '.join(names[:-1])} and {names[-1]}",
         f"{len(names)} configurations, served one at a time under the same load:",
-        _bullets(headline(comparison)),
+        _bullets(findings(comparison)),
         f"{summary.title}:",
         summary.markdown(),
         _HOW_TO_READ,
@@ -115,7 +121,7 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> str:
     plan = comparison.plan
     packages = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     warm_up = plan.scenarios[0].warm_up()
-    order = ", ".join(f"{stay.configuration} ({_numbers(stay.rounds)})" for stay in comparison.stays)
+    order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
     lines = [
         f"`{provenance.command}`, {provenance.when}",
         f"machine: {provenance.machine}",
@@ -123,10 +129,16 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> str:
         *(f"{one.name}: each round has {one.describe()}" for one in plan.scenarios),
         "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
-        f"{plan.num_rounds} round{'s' if plan.num_rounds > 1 else ''}, one server at a time, in the order: {order}",
+        f"{comparison.num_rounds} round{'s' if comparison.num_rounds > 1 else ''}"
+        f"{f' ({comparison.stopped})' if plan.stopping else ''}, one server at a time, in the order: {order}",
         f"warm-up of each server, not counted: for each scenario {warm_up.describe()}",
     ]
     return _bullets(lines)
+
+
+def _served(stay: StayResult) -> str:
+    first, *others = stay.configurations or (stay.configuration,)
+    return f"{first}, then by changed settings {' and '.join(others)}" if others else first
 
 
 def _numbers(rounds: Sequence[int]) -> str:
@@ -141,27 +153,37 @@ def json_values(
     return {
         "setting": provenance,
         "plan": comparison.plan,
-        "configurations": [dataclasses.asdict(config) for config in comparison.configs],
+        "configurations": [
+            {**dataclasses.asdict(config), "batch_limit": config.batch_limit} for config in comparison.configs
+        ],
         "rounds": [dataclasses.asdict(result) for result in comparison.rounds],
         "stays": [dataclasses.asdict(stay) for stay in comparison.stays],
+        "stopped": comparison.stopped,
         "summary": [
-            _summary(comparison, config.name, base, scenario.name)
+            _summary(comparison, config, base, scenario.name)
             for scenario in comparison.plan.scenarios
             for config in comparison.configs
         ],
+        "attribution": attribution.json_values(comparison),
         "sections": [dataclasses.asdict(section) for section in sections],
         "caveats": caveats(comparison),
     }
 
 
-def _summary(comparison: Comparison, name: str, base: str, scenario: str) -> dict[str, Any]:
+def _summary(comparison: Comparison, config: Configuration, base: str, scenario: str) -> dict[str, Any]:
     """One configuration in one scenario."""
+    name = config.name
     compared = () if name == base else MEASURES
+    results = comparison.of(name, scenario)
+    ratios = {one.key: ratio(comparison, name, base, scenario, one) for one in MEASURES}
     return {
         "configuration": name,
         "scenario": scenario,
         "figures": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
-        "ratios_to_first": {one.key: ratio(comparison, name, base, scenario, one) for one in MEASURES},
+        "ratios_to_first": ratios,
+        "smallest_visible": {key: one.smallest_visible for key, one in ratios.items() if one},
         "verdicts": {one.key: verdict(comparison, name, base, scenario, one) for one in compared},
+        "batch_occupancy": occupancy(config, results),
+        "counters": counters(results),
         "tokens_of_first": equality(comparison, name, base, scenario),
     }

@@ -24,6 +24,8 @@ import math
 from dataclasses import dataclass, field
 
 from container.measure.bench.figures import Figures
+from container.measure.bench.load import RequestOutcome
+from container.measure.bench.workload import BenchRequest
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan
 from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
@@ -43,6 +45,18 @@ class RequestTiming:
     output_tokens: int
     error: str
     """Empty if it succeeded."""
+
+    @classmethod
+    def of(cls, outcome: RequestOutcome, request: BenchRequest, error: str) -> RequestTiming:
+        return cls(
+            due=outcome.scheduled,
+            sent=outcome.sent,
+            first_token=outcome.token_times[0] if outcome.token_times else math.nan,
+            ended=outcome.ended,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=outcome.output_tokens,
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True)

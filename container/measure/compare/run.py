@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
+import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from container.measure.bench.arrivals import UserSession
@@ -16,14 +20,18 @@ from container.measure.bench.load import LoadRun, run_with_progress
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchRequest, load_tokenizer, make_requests
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.plan import Plan, Stay, stays
-from container.measure.compare.results import Comparison, RoundResult, StayResult
+from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
+from container.measure.compare.plan import Plan, in_turn
+from container.measure.compare.results import Comparison, RequestTiming, RoundResult, StayResult
 from container.measure.compare.scrape import MetricsSnapshot, kv_use, sampling, scrape
 from container.measure.compare.server_process import ReadyServer, StartServer
+from container.measure.compare.stopping import reason_to_stop
 from container.measure.numbers import number, seconds
 from container.progress import ProgressView
+from container.run import launch
 
 _SIGNAL_SECONDS = 0.5
+_END_SECONDS = 5.0
 _SETTLE_SECONDS = 5.0
 _SETTLE_POLL_SECONDS = 0.05
 
@@ -32,6 +40,27 @@ _SETTLE_POLL_SECONDS = 0.05
 def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequest, ...]:
     """Requests of one round, the same for configurations with the same tokenizer. Raises BenchError."""
     return make_requests(scenario.workload, load_tokenizer(tokenizer), seed)
+
+
+@dataclass(slots=True)
+class _Life:
+    """A server that is up. Changed by the runner."""
+
+    server: ReadyServer
+    shared: SharedServer
+    step_trace: str
+    rounds: list[int] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    """Names of configurations."""
+
+    def result(self) -> StayResult:
+        return StayResult(
+            configuration=self.served[0],
+            rounds=tuple(dict.fromkeys(self.rounds)),
+            start_up_seconds=self.server.start_up_seconds,
+            peak_memory_bytes=self.server.peak_memory(),
+            configurations=tuple(dict.fromkeys(self.served)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,90 +74,152 @@ class ComparisonRunner:
     start: StartServer
     log_folder: Path
     view: ProgressView
+    trace_folder: Path | None = None
+    """For a file with the steps of each life of a server; None: steps are not traced."""
+    admin_token: str = field(default_factory=secrets.token_urlsafe, repr=False)
+    """Of the servers that it starts and changes."""
 
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
         Raises: ServerFailed, NoMetrics, BenchError.
         """
+        shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
-        lives: list[StayResult] = []
-        by_name = {config.name: config for config in self.configs}
-        for place, stay in enumerate(stays(list(by_name), self.plan.num_rounds), start=1):
-            results, life = self._stay(by_name[stay.configuration], stay, place)
-            rounds += results
-            lives.append(life)
-        return Comparison(self.configs, self.plan, tuple(rounds), tuple(lives))
+        stays: list[StayResult] = []
+        life: _Life | None = None
+        began = time.monotonic()
+        try:
+            for number in itertools.count(1):
+                self._make_requests(number)  # before a server runs that would have to wait for them
+                for name in in_turn(list(shared), number):
+                    if life is not None and life.shared is not shared[name]:
+                        stays.append(life.result())
+                        life.server.stop()
+                        life = None
+                    life = life or self._start(shared[name], len(stays) + 1, name, number)
+                    rounds += self._rounds(life, name, number)
+                made = Comparison(self.configs, self.plan, tuple(rounds), tuple(stays))
+                if reason := reason_to_stop(made, time.monotonic() - began):
+                    break
+            if life is not None:
+                made = replace(made, stays=(*stays, life.result()), stopped=reason)
+                life.server.stop()
+            return made
+        finally:
+            if life is not None:
+                life.server.kill()
 
-    def _stay(self, config: Configuration, stay: Stay, place: int) -> tuple[list[RoundResult], StayResult]:
-        tokenizer = self.tokenizers[config.name]
-        for scenario in self.plan.scenarios:  # made before a server runs that would have to wait for them
-            for round_number in stay.rounds:
-                _requests(tokenizer, scenario, self.plan.round_seed(round_number))
+    def _make_requests(self, number: int) -> None:
+        seed = self.plan.round_seed(number)
+        for tokenizer in self.tokenizers.values():
+            for scenario in self.plan.scenarios:
+                _requests(tokenizer, scenario, seed)
+
+    def _start(self, shared: SharedServer, place: int, name: str, number: int) -> _Life:
+        """Start a server for its configuration `name`, and warm it up. number: of its first round."""
+        config = shared.started_as
+        stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
+        variables = {launch.ADMIN_TOKEN: self.admin_token} if shared.switches else {}
+        trace = ""
+        if self.trace_folder is not None and config.engine == "MPI" and not config.url:
+            trace = str(self.trace_folder.absolute() / f"{stem}.jsonl")
+            variables["OPTION_STEP_TRACE"] = trace
         self.view.start(f"{config.name}: starting")
-        server = self.start(config, self.log_folder / f"{place:02}-{config.name}.log")
+        server = self.start(config, self.log_folder / f"{stem}.log", variables)
         try:
             self.view.finish()
-            self.view.say(f"{config.name}: ready after {server.start_up_seconds:.1f} s")
+            if server.start_up_seconds is not None:
+                self.view.say(f"{config.name}: ready after {server.start_up_seconds:.1f} s")
             for scenario in self.plan.scenarios:
                 short = scenario.warm_up()
-                seed = self.plan.warm_up_seed(stay.rounds[0])
-                sessions = short.arrivals.sessions(_requests(tokenizer, short, seed), seed)
-                self._load(server, sessions, f"{config.name}: {short.name}")
-            results = [
-                self._round(config.name, server, scenario, round_number)
-                for round_number in stay.rounds
-                for scenario in self.plan.scenarios
-            ]
-            life = StayResult(config.name, stay.rounds, server.start_up_seconds, server.peak_memory())
-            server.stop()
-        finally:
+                seed = self.plan.warm_up_seed(number)
+                sessions = short.arrivals.sessions(_requests(self.tokenizers[name], short, seed), seed)
+                self._load(server, name, sessions, f"{config.name}: {short.name}")
+        except BaseException:
             server.kill()
-        return results, life
+            raise
+        return _Life(server, shared, trace)
 
-    def _round(self, name: str, server: ReadyServer, scenario: Scenario, round_number: int) -> RoundResult:
-        seed = self.plan.round_seed(round_number)
+    def _rounds(self, life: _Life, name: str, number: int) -> list[RoundResult]:
+        """All scenarios of one round of a configuration."""
+        if life.shared.switches:
+            change_settings(name, life.server.url, self.admin_token, life.shared.settings(name))
+        results = [self._round(life, name, scenario, number) for scenario in self.plan.scenarios]
+        life.served.append(name)
+        life.rounds.append(number)
+        return results
+
+    def _round(self, life: _Life, name: str, scenario: Scenario, number: int) -> RoundResult:
+        server, seed = life.server, self.plan.round_seed(number)
         requests = _requests(self.tokenizers[name], scenario, seed)
         sessions = scenario.arrivals.sessions(requests, seed)
-        title = f"{name}: round {round_number} of {self.plan.num_rounds}, {scenario.name}"
+        title = f"{name}: round {number}{self._of_rounds()}, {scenario.name}"
         before = _scrape_when_idle(server.url)
+        began = time.monotonic()
         with sampling(lambda: scrape(server.url)) as samples:
-            run = self._load(server, sessions, title)
+            run = self._load(server, name, sessions, title)
+        ended = time.monotonic()
+        after = _scrape_when_idle(server.url)
+        failures = [
+            failure(outcome, request) for outcome, request in zip(run.outcomes, requests, strict=True)
+        ]
         result = RoundResult(
             configuration=name,
             scenario=scenario.name,
-            round=round_number,
+            round=number,
             figures=figures(run, requests),
             token_ids=tuple(
-                () if failure(outcome, request) else outcome.token_ids
-                for outcome, request in zip(run.outcomes, requests, strict=True)
+                () if failed else outcome.token_ids
+                for outcome, failed in zip(run.outcomes, failures, strict=True)
             ),
-            batches=_scrape_when_idle(server.url).batches_since(before),
+            batches=after.batches_since(before),
             kv=kv_use(samples),
+            counters=after.counters_since(before),
+            requests=tuple(
+                RequestTiming.of(outcome, request, failed)
+                for outcome, request, failed in zip(run.outcomes, requests, failures, strict=True)
+            ),
+            began=began,
+            ended=ended,
+            step_trace=life.step_trace if Path(life.step_trace).is_file() else "",
         )
         self.view.say(_one_line(title, result))
         return result
 
-    def _load(self, server: ReadyServer, sessions: Sequence[UserSession], title: str) -> LoadRun:
+    def _of_rounds(self) -> str:
+        return "" if self.plan.stopping else f" of {self.plan.num_rounds}"
+
+    def _load(self, server: ReadyServer, name: str, sessions: Sequence[UserSession], title: str) -> LoadRun:
         """Put the load on from another thread, so that this one handles a stop signal at once."""
-        with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+        done: Future[LoadRun] = Future()
+
+        def work() -> None:
             try:
-                future = pool.submit(
-                    run_with_progress,
+                run = run_with_progress(
                     server.url,
                     DIALECTS[self.plan.dialect],
                     sessions,
                     self.plan.timeout_seconds,
                     self.view,
                     title,
+                    tenant_headers(self.configs, name),
                 )
-                # Python runs signal handlers only in this thread, and only when it wakes up.
-                while not wait([future], _SIGNAL_SECONDS).done:
-                    pass
-                return future.result()
-            except BaseException:
-                server.kill()  # ends the requests in flight, and with them the other thread
-                raise
+                done.set_result(run)
+            except BaseException as error:
+                done.set_exception(error)
+
+        thread = threading.Thread(target=work, name="load", daemon=True)
+        thread.start()
+        try:
+            # Python runs signal handlers only in this thread, and only when it wakes up.
+            while not wait([done], _SIGNAL_SECONDS).done:
+                pass
+            return done.result()
+        except BaseException:
+            server.kill()  # ends the requests in flight, and with them the other thread
+            thread.join(_END_SECONDS)  # that of a server which keeps running ends with this process
+            raise
 
 
 def _one_line(title: str, result: RoundResult) -> str:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -90,9 +90,12 @@ class RoundCounters:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Samples of `/metrics` by name, summed over label sets."""
+    """Samples of `/metrics`."""
 
     samples: dict[str, float]
+    """By name, summed over label sets."""
+    engine_info: dict[str, str] = field(default_factory=dict)
+    """Labels of `lmi_engine_info`; none for a server of another kind."""
 
     def batches_since(self, before: MetricsSnapshot) -> BatchSizes | None:
         """Batches since an earlier snapshot; None without a histogram of batch sizes, or when nothing ran."""
@@ -134,13 +137,16 @@ class MetricsSnapshot:
 def parse_metrics(text: str) -> MetricsSnapshot:
     """Read the text format of Prometheus. Raises NoMetrics when it is something else."""
     samples: dict[str, float] = {}
+    info: dict[str, str] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+                if sample.name == "lmi_engine_info":
+                    info = dict(sample.labels)
     except ValueError as error:
         raise NoMetrics(f"/metrics is not in the text format of Prometheus: {error}") from error
-    return MetricsSnapshot(samples)
+    return MetricsSnapshot(samples, info)
 
 
 def scrape(url: str) -> MetricsSnapshot:

@@ -45,10 +45,13 @@ class ServerFailed(Exception):
 class ReadyServer(Protocol):
     """A server that answers requests."""
 
-    url: str
-    """`http://host:port`."""
-    start_up_seconds: float
-    """From the start of the process to the first 200 of `/ping`."""
+    @property
+    def url(self) -> str:
+        """`http://host:port`."""
+
+    @property
+    def start_up_seconds(self) -> float | None:
+        """From the start of the process to the first 200 of `/ping`; None where it was running before."""
 
     def peak_memory(self) -> int | None:
         """Sum of the peak resident sets of its processes, bytes; None where they are unknown."""
@@ -60,8 +63,33 @@ class ReadyServer(Protocol):
         """Stop it at once, whatever its state; harmless after its end."""
 
 
-StartServer = Callable[[Configuration, Path], ReadyServer]
-"""Starts a configuration with its log in the given file and returns when it is ready. Raises ServerFailed."""
+StartServer = Callable[[Configuration, Path, Mapping[str, str]], ReadyServer]
+"""Starts a configuration and returns when it is ready. The file is for its log; the variables are added to its
+environment. Raises ServerFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that somebody else started. It is left alone."""
+
+    url: str
+    start_up_seconds: float | None = None
+
+    def peak_memory(self) -> int | None:
+        return None
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def start_server(
+    config: Configuration, log_path: Path, variables: Mapping[str, str], environ: Mapping[str, str]
+) -> ReadyServer:
+    """As `StartServer`. environ: the environment of servers."""
+    if config.url:
+        return RunningServer(config.url)
+    return ServerProcess.start(config, log_path, {**environ, **variables})
 
 
 class ServerProcess:
@@ -81,6 +109,8 @@ class ServerProcess:
     @classmethod
     def start(cls, config: Configuration, log_path: Path, environ: Mapping[str, str]) -> Self:
         """Start and wait until `/ping` answers 200. Raises ServerFailed."""
+        if config.path is None:
+            raise ValueError(f"{config.name} is a running server")
         command = [sys.executable, "-m", "container", "serve", str(config.path.resolve())]
         command += ["--host", _HOST, "--port"]
         return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from container.measure.bench.figures import Figures
+from container.measure.compare.configurations import Configuration
 from container.measure.compare.interval import Ratio, ratio_of_rounds
-from container.measure.compare.results import Comparison
+from container.measure.compare.results import Comparison, RoundResult
+from container.measure.compare.scrape import RoundCounters
 from container.measure.numbers import NOTHING, number
 
 
@@ -100,9 +103,28 @@ def ratio(comparison: Comparison, name: str, base: str, scenario: str, measure: 
         for result in comparison.of(name, scenario)
         if below.get(result.round)
     ]
-    # All intervals that a report may show: each measure of each pair of configurations in each scenario.
-    num_intervals = math.comb(len(comparison.configs), 2) * len(comparison.plan.scenarios) * len(MEASURES)
-    return ratio_of_rounds(ratios, num_intervals)
+    names = [config.name for config in comparison.configs]
+    return ratio_of_rounds(ratios, comparison.plan.num_error_shares(names, len(MEASURES)))
+
+
+def mean_batch(results: Iterable[RoundResult]) -> float | None:
+    """Mean over all batches of all rounds; None where no server counts batches."""
+    batches = [result.batches for result in results if result.batches]
+    total = sum(batch.mean * batch.count for batch in batches)
+    return total / sum(batch.count for batch in batches) if batches else None
+
+
+def occupancy(config: Configuration, results: Iterable[RoundResult]) -> float | None:
+    """Mean batch as a share of the largest one that the configuration allows; None where either is unknown."""
+    mean = mean_batch(results)
+    return mean / config.batch_limit if mean is not None and config.batch_limit else None
+
+
+def counters(results: Iterable[RoundResult]) -> RoundCounters:
+    """Sums over rounds; None where no round has the counter."""
+    found = [dataclasses.asdict(result.counters) for result in results]
+    known = {name: [one[name] for one in found if one[name] is not None] for name in RoundCounters.__slots__}
+    return RoundCounters(**{name: sum(values) if values else None for name, values in known.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +154,8 @@ def equality(comparison: Comparison, name: str, base: str, scenario: str) -> Equ
 
     None for a configuration with itself, for different models, and where no token ids are known.
     """
-    folders = {config.model_folder for config in comparison.configs if config.name in (name, base)}
-    if name == base or len(folders) > 1:
+    named = {config.name: config for config in comparison.configs}
+    if name == base or not named[name].has_model_of(named[base]):
         return None
     below = {result.round: result.token_ids for result in comparison.of(base, scenario)}
     num_requests = 0

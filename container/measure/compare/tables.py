@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from container.measure.compare.configurations import differing_values
+from dataclasses import dataclass
+
+from container.measure.compare.configurations import Configuration, differing_values
 from container.measure.compare.results import Comparison, RoundResult
 from container.measure.compare.summary import (
     LATENCY_P90,
     MEASURES,
     TOKENS_PER_SECOND,
     Equality,
+    counters,
     equality,
+    mean_batch,
     median,
+    occupancy,
     over_rounds,
     ratio,
     spread,
@@ -22,6 +27,15 @@ from container.measure.output import Table
 
 _SCALES = {"/s": 1.0, "s": 1.0, "ms": 1000.0}
 _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """An additional section of the report."""
+
+    title: str
+    text: str
+    tables: tuple[Table, ...] = ()
 
 
 def short_table(comparison: Comparison) -> Table:
@@ -42,7 +56,7 @@ def short_table(comparison: Comparison) -> Table:
         *("scenario", "configuration", TOKENS_PER_SECOND.title, f"times {base}"),
         *(LATENCY_P90.title_with_unit, f"times {base}", "answers with the same tokens"),
     )
-    rounds = comparison.plan.num_rounds
+    rounds = comparison.num_rounds
     title = "one round" if rounds == 1 else f"medians of {rounds} rounds, ratios with 95 % intervals"
     return Table(f"summary: {title}", header, tuple(rows), num_left=2)
 
@@ -81,19 +95,24 @@ def ratios_table(comparison: Comparison, scenario: str) -> Table:
 
 
 def servers_table(comparison: Comparison, scenario: str) -> Table:
-    """Batch sizes, KV cache and tokens of the servers."""
+    """Batch sizes, KV cache, counters and tokens of the servers."""
     base = comparison.configs[0].name
     columns = []
     for config in comparison.configs:
         results = comparison.of(config.name, scenario)
         same = equality(comparison, config.name, base, scenario)
+        counted = counters(results)
         waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
         columns.append(
             (
-                _mean_batch(results, _BATCH_UNITS[config.engine]),
+                _batch(results, config.engine),
+                percent(occupancy(config, results)),
                 _kv(results, peak=False),
                 _kv(results, peak=True),
                 percent(waste.value if waste else None),
+                percent(counted.wasted_share),
+                NOTHING if counted.preemptions is None else str(counted.preemptions),
+                percent(counted.prefix_hit_share),
                 _share_identical(same),
                 _where(same),
                 str(sum(result.figures.num_errors for result in results)),
@@ -101,9 +120,13 @@ def servers_table(comparison: Comparison, scenario: str) -> Table:
         )
     titles = (
         "batch, mean",
+        "batch occupancy: mean batch of the largest",
         "KV slots allocated, mean",
         "KV slots allocated, peak",
         "waste: allocated slots without a token",
+        "tokens computed for nothing: padding, ended rows, recomputed",
+        "preemptions",
+        "prompt tokens found in the prefix cache",
         f"answers with the tokens of {base}",
         "first difference at output token",
         "failed requests",
@@ -117,17 +140,23 @@ def configurations_table(comparison: Comparison) -> Table:
     """Each configuration, with the start-up time and peak memory of its server."""
     rows = []
     for config in comparison.configs:
-        lives = [stay for stay in comparison.stays if stay.configuration == config.name]
+        lives = [
+            stay for stay in comparison.stays if config.name in (stay.configuration, *stay.configurations)
+        ]
         peaks = [stay.peak_memory_bytes for stay in lives if stay.peak_memory_bytes is not None]
-        start = median(stay.start_up_seconds for stay in lives)
+        start = median(stay.start_up_seconds for stay in lives if stay.start_up_seconds is not None)
         rows.append(
             (
-                *(config.name, config.origin or str(config.path), config.engine, config.model),
-                *(f"{spread(start)} s", gibibytes(max(peaks, default=None))),
+                *(config.name, _origin(config), config.engine or NOTHING, config.model or NOTHING),
+                *(f"{spread(start)} s" if start else NOTHING, gibibytes(max(peaks, default=None))),
             )
         )
     header = ("configuration", "from", "engine", "model", "start-up", "peak memory")
     return Table("the configurations", header, tuple(rows), num_left=4)
+
+
+def _origin(config: Configuration) -> str:
+    return f"{config.origin}, {config.url}" if config.url else config.origin or str(config.path)
 
 
 def differences_table(comparison: Comparison) -> Table:
@@ -141,17 +170,13 @@ def differences_table(comparison: Comparison) -> Table:
 
 
 def _rounds(comparison: Comparison) -> str:
-    count = comparison.plan.num_rounds
+    count = comparison.num_rounds
     return "one round" if count == 1 else f"medians of {count} rounds (smallest to largest)"
 
 
-def _mean_batch(results: tuple[RoundResult, ...], unit: str) -> str:
-    """Mean over all batches of all rounds."""
-    batches = [result.batches for result in results if result.batches]
-    if not batches:
-        return NOTHING
-    total = sum(batch.mean * batch.count for batch in batches)
-    return f"{number(total / sum(batch.count for batch in batches))} {unit}"
+def _batch(results: tuple[RoundResult, ...], engine: str) -> str:
+    mean = mean_batch(results)
+    return NOTHING if mean is None else f"{number(mean)} {_BATCH_UNITS.get(engine, '')}"
 
 
 def _kv(results: tuple[RoundResult, ...], peak: bool) -> str:

@@ -33,7 +33,8 @@ def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure
         return _difference(seen, name, base, measure)
     bound = max(seen.high, 1 / seen.low) - 1 if seen.low else float("inf")
     if bound <= _LARGEST_BOUND:
-        return f"no difference larger than {percent(bound)} between {name} and {base}"
+        visible = percent(seen.smallest_visible)
+        return f"no difference larger than {percent(bound)} between {name} and {base} (this run could see {visible})"
     low, high = number(seen.low), number(seen.high)
     return f"too few rounds: {name} may be at {low} to {high} times the figure of {base}"
 

@@ -65,6 +65,7 @@ class SeenRequest:
     """The client's address: the same one is the same connection."""
     arrived: float
     """perf_counter, as all times here."""
+    headers: dict[str, str]
     token_times: list[float] = field(default_factory=list)
     """When each token was written."""
     ended: float = 0.0
@@ -128,7 +129,7 @@ class _Handler(QuietHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        seen = SeenRequest(self.path, body, self.client_address, time.perf_counter())
+        seen = SeenRequest(self.path, body, self.client_address, time.perf_counter(), dict(self.headers))
         plan = self.server.owner.begin(seen)
         try:
             if plan.status != 200:

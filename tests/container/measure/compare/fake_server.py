@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.server_process import ReadyServer, ServerFailed
-from tests.container.measure.bench.scripted_server import Script, ScriptedServer
+from tests.container.measure.bench.scripted_server import Script, ScriptedServer, SeenRequest
 
 Token = Callable[[str, int], int]
 """(prompt, position) -> token id."""
@@ -55,6 +55,10 @@ class FakeServer:
         self.url = self._server.url
         journal.append(f"start {config.name}")
 
+    @property
+    def seen(self) -> list[SeenRequest]:
+        return self._server.seen
+
     def peak_memory(self) -> int | None:
         return 1 << 20
 
@@ -95,6 +99,7 @@ class FakeServer:
             f"lmi_batch_size_count {count}",
             f"lmi_batch_size_sum {3 * count}",
         ]
+        lines += ["# TYPE lmi_preemptions_total counter", f"lmi_preemptions_total {len(self.prompts)}"]
         blocks = {"blocks_total": 10, "blocks_free": 8, "blocks_cached": 0}
         for name, value in (
             {**blocks, "slots_total": 160, "slots_unfilled": 16}.items() if self.behaviour.kv else ()
@@ -110,8 +115,11 @@ class FakeServers:
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
     lives: dict[str, list[FakeServer]] = field(default_factory=dict)
+    variables: list[dict[str, str]] = field(default_factory=list)
+    """Of each start."""
 
-    def __call__(self, config: Configuration, log: Path) -> ReadyServer:
+    def __call__(self, config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        self.variables.append(dict(variables))
         life = FakeServer(config, self.behaviours.get(config.name, Behaviour()), self.journal)
         self.lives.setdefault(config.name, []).append(life)
         return life

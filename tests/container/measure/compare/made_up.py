@@ -12,10 +12,11 @@ from container.measure.bench.lengths import Fixed
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import Workload
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.plan import Plan, stays
+from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, RoundResult, StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse
+from tests.bench.stays import stays
 
 
 def make_scenario(
@@ -93,13 +94,15 @@ def make_comparison(
     configs: Sequence[Configuration],
     rounds: Sequence[RoundResult],
     scenarios: Sequence[Scenario] = (SCENARIO,),
+    plan: Plan | None = None,
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
     lives = tuple(
         StayResult(stay.configuration, stay.rounds, 3.0, 1 << 30)
         for stay in stays([config.name for config in configs], num_rounds)
     )
-    return Comparison(tuple(configs), Plan(tuple(scenarios), num_rounds, seed=0), tuple(rounds), lives)
+    plan = plan or Plan(tuple(scenarios), num_rounds, seed=0)
+    return Comparison(tuple(configs), plan, tuple(rounds), lives)
 
 
 def compare_speeds(speeds: Mapping[str, Sequence[float]], scenario: Scenario = SCENARIO) -> Comparison:

@@ -13,6 +13,7 @@ from container.measure.bench.workload import Workload, load_tokenizer, make_requ
 from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
+from container.measure.compare.plan import StoppingRule
 from container.measure.compare.server_process import StartServer
 from tests.container.measure.compare.made_up import make_configuration
 from tests.lmi_server.fakes import build_model_folder
@@ -24,6 +25,21 @@ from tests.lmi_server.fakes import build_model_folder
         ([], "PATH: give at least two configurations (got 0)"),
         (["one"], "(got 1)"),
         (["one", "two", "--examples", "x"], "--examples: only with --aws-post"),
+        (
+            ["one", "two", "--set", "option.dtype=fp32,bf16"],
+            "--set: give one file or folder with it (got one two)",
+        ),
+        (["http://x:1", "--set", "option.dtype=fp32"], "--set: give one file or folder"),
+        (["one", "--set", "option.dtipe=fp32"], "unknown key (got option.dtipe); did you mean option.dtype?"),
+        (["one", "--set", "option.dtype=fp32,fp32"], "allowed: option.dtype=1,2,4, each key once"),
+        (["one", "--set", "option.dtype"], "each key once"),
+        (["one", "--set", f"job_queue_size={','.join(map(str, range(1, 34)))}"], "allowed: at most 32"),
+        (["one", "--attribute"], "--attribute: give one dynamic and one rolling configuration (got 1)"),
+        (["one", "http://"], "URL: not the address of a server"),
+        (["one", "two", "--precision", "3"], "such as 3%"),
+        (["one", "two", "--precision", "0%"], "above 0"),
+        (["one", "two", "--time", "10"], "such as 10m"),
+        (["--aws-post", "--attribute"], "--attribute: not with --aws-post"),
         (["--aws-post", "one"], "PATH: not with --aws-post, which has its own configurations (got one)"),
         (["--aws-post", "--input-tokens", "32"], "--input-tokens: not with --aws-post"),
         (["--aws-post", "--lengths", "fixed"], "--lengths: not with --aws-post"),
@@ -95,6 +111,15 @@ def test_a_fixed_load_is_one_option_away(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert scenario.workload == Workload(Fixed(32), Fixed(128), 32)
 
 
+def test_a_precision_and_a_time_are_a_stopping_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert asked_by(["one", "two"], monkeypatch, tmp_path).plan.stopping is None
+    options = ["--precision", "2.5%", "--time", "10m", "--max-rounds", "20"]
+    plan = asked_by(["one", "two", *options], monkeypatch, tmp_path).plan
+    assert (plan.stopping, plan.num_rounds) == (StoppingRule(0.025, 20, 600.0), 5)
+    many = asked_by(["one", "two", "--precision", "3 %", "--rounds", "60"], monkeypatch, tmp_path).plan
+    assert many.stopping == StoppingRule(0.03, 60)
+
+
 def test_the_posts_scenarios_keep_their_own_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first, second = asked_by(["--aws-post"], monkeypatch, tmp_path).plan.scenarios
     assert first.workload == Workload(Fixed(32), Fixed(128), 32)
@@ -111,11 +136,14 @@ def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
         environs.append(environ)
 
     def run(options: CompareOptions, environ: object, machine: object, start: StartServer) -> int:
-        start(make_configuration("a"), tmp_path / "log")
+        start(make_configuration("a"), tmp_path / "log", {})
         return 0
 
     monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
     monkeypatch.setattr(compare_command.ServerProcess, "start", start)
     monkeypatch.setattr(compare_command, "run_comparison", run)
     CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
-    assert [("LMI_ADMIN_TOKEN" in environ, "PATH" in environ) for environ in environs] == [(False, True)]
+    (environ,) = environs
+    assert "LMI_ADMIN_TOKEN" not in environ
+    assert environ["PATH"]
+    assert environ["EXTRA"] == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import pytest
 from container.machine import Machine
 from container.measure.compare.configurations import (
     BadConfiguration,
+    Configuration,
     NamedPath,
     differing_values,
     names_for,
     read_configurations,
+    read_running,
     warnings,
 )
 from container.models.files import ModelNotAvailable
 from lmi_server.config import ModelSource
+from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.container.measure.compare.made_up import make_configuration
 
 MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
@@ -58,7 +62,7 @@ def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_
     one, two, three = (write_configuration(tmp_path / name) for name in ("x/paged", "y/paged", "plain"))
     file = tmp_path / "fast.properties"
     file.write_text("engine=MPI\n")
-    assert names_for([one, two / "serving.properties", three, file]) == (
+    assert names_for([*map(str, (one, two / "serving.properties", three, file))]) == (
         "paged-1",
         "paged-2",
         "plain",
@@ -68,7 +72,36 @@ def test_configurations_are_named_after_their_folders_and_numbered_when_that_is_
 
 def test_a_number_that_a_folder_has_already_is_left_to_it(tmp_path: Path) -> None:
     paths = [write_configuration(tmp_path / name) for name in ("x/a", "y/a", "a-1")]
-    assert names_for(paths) == ("a-2", "a-3", "a-1")
+    assert names_for([*map(str, paths)]) == ("a-2", "a-3", "a-1")
+
+
+def test_running_servers_are_named_after_host_and_port() -> None:
+    places = ["http://127.0.0.1:8080", "https://models.example/prefix", "http://127.0.0.1:8080"]
+    assert names_for(places) == ("127.0.0.1:8080-1", "models.example", "127.0.0.1:8080-2")
+
+
+def test_a_running_server_is_described_by_its_metrics() -> None:
+    labels = 'model="m",engine="MPI",world_size="2",device="cpu",dtype="fp32",paged_attention="true"'
+    text = f"# TYPE lmi_engine_info gauge\nlmi_engine_info{{{labels}}} 1\n"
+    with ScriptedServer(lambda number, body: Script(), metrics=text.encode) as server:
+        found = read_running("one", server.url)
+    assert (found.engine, found.model, found.dtype, found.url) == ("MPI", "m", "fp32", server.url)
+    assert found.values["option.tensor_parallel_degree"] == "2"
+    assert found.batch_limit is None
+    assert found.has_model_of(dataclasses.replace(make_configuration("a"), model="m"))
+    assert not found.has_model_of(make_configuration("a"))
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (make_configuration("a", max_rolling_batch_size="32"), 32),
+        (make_configuration("a"), None),
+        (make_configuration("a", engine="Python", max_rolling_batch_size="32"), None),
+    ],
+)
+def test_the_largest_batch_of_a_configuration(config: Configuration, limit: int | None) -> None:
+    assert config.batch_limit == limit
 
 
 def test_differences_are_those_of_effective_values_defaults_and_decisions_included(

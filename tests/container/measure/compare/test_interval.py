@@ -34,7 +34,7 @@ def test_quantiles_are_those_of_published_tables(
 
 
 def test_an_interval_by_hand() -> None:
-    found = ratio_of_rounds([1.1, 1.2, 1.1, 1.2], num_intervals=1)
+    found = ratio_of_rounds([1.1, 1.2, 1.1, 1.2], num_shares=1)
     assert found is not None
     centre = math.sqrt(1.1 * 1.2)
     deviation = math.log(1.2 / 1.1) / 2 * math.sqrt(4 / 3)
@@ -42,6 +42,7 @@ def test_an_interval_by_hand() -> None:
     assert (found.value, found.low, found.high) == pytest.approx(
         (centre, centre / half_width, centre * half_width), rel=1e-5
     )
+    assert found.smallest_visible == pytest.approx(half_width - 1, rel=1e-5)
     assert found.differs
     assert not Ratio(1.1, 0.99, 1.2, 5).differs
 
@@ -50,7 +51,7 @@ def test_few_rounds_leave_much_open_and_one_leaves_everything_open() -> None:
     assert ratio_of_rounds([4.0], 1) == Ratio(pytest.approx(4.0), 0.0, math.inf, 1)
     widths = []
     for count in (2, 4, 8, 16):
-        found = ratio_of_rounds([0.95, 1.05] * (count // 2), num_intervals=7)
+        found = ratio_of_rounds([0.95, 1.05] * (count // 2), num_shares=7)
         assert found is not None
         widths.append(found.high / found.low)
     assert widths == sorted(widths, reverse=True)
@@ -65,7 +66,7 @@ def test_rounds_without_a_ratio_are_left_out() -> None:
 
 
 def test_intervals_too_wide_for_a_number_are_unbounded() -> None:
-    found = ratio_of_rounds([1e-5, 1e5], num_intervals=100)
+    found = ratio_of_rounds([1e-5, 1e5], num_shares=100)
     assert found is not None
     assert (found.low, found.high) == (0.0, math.inf)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.measure.compare.plan import Plan, Stay, stays
+from container.measure.compare.plan import EARLY_STOP_FACTOR, Part, Plan, StoppingRule
+from tests.bench.stays import Stay, stays
+from tests.container.measure.compare.made_up import make_scenario
 
 
 def test_rounds_run_there_and_back_and_neighbours_share_a_server() -> None:
@@ -45,3 +48,16 @@ def test_every_round_and_the_warm_up_have_seeds_of_their_own() -> None:
     rounds = [plan.round_seed(number) for number in range(1, 6)]
     warm_ups = [plan.warm_up_seed(number) for number in range(1, 6)]
     assert len({*rounds, *warm_ups}) == 10
+
+
+def test_each_pair_of_each_scenario_and_measure_gets_a_share_of_the_error() -> None:
+    names = ["a", "b", "c"]
+    plan = Plan((make_scenario("one", 8, 4, 2, 2), make_scenario("two", 8, 4, 2, 2)), 5, seed=0)
+    assert plan.num_error_shares(names, num_measures=7) == 2 * 2 * 7
+    split = dataclasses.replace(plan, parts=(Part("paging", "c", "b"), Part("kernels", "b", "a")))
+    assert split.num_error_shares(names, num_measures=7) == 3 * 2 * 7
+    more = dataclasses.replace(split, further_pairs=(("c", "a"), ("a", "c")))
+    assert more.num_error_shares(names, num_measures=1) == 4 * 2
+    for precision, factor in ((None, 1), (0.03, EARLY_STOP_FACTOR)):
+        stopping = dataclasses.replace(plan, stopping=StoppingRule(precision, 50))
+        assert stopping.num_error_shares(names, num_measures=7) == 2 * 2 * 7 * factor

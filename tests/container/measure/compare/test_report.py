@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from container.measure.compare import report, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.interval import Ratio
-from container.measure.compare.report import Section
-from container.measure.compare.scrape import BatchSizes, KvUse
-from container.measure.compare.summary import spread, times
+from container.measure.compare.plan import Plan, StoppingRule
+from container.measure.compare.results import StayResult
+from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
+from container.measure.compare.summary import MEASURES, spread, times
+from container.measure.compare.tables import Section
 from container.measure.numbers import NOTHING, gibibytes, number, percent, seconds
 from container.measure.output import Table, as_json
 from tests.container.measure.compare.made_up import (
@@ -76,15 +79,30 @@ def test_figures_and_ratios_by_hand() -> None:
 
 
 def test_batches_kv_and_tokens_of_the_servers() -> None:
-    configs = [make_configuration("a"), make_configuration("b", engine="Python")]
+    configs = [make_configuration("a", max_rolling_batch_size="4"), make_configuration("b", engine="Python")]
     rounds = [
         make_round("a", 1, batches=BatchSizes(10, 2.0), kv=KvUse(4, 1000.0, 100.0, 200.0, 0.1)),
         make_round("a", 2, batches=BatchSizes(30, 4.0), kv=KvUse(4, 1000.0, 300.0, 400.0, 0.3)),
         make_round("b", 1, batches=BatchSizes(8, 4.0), token_ids=(TOKENS[0], (5, 6, 0, 8))),
         make_round("b", 2, batches=BatchSizes(8, 4.0)),
     ]
+    counted = [
+        RoundCounters(
+            prompt_tokens=100, tokens_generated=80, prefix_hit_tokens=20, preemptions=1, recomputed_tokens=20
+        ),
+        RoundCounters(
+            prompt_tokens=100, tokens_generated=80, prefix_hit_tokens=30, preemptions=2, recomputed_tokens=10
+        ),
+        *[RoundCounters(prompt_tokens=100, tokens_generated=80, padding_tokens=10, ended_row_tokens=10)] * 2,
+    ]
+    rounds = [replace(one, counters=counters) for one, counters in zip(rounds, counted, strict=True)]
     table = tables.servers_table(make_comparison(configs, rounds), SCENARIO.name)
     assert row(table, "batch, mean") == ("3.50 sequences a step", "4.00 requests a batch")
+    assert row(table, "batch occupancy: mean batch of the largest") == ("87.5 %", NOTHING)
+    nothing = row(table, "tokens computed for nothing: padding, ended rows, recomputed")
+    assert nothing == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
+    assert row(table, "preemptions") == ("3", NOTHING)
+    assert row(table, "prompt tokens found in the prefix cache") == ("25.0 %", NOTHING)
     assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
     assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
     assert row(table, "waste: allocated slots without a token") == ("20.0 %", NOTHING)
@@ -112,6 +130,29 @@ def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() 
     ):
         assert needed in text, needed
     assert "nan" not in text.lower()
+
+
+def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_running() -> None:
+    configs = [
+        make_configuration("a"),
+        replace(make_configuration("b"), url="http://b:1", origin="a running server"),
+    ]
+    plan = Plan((SCENARIO,), 1, seed=0, stopping=StoppingRule(0.03, 50))
+    made = replace(
+        make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
+        stopped="the time was over",
+        stays=(
+            StayResult("a", (1,), 2.0, 1 << 30, ("a", "c")),
+            StayResult("b", (1,), None, None, ("b",)),
+        ),
+    )
+    text = report.markdown(made, PROVENANCE)
+    assert (
+        "1 round (the time was over), one server at a time, in the order: a, then by changed settings c"
+        in text
+    )
+    assert "| b | a running server, http://b:1 | MPI | model | - | - |" in text
+    assert "b: running before" in text
 
 
 def test_differences_stand_in_a_table() -> None:
@@ -161,4 +202,7 @@ def test_the_json_is_strict_and_has_every_round() -> None:
     assert summary["ratios_to_first"]["output_tokens_per_second"]["high"] is None
     assert summary["verdicts"]["output_tokens_per_second"].startswith("too few rounds: one")
     assert summary["tokens_of_first"]["num_identical"] == 4
+    assert summary["smallest_visible"] == {measure.key: None for measure in MEASURES}
+    assert data["rounds"][0]["requests"] == []
+    assert data["configurations"][0]["batch_limit"] is None
     assert data["setting"]["machine"] == PROVENANCE.machine

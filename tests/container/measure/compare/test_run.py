@@ -6,16 +6,22 @@ import dataclasses
 import io
 import os
 import signal
+import statistics
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from container.measure.bench.workload import BenchError
-from container.measure.compare.plan import Plan
+from container.measure.compare import run as run_module
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
-from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.scrape import NoMetrics, RoundCounters
 from container.measure.compare.server_process import ServerFailed
 from container.measure.compare.summary import equality
 from container.progress import LogLines
@@ -33,11 +39,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_model_folder(tmp_path_factory.mktemp("model"))
 
 
-def run(fakes: FakeServers, model: Path, tmp_path: Path, plan: Plan, *names: str) -> tuple[Comparison, str]:
+def run(
+    fakes: FakeServers, model: Path, tmp_path: Path, plan: Plan, *names: str, **options: Any
+) -> tuple[Comparison, str]:
     """The results and the log."""
+    return run_configurations(
+        fakes, model, tmp_path, plan, [make_configuration(name) for name in names], **options
+    )
+
+
+def run_configurations(
+    fakes: FakeServers,
+    model: Path,
+    tmp_path: Path,
+    plan: Plan,
+    configs: Sequence[Configuration],
+    **options: Any,
+) -> tuple[Comparison, str]:
     log = io.StringIO()
-    configs = tuple(make_configuration(name) for name in names)
-    runner = ComparisonRunner(configs, plan, dict.fromkeys(names, model), fakes, tmp_path, LogLines(log))
+    tokenizers = {config.name: model for config in configs}
+    runner = ComparisonRunner(tuple(configs), plan, tokenizers, fakes, tmp_path, LogLines(log), **options)
     return runner.run(), log.getvalue()
 
 
@@ -75,6 +96,86 @@ def test_figures_batches_and_kv_are_those_of_the_round_alone(model: Path, tmp_pa
         assert result.batches is not None
         # 4 steps for each of the round's 3 requests; the warm-up's are not in it.
         assert (result.batches.count, result.batches.mean) == (12, 3.0)
+        assert result.counters == RoundCounters(preemptions=3)
+
+
+def test_every_request_has_its_times_on_the_rounds_clock(model: Path, tmp_path: Path) -> None:
+    before = time.monotonic()
+    made, _ = run(FakeServers(), model, tmp_path, Plan((SHORT,), 1, seed=0), "a", "b")
+    first, second = made.rounds
+    assert before <= first.began < first.ended <= second.began < second.ended <= time.monotonic()
+    assert len(first.requests) == 3
+    for one in first.requests:
+        assert 0 <= one.due <= one.sent <= one.first_token <= one.ended <= first.ended - first.began
+        assert (one.prompt_tokens, one.output_tokens, one.error) == (8, 4, "")
+    latencies = [one.ended - one.due for one in first.requests]
+    assert first.figures.latency.mean == pytest.approx(statistics.fmean(latencies))
+
+
+def test_rounds_go_on_until_the_rule_says_stop(model: Path, tmp_path: Path) -> None:
+    plan = Plan((SHORT,), 1, seed=0, stopping=StoppingRule(None, max_rounds=3))
+    fakes = FakeServers()
+    made, log = run(fakes, model, tmp_path, plan, "a", "b")
+    assert made.num_rounds == 3
+    assert made.stopped == "the limit of 3 rounds was reached"
+    assert fakes.journal == [
+        *("start a", "stop a", "start b", "stop b", "start a", "stop a", "start b", "stop b"),
+    ]
+    assert "a: round 1, short" in log
+    over, _ = run(
+        FakeServers(),
+        model,
+        tmp_path,
+        dataclasses.replace(plan, stopping=StoppingRule(0.5, 9, 0.0)),
+        "a",
+        "b",
+    )
+    assert (over.num_rounds, over.stopped) == (1, "the time was over")
+
+
+def test_configurations_of_one_server_are_switched_and_do_not_find_each_others_prompts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes = FakeServers()
+    tokens = set()
+
+    def change(name: str, url: str, token: str, settings: dict[str, Any]) -> None:
+        tokens.add(token)
+        fakes.journal.append(f"change to {name}: {settings['max_rolling_batch_size']}")
+
+    monkeypatch.setattr(run_module, "change_settings", change)
+    sizes = {"a": "8", "b": "16"}
+    configs = [make_configuration(name, max_rolling_batch_size=size) for name, size in sizes.items()]
+    configs.insert(1, make_configuration("other", engine="Python"))
+    made, _ = run_configurations(fakes, model, tmp_path, Plan((SHORT,), 2, seed=0), configs)
+    assert fakes.journal == [
+        *("start b", "change to a: 8", "change to b: 16", "stop b"),
+        *("start other", "stop other"),
+        *("start b", "change to b: 16", "change to a: 8", "stop b"),
+    ]
+    assert [stay.configurations for stay in made.stays] == [("a", "b"), ("other",), ("b", "a")]
+    assert [stay.rounds for stay in made.stays] == [(1,), (1, 2), (2,)]
+    started = [variables.get("LMI_ADMIN_TOKEN") for variables in fakes.variables]
+    assert started == [*tokens, None, *tokens]
+    tenants = {one.headers["X-Tenant-Id"] for life in fakes.lives["b"] for one in life.seen}
+    assert tenants == {"compare-0", "compare-2"}
+
+
+def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path) -> None:
+    fakes = FakeServers()
+    traces = tmp_path / "traces"
+    traces.mkdir()
+
+    def write_a_trace(server: FakeServer, number: int) -> None:
+        Path(fakes.variables[-1]["OPTION_STEP_TRACE"]).touch()
+
+    fakes.behaviours["a/1"] = Behaviour(before_answer=write_a_trace)
+    configs = [make_configuration("a/1"), make_configuration("b", engine="Python")]
+    made, _ = run_configurations(
+        fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), configs, trace_folder=traces
+    )
+    assert [one.step_trace for one in made.rounds] == [str(traces / "01-a_1.jsonl"), ""]
+    assert "OPTION_STEP_TRACE" not in fakes.variables[1]
 
 
 def test_kv_use_is_looked_at_while_the_round_runs(model: Path, tmp_path: Path) -> None:

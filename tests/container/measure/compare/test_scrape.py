@@ -10,6 +10,7 @@ import pytest
 from container.measure.compare.scrape import (
     MetricsSnapshot,
     NoMetrics,
+    RoundCounters,
     kv_use,
     parse_metrics,
     sampling,
@@ -75,6 +76,43 @@ def test_a_histogram_that_did_not_move_or_is_new(before: MetricsSnapshot) -> Non
 
 def test_without_a_histogram_there_are_no_batches() -> None:
     assert parse_metrics("").batches_since(parse_metrics(_TEXT)) is None
+
+
+def test_counters_of_a_round_are_differences_and_none_where_the_server_has_none() -> None:
+    before = MetricsSnapshot({"lmi_preemptions_total": 2.0, "lmi_prompt_tokens_total": 100.0})
+    after = MetricsSnapshot(
+        {
+            "lmi_preemptions_total": 5.0,
+            "lmi_prompt_tokens_total": 300.0,
+            "lmi_tokens_generated_total": 40.0,
+            "lmi_prefix_hit_tokens_total": 50.0,
+            "lmi_recomputed_tokens_total": 10.0,
+        }
+    )
+    found = after.counters_since(before)
+    assert found == RoundCounters(
+        prompt_tokens=200,
+        tokens_generated=40,
+        preemptions=3,
+        recomputed_tokens=10,
+        prefix_hit_tokens=50,
+    )
+    assert found.prefix_hit_share == 0.25
+    # 150 prompt tokens and 40 others were computed once, 10 a second time.
+    assert found.wasted_share == 10 / 200
+    assert RoundCounters() == MetricsSnapshot({}).counters_since(before)
+    assert RoundCounters().wasted_share is None
+    assert RoundCounters().prefix_hit_share is None
+
+
+def test_padding_and_ended_rows_are_computed_for_nothing() -> None:
+    found = RoundCounters(prompt_tokens=60, tokens_generated=40, padding_tokens=20, ended_row_tokens=80)
+    assert found.wasted_share == 0.5
+
+
+def test_labels_of_the_engine_are_kept() -> None:
+    found = parse_metrics('lmi_engine_info{engine="MPI",model="m"} 1.0\nlmi_x{engine="other"} 1.0\n')
+    assert found.engine_info == {"engine": "MPI", "model": "m"}
 
 
 def test_slots_are_counted_from_blocks_that_are_neither_free_nor_cached() -> None:

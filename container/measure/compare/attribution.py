@@ -1,0 +1,150 @@
+"""`lmi compare --attribute`: the gain of rolling over dynamic batching, divided into its causes.
+
+Between the two come configurations that differ from their neighbours in one thing only. engine=Python runs the modules
+of transformers and cannot run the kernels of engine=MPI. So the static batch of engine=Python is played by engine=MPI,
+whose `batch_scheduler_policy=static_batch` runs the waiting requests as one batch to its end: from there on kernels,
+HTTP server and client are the same, and only the batching changes. In each round all have the same requests, so the
+product of the parts' mean ratios is the ratio of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from container.measure.compare.configurations import BadConfiguration, Configuration, NamedPath
+from container.measure.compare.derive import derive
+from container.measure.compare.plan import Part
+from container.measure.compare.results import Comparison
+from container.measure.compare.summary import (
+    LATENCY_P90,
+    MEASURES,
+    TOKENS_PER_SECOND,
+    Measure,
+    ratio,
+    times,
+)
+from container.measure.compare.tables import Section
+from container.measure.output import Table
+
+PAGING = "paged instead of contiguous KV cache"
+SCHEDULING = "step-level scheduling instead of static batches"
+BATCH_SIZE = "a bigger batch"
+KERNELS = "kernels and engine instead of transformers"
+
+CONTIGUOUS = {"option.paged_attention": "false", "option.enable_prefix_caching": "false"}
+STATIC = {"option.batch_scheduler_policy": "static_batch"}
+_SIZE = "option.max_rolling_batch_size"
+_POLICY = "option.batch_scheduler_policy"
+
+
+def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPath, ...], tuple[Part, ...]]:
+    """The missing configurations between a dynamic and a rolling one, with files below `made`, and the parts.
+
+    Raises BadConfiguration when these are not the two configurations.
+    """
+    if sorted(config.engine for config in configs) != ["MPI", "Python"] or any(one.url for one in configs):
+        engines = ", ".join(f"{one.name}: {one.url or f'engine={one.engine}'}" for one in configs)
+        raise BadConfiguration(
+            f"--attribute: needs two files, one with engine=Python and one with engine=MPI (got {engines})"
+        )
+    dynamic, rolling = sorted(configs, key=lambda config: config.engine, reverse=True)
+    if rolling.path is None:
+        raise ValueError(f"{rolling.name} has no file")
+    values, size = rolling.values, str(dynamic.batch_limit)
+    contiguous, changes = dict(CONTIGUOUS), dict[str, str]()
+    if values.get(_POLICY) == "max_utilization":  # it needs pages
+        contiguous[_POLICY] = "guaranteed_no_evict"
+    stages = (
+        (PAGING, "contiguous", values.get("option.paged_attention") == "true", contiguous),
+        (SCHEDULING, f"static-{rolling.batch_limit}", values.get(_POLICY) != STATIC[_POLICY], STATIC),
+        (BATCH_SIZE, f"static-{size}", values.get(_SIZE) != size, {_SIZE: size}),
+    )
+    added: list[NamedPath] = []
+    parts: list[Part] = []
+    last = rolling.name
+    for cause, suffix, is_missing, change in stages:
+        if is_missing:
+            changes |= change
+            added.append(derive(f"{rolling.name} {suffix}", rolling.path, made, changes))
+            parts.append(Part(cause, last, added[-1].name))
+            last = added[-1].name
+    return tuple(added), (*parts, Part(KERNELS, last, dynamic.name))
+
+
+def _sums(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The whole gain, and what is left of it on the same kernels."""
+    whole = Part("the whole gain", parts[0].name, parts[-1].base)
+    batching = Part("all but kernels and engine, on the same kernels", parts[0].name, parts[-1].name)
+    return (whole, batching) if len(parts) > 2 else (whole,)
+
+
+def further_pairs(parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
+    """(name, base) of the ratios that are shown besides those of the parts."""
+    return tuple((part.name, part.base) for part in _sums(parts))
+
+
+def section(comparison: Comparison) -> Section:
+    """The section of the report."""
+    parts = comparison.plan.parts
+    return Section(
+        "Where the gain comes from",
+        f"Each part is the ratio of two configurations that differ in one thing only; the product of the parts is the"
+        f" whole gain. `{parts[-1].name}` runs static batches as `{parts[-1].base}` does, but on the kernels of"
+        " engine=MPI: engine=Python runs the modules of transformers and cannot run these kernels. All other parts are"
+        " measured on the same kernels. Another order of the steps would divide the gain in another way. A static batch"
+        " takes the requests that wait when it starts, so the first one may be smaller than the limit; the tables of"
+        " each scenario show the mean sizes. Where all requests have the same length, static batches waste nothing, and"
+        " step-level scheduling gains little.",
+        tuple(_table(comparison, measure) for measure in (TOKENS_PER_SECOND, LATENCY_P90)),
+    )
+
+
+def _table(comparison: Comparison, measure: Measure) -> Table:
+    scenarios = [scenario.name for scenario in comparison.plan.scenarios]
+    rows = tuple(
+        (
+            part.cause,
+            f"{part.name} over {part.base}",
+            *(times(ratio(comparison, part.name, part.base, scenario, measure)) for scenario in scenarios),
+        )
+        for part in (*_sums(comparison.plan.parts), *comparison.plan.parts)
+    )
+    return Table(f"{measure.title}, as ratios", ("part", "ratio of", *scenarios), rows, num_left=2)
+
+
+def sentences(comparison: Comparison) -> tuple[str, ...]:
+    """The division of the throughput's gain in words, by scenario."""
+    parts = comparison.plan.parts
+    found = []
+    for scenario in comparison.plan.scenarios if parts else ():
+        whole, *shares = (
+            times(ratio(comparison, part.name, part.base, scenario.name, TOKENS_PER_SECOND))
+            for part in (_sums(parts)[0], *parts)
+        )
+        causes = ", ".join(f"{share} {part.cause}" for share, part in zip(shares, parts, strict=True))
+        found.append(
+            f"{scenario.name}, {TOKENS_PER_SECOND.title}: {parts[0].name} has {whole} the figure of"
+            f" {parts[-1].base}, which is the product of {causes}."
+        )
+    return tuple(found)
+
+
+def json_values(comparison: Comparison) -> list[dict[str, Any]]:
+    """Each part of each scenario and measure; the sums are marked by `is_sum`."""
+    sums = _sums(comparison.plan.parts) if comparison.plan.parts else ()
+    return [
+        {
+            "scenario": scenario.name,
+            "measure": measure.key,
+            "cause": part.cause,
+            "configuration": part.name,
+            "base": part.base,
+            "is_sum": part in sums,
+            "ratio": ratio(comparison, part.name, part.base, scenario.name, measure),
+        }
+        for scenario in comparison.plan.scenarios
+        for measure in MEASURES
+        for part in (*sums, *comparison.plan.parts)
+    ]

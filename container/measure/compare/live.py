@@ -1,0 +1,110 @@
+"""Configurations that differ in live settings only: one server serves them all, and is changed between rounds.
+
+`PATCH /admin/scheduler` refuses settings that allow larger steps than memory was measured for at the start. So the
+server starts as the configuration with the largest steps. The configurations send their requests as different tenants:
+they have the same prompts, which none of them must find in the prefix cache because of another one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from container.measure.bench.connection import error_message
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.server_process import ServerFailed
+from lmi_server.apis.admin import FIELDS
+from lmi_server.properties.options import by_name
+from lmi_server.values.base import Scalar
+
+_TIMEOUT_SECONDS = 10.0
+_MAX_SEQUENCES = "option.max_rolling_batch_size"
+_MAX_TOKENS = "option.max_num_batched_tokens"
+_CHUNKED = "option.enable_chunked_prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedServer:
+    """Configurations that one server can serve in turn; most often a single one."""
+
+    started_as: Configuration
+    members: tuple[Configuration, ...]
+    """In the order of the comparison; `started_as` is one of them."""
+
+    @property
+    def switches(self) -> bool:
+        return len(self.members) > 1
+
+    def settings(self, name: str) -> dict[str, Scalar | None]:
+        """Body of the `PATCH` that turns the server into configuration `name`."""
+        (config,) = (one for one in self.members if one.name == name)
+        keys = [key for key in FIELDS if len({one.values.get(key) for one in self.members}) > 1]
+        return {key.removeprefix("option."): _typed(key, config.values.get(key, "")) for key in keys}
+
+
+def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]:
+    """Divide the configurations among servers. Equal ones do not share: they are compared to see how servers vary."""
+    alike: dict[object, list[Configuration]] = {}
+    for config in configs:
+        rest = frozenset((key, value) for key, value in config.values.items() if key not in FIELDS)
+        alone = config.name if config.url or config.engine != "MPI" else ""
+        alike.setdefault((alone, config.model_folder, rest), []).append(config)
+    found: list[SharedServer] = []
+    for others in alike.values():
+        while others:
+            largest = max(map(_step_size, others))
+            members: list[Configuration] = []
+            for one in others:
+                if _fits(_step_size(one), largest) and all(one.values != other.values for other in members):
+                    members.append(one)
+            others = [one for one in others if one not in members]
+            found.append(SharedServer(max(members, key=_step_size), tuple(members)))
+    return tuple(found)
+
+
+def _step_size(config: Configuration) -> tuple[bool, int, int]:
+    return (
+        config.values.get(_CHUNKED) == "false",
+        _number(config, _MAX_SEQUENCES),
+        _number(config, _MAX_TOKENS),
+    )
+
+
+def _fits(small: tuple[bool, int, int], large: tuple[bool, int, int]) -> bool:
+    return all(one <= other for one, other in zip(small, large, strict=True))
+
+
+def _number(config: Configuration, key: str) -> int:
+    text = config.values.get(key, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _typed(key: str, text: str) -> Scalar | None:
+    """The value of an option as JSON; None for one that is open, which `lmi check` prints in brackets."""
+    return None if not text or text.startswith("(") else by_name()[key].type.from_text(text)
+
+
+def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scalar | None]) -> None:
+    """Change the running server at `url` to configuration `name`. Raises ServerFailed."""
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/admin/scheduler",
+        json.dumps(settings).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        method="PATCH",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310
+            pass
+    except urllib.error.HTTPError as error:
+        raise ServerFailed(f"{name}: its settings were refused: {error_message(error.read())}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerFailed(f"{name}: its settings could not be changed: {error}") from error
+
+
+def tenant_headers(configs: Sequence[Configuration], name: str) -> dict[str, str]:
+    """Headers of the requests of configuration `name`."""
+    return {"X-Tenant-Id": f"compare-{[config.name for config in configs].index(name)}"}

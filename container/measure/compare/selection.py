@@ -1,0 +1,155 @@
+"""Which configurations a comparison has: files, running servers, a grid of options, and those that divide a gain."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from container.machine import Machine
+from container.measure.bench.preflight import server_url
+from container.measure.bench.workload import BenchError
+from container.measure.compare import attribution, aws_post
+from container.measure.compare.configurations import (
+    BadConfiguration,
+    Configuration,
+    NamedPath,
+    is_url,
+    names_for,
+    read_configurations,
+    read_running,
+)
+from container.measure.compare.derive import derive
+from container.measure.compare.plan import Plan
+from container.models import files as model_files
+from container.progress import ProgressView
+from lmi_server.properties.options import by_name
+from lmi_server.values.nearest import nearest
+
+MAX_POINTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the command line names. Raises BenchError when it contradicts itself."""
+
+    places: tuple[str, ...] = ()
+    """Folders, files and URLs."""
+    settings: tuple[str, ...] = ()
+    """`--set`: `option.x=1,2,4`."""
+    attribute: bool = False
+    aws_post: bool = False
+    examples: Path | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.places)
+        if self.examples is not None and not self.aws_post:
+            raise BenchError("--examples: only with --aws-post")
+        if self.aws_post and (self.places or self.settings or self.attribute):
+            wrong = "PATH" if self.places else "--set" if self.settings else "--attribute"
+            given = f" (got {' '.join(self.places)})" if self.places else ""
+            raise BenchError(f"{wrong}: not with --aws-post, which has its own configurations{given}")
+        if self.settings and (count != 1 or is_url(self.places[0])):
+            raise BenchError(
+                f"--set: give one file or folder with it (got {' '.join(self.places) or 'none'})"
+            )
+        if self.settings:
+            grid(self.settings)
+        if self.attribute and (count != 2 or self.settings):
+            raise BenchError(
+                f"--attribute: give one dynamic and one rolling configuration (got {count}"
+                f"{' and --set' if self.settings else ''})"
+            )
+        if not self.aws_post and not self.settings and count < 2:
+            raise BenchError(f"PATH: give at least two configurations, or one with --set (got {count})")
+        for place in self.places:
+            if is_url(place):
+                server_url(place)
+
+
+def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
+    """The points of a grid, the baseline first, which is empty where the grid has one point: the file as it is.
+
+    settings: each `key=value,value`. Raises BenchError.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in settings:
+        key, _, rest = text.partition("=")
+        values = [value.strip() for value in rest.split(",")]
+        if key not in by_name():
+            near = nearest(key, by_name())
+            raise BenchError(f"--set: unknown key (got {key}){f'; did you mean {near}?' if near else ''}")
+        if key in axes or not all(values) or len(set(values)) < len(values):
+            raise BenchError(
+                f"--set: not a key with different values (got {text}); allowed: {key}=1,2,4, each key once"
+            )
+        axes[key] = values
+    points = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    if len(points) > MAX_POINTS:
+        raise BenchError(f"--set: {len(points)} configurations; allowed: at most {MAX_POINTS}")
+    return points if len(points) > 1 else ({}, *points)
+
+
+def point_name(point: Mapping[str, str], file_name: str) -> str:
+    """Such as `max_rolling_batch_size=8 kv_cache_dtype=bf16`; the file's own name for the file as it is."""
+    return " ".join(f"{key.removeprefix('option.')}={value}" for key, value in point.items()) or file_name
+
+
+def read_selection(
+    selection: Selection,
+    plan: Plan,
+    made: Path,
+    environ: Mapping[str, str],
+    machine: Machine,
+    view: ProgressView,
+) -> tuple[tuple[Configuration, ...], Plan]:
+    """Read and prepare the configurations. Returns them, and the plan with the pairs that are compared.
+
+    made: a folder for the files of those that are derived from others. Raises: BadConfiguration, NoMetrics.
+    """
+    # Most comparisons are of one model: it is looked up once.
+    obtain = functools.cache(lambda source: model_files.obtain(source, view))
+
+    def read(paths: Sequence[NamedPath]) -> tuple[Configuration, ...]:
+        return read_configurations(paths, environ, machine, obtain)
+
+    if selection.aws_post:
+        paths = aws_post.named_paths(aws_post.examples_folder(selection.examples), made)
+        further = (*attribution.further_pairs(aws_post.PARTS), *aws_post.FURTHER_PAIRS)
+        return read(paths), replace(plan, parts=aws_post.PARTS, further_pairs=further)
+    names = names_for(selection.places)
+    if selection.settings:
+        (file,) = (NamedPath(names[0], Path(selection.places[0])),)
+        read([file])  # its own faults are reported as the file's
+        points = grid(selection.settings)
+        paths = tuple(
+            derive(point_name(point, file.name), file.path, made, point) if point else file
+            for point in points
+        )
+        return read(paths), plan
+    named = dict(zip(names, selection.places, strict=True))
+    found = read([NamedPath(name, Path(place)) for name, place in named.items() if not is_url(place)])
+    by_configuration = {config.name: config for config in found}
+    configs = tuple(
+        by_configuration.get(name) or read_running(name, server_url(place)) for name, place in named.items()
+    )
+    if not selection.attribute:
+        return configs, plan
+    added, parts = attribution.divide(configs, made)
+    further = attribution.further_pairs(parts)
+    return (*configs, *read(added)), replace(plan, parts=parts, further_pairs=further)
+
+
+def tokenizers_for(configs: Sequence[Configuration], tokenizer: Path | None) -> dict[str, Path]:
+    """Folder or file of the tokenizer by configuration: its own; for running servers that of the first file.
+
+    tokenizer: for all. Raises BadConfiguration.
+    """
+    first = next((config.model_folder for config in configs if config.model_folder), None)
+    found = {config.name: tokenizer or config.model_folder or first for config in configs}
+    known = {name: path for name, path in found.items() if path is not None}
+    if len(known) < len(found):
+        raise BadConfiguration("--tokenizer: needed where all configurations are running servers")
+    return known

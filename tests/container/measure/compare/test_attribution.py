@@ -1,0 +1,139 @@
+"""The division of a gain: the configurations that are added, and the product of the parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from container.measure.compare import attribution
+from container.measure.compare.configurations import BadConfiguration, Configuration
+from container.measure.compare.plan import Part, Plan
+from container.measure.compare.results import Comparison
+from lmi_server.properties import loader
+from tests.container.measure.compare.made_up import (
+    SCENARIO,
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
+
+PARTS = (
+    Part(attribution.PAGING, "paged", "contiguous"),
+    Part(attribution.SCHEDULING, "contiguous", "static-32"),
+    Part(attribution.BATCH_SIZE, "static-32", "static-4"),
+    Part(attribution.KERNELS, "static-4", "dynamic"),
+)
+SPEEDS = {
+    "dynamic": (10.0, 11.0, 9.0),
+    "paged": (80.0, 78.0, 82.0),
+    "contiguous": (64.0, 70.0, 61.0),
+    "static-32": (32.0, 33.0, 31.5),
+    "static-4": (16.0, 15.0, 17.0),
+}
+
+
+def compared() -> Comparison:
+    rounds = [
+        make_round(name, number, make_figures(speed, 100 / speed))
+        for name, speeds in SPEEDS.items()
+        for number, speed in enumerate(speeds, start=1)
+    ]
+    plan = Plan((SCENARIO,), 3, seed=0, parts=PARTS, further_pairs=attribution.further_pairs(PARTS))
+    return make_comparison([make_configuration(name) for name in SPEEDS], rounds, plan=plan)
+
+
+def rolling(tmp_path: Path, *lines: str, **values: str) -> Configuration:
+    folder = tmp_path / "rolling"
+    folder.mkdir()
+    (folder / "serving.properties").write_text(
+        "\n".join(["engine=MPI", "option.model_id=org/m", *lines]) + "\n"
+    )
+    (tmp_path / "made").mkdir()
+    effective = {
+        "max_rolling_batch_size": "32",
+        "paged_attention": "true",
+        "batch_scheduler_policy": "max_utilization",
+        **values,
+    }
+    return dataclasses.replace(make_configuration("rolling", **effective), path=folder)
+
+
+def dynamic(batch_size: str = "4") -> Configuration:
+    made = make_configuration("dynamic", engine="Python")
+    return dataclasses.replace(made, values={**made.values, "batch_size": batch_size})
+
+
+def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path: Path) -> None:
+    lines = ("option.enable_prefix_caching=true", "option.batch_scheduler_policy=max_utilization")
+    configs = (dynamic(), rolling(tmp_path, *lines))
+    added, parts = attribution.divide(configs, tmp_path / "made")
+    assert [(part.cause, part.name, part.base) for part in parts] == [
+        (attribution.PAGING, "rolling", "rolling contiguous"),
+        (attribution.SCHEDULING, "rolling contiguous", "rolling static-32"),
+        (attribution.BATCH_SIZE, "rolling static-32", "rolling static-4"),
+        (attribution.KERNELS, "rolling static-4", "dynamic"),
+    ]
+    options = {one.name: loader.load(one.path, {}).config.options for one in added}
+    assert [
+        (
+            one.paged_attention,
+            one.enable_prefix_caching,
+            one.batch_scheduler_policy,
+            one.max_rolling_batch_size,
+        )
+        for one in options.values()
+    ] == [
+        (False, False, "guaranteed_no_evict", 32),
+        (False, False, "static_batch", 32),
+        (False, False, "static_batch", 4),
+    ]
+    assert attribution.divide(configs[::-1], tmp_path / "made")[1] == parts, "in either order"
+
+
+def test_what_both_have_is_no_part(tmp_path: Path) -> None:
+    contiguous = rolling(tmp_path, paged_attention="false", batch_scheduler_policy="static_batch")
+    added, parts = attribution.divide((dynamic("32"), contiguous), tmp_path / "made")
+    assert added == ()
+    assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
+
+
+def test_two_of_one_engine_cannot_be_divided(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"--attribute: needs two files.*engine=MPI.*engine=MPI"):
+        attribution.divide((make_configuration("a"), make_configuration("b")), tmp_path)
+    running = dataclasses.replace(make_configuration("b"), url="http://127.0.0.1:1")
+    with pytest.raises(BadConfiguration, match=r"b: http://127\.0\.0\.1:1"):
+        attribution.divide((dynamic(), running), tmp_path)
+
+
+def test_the_product_of_the_parts_is_the_whole_gain() -> None:
+    found = [
+        one for one in attribution.json_values(compared()) if one["measure"] == "output_tokens_per_second"
+    ]
+    whole, same_kernels = (one["ratio"].value for one in found if one["is_sum"])
+    parts = {one["cause"]: one["ratio"].value for one in found if not one["is_sum"]}
+    assert math.prod(parts.values()) == pytest.approx(whole)
+    assert same_kernels * parts[attribution.KERNELS] == pytest.approx(whole)
+    assert parts[attribution.SCHEDULING] == pytest.approx((64 * 70 * 61 / 32 / 33 / 31.5) ** (1 / 3))
+
+
+def test_the_report_has_the_parts_as_a_table_and_as_a_sentence() -> None:
+    made = compared()
+    speed, latency = attribution.section(made).tables
+    assert [row[1] for row in speed.rows] == [
+        "paged over dynamic",
+        "paged over static-4",
+        "paged over contiguous",
+        "contiguous over static-32",
+        "static-32 over static-4",
+        "static-4 over dynamic",
+    ]
+    assert speed.rows[0][2].startswith("8.00x (") or speed.rows[0][2].startswith("8.01x (")
+    assert latency.rows[0][2].startswith("0.125x (")
+    (sentence,) = attribution.sentences(made)
+    assert "paged has 8.0" in sentence
+    assert all(part.cause in sentence for part in PARTS)
+    assert attribution.sentences(dataclasses.replace(made, plan=Plan((SCENARIO,), 3, seed=0))) == ()

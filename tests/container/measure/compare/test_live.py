@@ -1,0 +1,72 @@
+"""Which configurations share a server, and the settings that turn it into each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from container.measure.compare.configurations import Configuration
+from container.measure.compare.live import SharedServer, shared_servers, tenant_headers
+from tests.container.measure.compare.made_up import make_configuration
+
+
+def config(name: str, size: int = 8, tokens: int = 256, chunked: bool = True, **values: str) -> Configuration:
+    return make_configuration(
+        name,
+        max_rolling_batch_size=str(size),
+        max_num_batched_tokens=str(tokens),
+        enable_chunked_prefill=str(chunked).lower(),
+        **values,
+    )
+
+
+def names(servers: tuple[SharedServer, ...]) -> list[tuple[str, list[str]]]:
+    return [(server.started_as.name, [one.name for one in server.members]) for server in servers]
+
+
+def test_live_settings_share_a_server_that_starts_with_the_largest_steps() -> None:
+    found = shared_servers([config("a", 4), config("b", 32), config("c", 16, scheduling_policy="fair")])
+    assert names(found) == [("b", ["a", "b", "c"])]
+    assert found[0].settings("a") == {"max_rolling_batch_size": 4, "scheduling_policy": None}
+    assert found[0].settings("c") == {"max_rolling_batch_size": 16, "scheduling_policy": "fair"}
+
+
+def test_other_options_need_servers_of_their_own() -> None:
+    found = shared_servers([config("a"), config("b", 16, kv_cache_dtype="bf16"), config("c", 32)])
+    assert names(found) == [("c", ["a", "c"]), ("b", ["b"])]
+    assert [server.switches for server in found] == [True, False]
+
+
+def test_a_server_whose_memory_was_measured_for_smaller_steps_is_not_used() -> None:
+    found = shared_servers([config("wide", 32, 256), config("long", 8, 1024), config("small", 8, 256)])
+    assert names(found) == [("wide", ["wide", "small"]), ("long", ["long"])]
+    whole = shared_servers([config("a", 16), config("b", 8, chunked=False)])
+    assert [started for started, _ in names(whole)] == ["b", "a"]
+
+
+def test_equal_configurations_running_servers_and_dynamic_ones_do_not_share() -> None:
+    assert names(shared_servers([config("a"), config("again")])) == [("a", ["a"]), ("again", ["again"])]
+    running = [dataclasses.replace(config(name, size), url="http://x") for name, size in (("a", 4), ("b", 8))]
+    assert len(shared_servers(running)) == 2
+    dynamic = [make_configuration(name, engine="Python", job_queue_size=name) for name in "12"]
+    assert len(shared_servers(dynamic)) == 2
+
+
+def test_an_open_value_is_sent_as_null_and_words_and_truths_in_their_types() -> None:
+    (server,) = shared_servers(
+        [
+            config("a", max_queued_tokens="(no bound)", waiting_served_ratio="0.3"),
+            config("b", max_queued_tokens="500", waiting_served_ratio="1.5", chunked=False),
+        ]
+    )
+    assert server.settings("a") == {
+        "max_queued_tokens": None,
+        "waiting_served_ratio": 0.3,
+        "enable_chunked_prefill": True,
+    }
+    assert server.settings("b")["max_queued_tokens"] == 500
+
+
+def test_each_configuration_is_a_tenant_so_that_none_finds_anothers_prompts_in_the_cache() -> None:
+    configs = [config("a b"), config("c")]
+    headers = [tenant_headers(configs, one.name) for one in configs]
+    assert headers == [{"X-Tenant-Id": "compare-0"}, {"X-Tenant-Id": "compare-1"}]
