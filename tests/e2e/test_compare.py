@@ -21,13 +21,16 @@ _MARK = "compare-test"
 _SMALL = ("--requests", "2", "--users", "2", "--lengths", "fixed", "--output-tokens", "100", "--rounds", "1")
 
 
-def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
-    """Configurations `paged` and `contiguous`, the report in `folder`."""
+def start(
+    folder: Path, tiny_model: Path, mark: str, *arguments: str, load: tuple[str, ...] = _SMALL
+) -> subprocess.Popen[str]:
+    """Compare what `arguments` name, by default `paged` and `contiguous`; the report is in `folder`."""
     for name, paged in (("paged", True), ("contiguous", False)):
         (folder / name).mkdir()
         text = properties_text(tiny_model, paged_attention=paged, kv_cache_gb=0.05)
         (folder / name / "serving.properties").write_text(text)
-    command = [sys.executable, "-m", "container", "compare", "paged", "contiguous", *_SMALL]
+    command = [sys.executable, "-m", "container", "compare"]
+    command += [*(arguments or ("paged", "contiguous")), *load]
     return subprocess.Popen(
         [*command, "--json", "all.json"],
         stdout=subprocess.PIPE,
@@ -39,7 +42,8 @@ def start(folder: Path, tiny_model: Path, mark: str) -> subprocess.Popen[str]:
 
 
 def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}")
+    names = ("paged", "contiguous", "--step-traces", "steps")
+    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", *names)
     output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     data = json.loads((tmp_path / "all.json").read_text())
@@ -51,6 +55,14 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
         assert one["figures"]["num_errors"] == 0
         assert one["figures"]["output_tokens"] == 200
         assert one["batches"]["mean"] > 1
+        assert one["counters"]["tokens_generated"] == 200
+        assert all(timing["due"] < timing["first_token"] < timing["ended"] for timing in one["requests"])
+        steps = [json.loads(line) for line in Path(one["step_trace"]).read_text().splitlines()]
+        own = [step for step in steps if one["began"] <= step["time"] <= one["ended"]]
+        assert {row[0] for step in own for row in step["plan"]} == {
+            arrival["id"] for step in own for arrival in step["arrivals"]
+        }
+        assert len({arrival["id"] for step in own for arrival in step["arrivals"]}) == 2
     first, second = (one["token_ids"] for one in data["rounds"])
     assert [len(ids) for ids in first] == [100, 100]
     assert first == second
@@ -60,6 +72,29 @@ def test_two_configurations_are_served_measured_and_reported(tiny_model: Path, t
     assert "2 of 2" in report
     assert "output tokens/s" in output
     assert not processes.marked(f"{_MARK}-{tmp_path.name}")
+
+
+def test_live_settings_are_changed_on_one_server_until_the_time_is_over(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    grid = ("--set", "option.max_rolling_batch_size=1,2", "--time", "1s", "--max-rounds", "2")
+    load = ("--requests", "4", "--users", "2", "--lengths", "fixed", "--output-tokens", "20")
+    run = start(tmp_path, tiny_model, f"{_MARK}-{tmp_path.name}", "paged", *grid, load=load)
+    output, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, output
+    data = json.loads((tmp_path / "all.json").read_text())
+    one, two = names = [config["name"] for config in data["configurations"]]
+    assert names == ["max_rolling_batch_size=1", "max_rolling_batch_size=2"]
+    (stay,) = data["stays"]
+    assert (stay["configuration"], stay["configurations"]) == (one, names)
+    assert data["stopped"]
+    largest = {
+        name: max(result["batches"]["mean"] for result in data["rounds"] if result["configuration"] == name)
+        for name in names
+    }
+    assert largest[one] == 1.0 < largest[two] <= 2.0
+    assert all(result["counters"]["prefix_hit_tokens"] == 0 for result in data["rounds"])
+    assert data["summary"][1]["tokens_of_first"]["num_identical"] == 4 * data["rounds"][-1]["round"]
 
 
 def test_nothing_is_left_running_when_it_is_killed(tiny_model: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class CompareOptions:
     tokenizer: Path | None
     output: Path
     json_path: Path | None
-    traces: Path | None = None
+    step_traces: Path | None = None
 
 
 class _Share(click.ParamType):
@@ -135,7 +135,7 @@ class _Duration(click.ParamType):
     "Model folder or tokenizer.json for the prompts of all configurations, instead of their own."
 )
 @click.option(
-    "--traces",
+    "--step-traces",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write the steps of each engine=MPI server that it starts to a file in this folder.",
 )
@@ -162,7 +162,7 @@ def compare(
     dialect: str,
     tokenizer: Path | None,
     timeout: float,
-    traces: Path | None,
+    step_traces: Path | None,
     output: Path,
     json_path: Path | None,
 ) -> None:
@@ -170,7 +170,7 @@ def compare(
 
     Reports which one is faster, with confidence intervals.
     """
-    require_folders(output, json_path, traces)
+    require_folders(output, json_path, step_traces)
     own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens") if post else ()
     if own:
         raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
@@ -184,7 +184,7 @@ def compare(
         limit = math.inf if max_seconds is None else max_seconds
         stopping = StoppingRule(precision, max(rounds, max_rounds), limit)
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
-    options = CompareOptions(selection, plan, tokenizer, output, json_path, traces)
+    options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces)
     environ = launch.environment()
     # The caller's admin token is for other servers.
     start = functools.partial(start_server, environ=launch.without_admin_token(environ))
@@ -209,8 +209,8 @@ def run_comparison(
     """
     origin = report.make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
     view = view_for(sys.stderr)
-    if options.traces is not None:
-        options.traces.mkdir(exist_ok=True)
+    if options.step_traces is not None:
+        options.step_traces.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lmi-compare-") as made:
         try:
             configs, plan = read_selection(
@@ -223,7 +223,9 @@ def run_comparison(
         tokenizers = tokenizers_for(configs, options.tokenizer)
         logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))
         try:
-            comparison = ComparisonRunner(configs, plan, tokenizers, start, logs, view, options.traces).run()
+            comparison = ComparisonRunner(
+                configs, plan, tokenizers, start, logs, view, options.step_traces
+            ).run()
         except StopRequested:
             shutil.rmtree(logs, ignore_errors=True)
             raise
