@@ -58,7 +58,7 @@ class CompareOptions:
     step_traces: Path | None = None
 
 
-class _Share(click.ParamType):
+class _Share(click.ParamType[float]):
     """`3%`."""
 
     name = "percent"
@@ -74,7 +74,7 @@ class _Share(click.ParamType):
         return float(match[1]) / 100
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[float]):
     """`10m`, in seconds."""
 
     name = "time"

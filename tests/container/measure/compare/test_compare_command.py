@@ -14,7 +14,7 @@ from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
-from container.measure.compare.server_process import StartServer
+from container.measure.compare.server_process import ServerProcess, StartServer
 from tests.container.measure.compare.made_up import make_configuration
 from tests.lmi_server.fakes import build_model_folder
 
@@ -22,7 +22,7 @@ from tests.lmi_server.fakes import build_model_folder
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "PATH: give at least two configurations (got 0)"),
+        ([], "PATH: give at least two configurations, or one with --set (got 0)"),
         (["one"], "(got 1)"),
         (["one", "two", "--examples", "x"], "--examples: only with --aws-post"),
         (
@@ -136,11 +136,11 @@ def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
         environs.append(environ)
 
     def run(options: CompareOptions, environ: object, machine: object, start: StartServer) -> int:
-        start(make_configuration("a"), tmp_path / "log", {})
+        start(make_configuration("a"), tmp_path / "log", {"EXTRA": "1"})
         return 0
 
     monkeypatch.setenv("LMI_ADMIN_TOKEN", "of-another-server")
-    monkeypatch.setattr(compare_command.ServerProcess, "start", start)
+    monkeypatch.setattr(ServerProcess, "start", start)
     monkeypatch.setattr(compare_command, "run_comparison", run)
     CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
     (environ,) = environs

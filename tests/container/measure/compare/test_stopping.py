@@ -35,7 +35,7 @@ def test_without_a_rule_the_planned_rounds_are_run() -> None:
 def test_rounds_go_on_until_the_interval_is_narrow() -> None:
     rule = StoppingRule(0.05, max_rounds=50)
     assert reason_to_stop(compared(STEADY, rule), 1.0) == (
-        "the intervals of tokens/s are 2.6 % or less to each side"
+        "the intervals of tokens/s are 2.5 % or less to each side"
     )
     assert not reason_to_stop(compared([100.0, 120.0, 90.0, 100.5, 99.5], rule), 1.0)
     assert not reason_to_stop(compared([*STEADY, 100.0], rule), 1.0), "round 6 is none after which one looks"
