@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from tests.container.measure.compare.simulated import (
     KINDS,
     comparisons,
@@ -9,6 +11,7 @@ from tests.container.measure.compare.simulated import (
     recorded_rounds,
     share_different,
     share_found,
+    stopped_by_width,
 )
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -19,6 +22,7 @@ _COMPARISONS = 1000
 _MAX_ERRORS = 0.065
 """5 % is the design; 1,000 comparisons repeat to about 1.5 %."""
 _ROUNDS = (3, 5, 10)
+_PRECISIONS = (("rolling", 0.4), ("dynamic", 0.05))
 
 
 def verify(lab: Lab, report: Report) -> None:
@@ -30,6 +34,13 @@ def verify(lab: Lab, report: Report) -> None:
             report.require(share <= _MAX_ERRORS, f"{kind}, {num_rounds} rounds: {share:.1%} called different")
             in_sequence = share_different(consecutive(kind, num_rounds))
             report.figure(f"of the rounds as they followed each other: {in_sequence:.1%}")
+    for kind, precision in _PRECISIONS:
+        made = list(stopped_by_width(kind, precision, _COMPARISONS))
+        share, mean = share_different(made), statistics.fmean(one.num_rounds for one in made)
+        report.require(
+            share <= _MAX_ERRORS,
+            f"{kind}, until the interval is {precision:.0%} to each side, {mean:.0f} rounds on average: {share:.1%}",
+        )
     found = [share_found(comparisons("dynamic", count, _COMPARISONS, speed=1.05)) for count in _ROUNDS]
     shares = ", ".join(f"{share:.1%} at {count}" for share, count in zip(found, _ROUNDS, strict=True))
     report.require(found[0] < found[1] < found[2], f"a true difference of 5 % is found in {shares} rounds")

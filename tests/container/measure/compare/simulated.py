@@ -12,7 +12,9 @@ from pathlib import Path
 
 from container.measure.bench.figures import Figures, Spread
 from container.measure.compare.interval import Ratio
+from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
+from container.measure.compare.stopping import looks, reason_to_stop
 from container.measure.compare.summary import MEASURES, Measure, ratio
 from tests.container.measure.compare.made_up import (
     SCENARIO,
@@ -65,6 +67,17 @@ def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> I
     for _ in range(count):
         drawn = rng.sample(recorded, num_rounds)
         yield simulate([pair[:: rng.choice((1, -1))] for pair in drawn], speed)
+
+
+def stopped_by_width(kind: str, precision: float, count: int) -> Iterator[Comparison]:
+    """Simulated ones of equal configurations, whose rounds end as `--precision` ends them."""
+    recorded, rng = recorded_rounds(kind), random.Random(precision)
+    rule = StoppingRule(precision, max_rounds=len(recorded))
+    for _ in range(count):
+        drawn = [pair[:: rng.choice((1, -1))] for pair in rng.sample(recorded, len(recorded))]
+        whole = replace(simulate(drawn), plan=Plan((SCENARIO,), 5, seed=0, stopping=rule))
+        made = (replace(whole, rounds=whole.rounds[: 2 * number]) for number in looks(5, len(recorded)))
+        yield next(one for one in made if reason_to_stop(one, 0.0))
 
 
 def consecutive(kind: str, num_rounds: int) -> Iterator[Comparison]:

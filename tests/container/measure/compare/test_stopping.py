@@ -14,6 +14,7 @@ from container.measure.compare.plan import EARLY_STOP_FACTOR, Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.stopping import looks, reason_to_stop
 from tests.container.measure.compare.made_up import SCENARIO, compare_speeds
+from tests.container.measure.compare.simulated import share_different, stopped_by_width
 
 STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
@@ -89,6 +90,16 @@ def test_errors_are_no_more_frequent_than_promised_whatever_the_precision(num_in
             )
             errors.append(math.erfc(quantiles[stop] * noise[stop] / math.sqrt(2)))
         assert sum(errors) / len(errors) <= error, precision
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("rolling", 0.4), ("dynamic", 0.05)])
+def test_recorded_rounds_of_equal_configurations_that_end_early_are_seldom_called_different(
+    kind: str, precision: float
+) -> None:
+    """`make verify` does 1,000 comparisons."""
+    made = list(stopped_by_width(kind, precision, count=30))
+    assert len({comparison.num_rounds for comparison in made}) > 1
+    assert share_different(made) <= 0.05
 
 
 def _noise(numbers: Sequence[int], rng: random.Random) -> list[float]:
