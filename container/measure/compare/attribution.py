@@ -52,7 +52,7 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
     dynamic, rolling = sorted(configs, key=lambda config: config.engine, reverse=True)
     if rolling.path is None:
         raise ValueError(f"{rolling.name} has no file")
-    values, size = rolling.values, str(dynamic.batch_limit)
+    names, values, size = (dynamic.name, rolling.name), rolling.values, str(dynamic.batch_limit)
     contiguous, changes = dict(CONTIGUOUS), dict[str, str]()
     if values.get(_POLICY) == "max_utilization":  # it needs pages
         contiguous[_POLICY] = "guaranteed_no_evict"
@@ -67,9 +67,10 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
     for cause, suffix, is_missing, change in stages:
         if is_missing:
             changes |= change
-            added.append(derive(f"{rolling.name} {suffix}", rolling.path, made, changes))
-            parts.append(Part(cause, last, added[-1].name))
-            last = added[-1].name
+            name = suffix if suffix not in names else f"{rolling.name} {suffix}"
+            added.append(derive(name, rolling.path, made, changes))
+            parts.append(Part(cause, last, name))
+            last = name
     return tuple(added), (*parts, Part(KERNELS, last, dynamic.name))
 
 

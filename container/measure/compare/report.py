@@ -181,7 +181,7 @@ def _summary(comparison: Comparison, config: Configuration, base: str, scenario:
         "scenario": scenario,
         "figures": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
         "ratios_to_first": ratios,
-        "smallest_visible": {key: one.smallest_visible for key, one in ratios.items() if one},
+        "smallest_visible": {key: one.smallest_visible for key, one in ratios.items() if one and compared},
         "verdicts": {one.key: verdict(comparison, name, base, scenario, one) for one in compared},
         "batch_occupancy": occupancy(config, results),
         "counters": counters(results),

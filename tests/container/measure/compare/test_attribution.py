@@ -72,10 +72,10 @@ def test_what_is_missing_between_the_two_is_added_one_change_at_a_time(tmp_path:
     configs = (dynamic(), rolling(tmp_path, *lines))
     added, parts = attribution.divide(configs, tmp_path / "made")
     assert [(part.cause, part.name, part.base) for part in parts] == [
-        (attribution.PAGING, "rolling", "rolling contiguous"),
-        (attribution.SCHEDULING, "rolling contiguous", "rolling static-32"),
-        (attribution.BATCH_SIZE, "rolling static-32", "rolling static-4"),
-        (attribution.KERNELS, "rolling static-4", "dynamic"),
+        (attribution.PAGING, "rolling", "contiguous"),
+        (attribution.SCHEDULING, "contiguous", "static-32"),
+        (attribution.BATCH_SIZE, "static-32", "static-4"),
+        (attribution.KERNELS, "static-4", "dynamic"),
     ]
     options = {one.name: loader.load(one.path, {}).config.options for one in added}
     assert [
@@ -99,6 +99,12 @@ def test_what_both_have_is_no_part(tmp_path: Path) -> None:
     added, parts = attribution.divide((dynamic("32"), contiguous), tmp_path / "made")
     assert added == ()
     assert parts == (Part(attribution.KERNELS, "rolling", "dynamic"),)
+
+
+def test_an_added_configuration_gets_a_name_that_is_free(tmp_path: Path) -> None:
+    named = dataclasses.replace(dynamic(), name="static-32")
+    added, _ = attribution.divide((named, rolling(tmp_path)), tmp_path / "made")
+    assert [one.name for one in added] == ["contiguous", "rolling static-32", "static-4"]
 
 
 def test_two_of_one_engine_cannot_be_divided(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ def test_a_gain_is_divided_between_the_two(folder: Path, tmp_path: Path) -> None
     assert [one.name for one in configs] == [
         "dynamic",
         "rolling",
-        "rolling contiguous",
-        "rolling static-32",
-        "rolling static-4",
+        "contiguous",
+        "static-32",
+        "static-4",
     ]
-    assert [(part.name, part.base) for part in plan.parts][-1] == ("rolling static-4", "dynamic")
+    assert [(part.name, part.base) for part in plan.parts][-1] == ("static-4", "dynamic")
     # Four with the first, and four others: each part but the last, and all but the kernels.
     assert plan.num_error_shares([one.name for one in configs], 1) == 4 + 4
