@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+
+import pytest
 
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.live import SharedServer, shared_servers, tenant_headers
+from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
+from container.measure.compare.server_process import ServerFailed
 from tests.container.measure.compare.made_up import make_configuration
+from tests.support.loopback import LoopbackServer, QuietHandler
 
 
 def config(name: str, size: int = 8, tokens: int = 256, chunked: bool = True, **values: str) -> Configuration:
@@ -70,3 +75,27 @@ def test_each_configuration_is_a_tenant_so_that_none_finds_anothers_prompts_in_t
     configs = [config("a b"), config("c")]
     headers = [tenant_headers(configs, one.name) for one in configs]
     assert headers == [{"X-Tenant-Id": "compare-0"}, {"X-Tenant-Id": "compare-1"}]
+
+
+class _Admin(QuietHandler):
+    """Refuses a batch of 99."""
+
+    def do_PATCH(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = (self.path, self.headers["Authorization"]) == ("/admin/scheduler", "Bearer secret")
+        if known and body["max_rolling_batch_size"] != 99:
+            self.respond(200, b"{}", {})
+        else:
+            self.respond(400, b'{"error": "at most 32; nothing was changed", "code": 400}', {})
+
+
+def test_a_change_that_is_refused_or_not_answered_ends_the_comparison_with_the_reason() -> None:
+    with LoopbackServer(_Admin) as server:
+        change_settings("a", server.url, "secret", {"max_rolling_batch_size": 8})
+        with pytest.raises(
+            ServerFailed, match=r"a: its settings were refused: at most 32; nothing"
+        ) as caught:
+            change_settings("a", server.url, "secret", {"max_rolling_batch_size": 99})
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ServerFailed, match="a: its settings could not be changed"):
+        change_settings("a", server.url, "secret", {"max_rolling_batch_size": 8})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import signal
@@ -22,7 +23,7 @@ from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import Comparison
 from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics, RoundCounters
-from container.measure.compare.server_process import ServerFailed
+from container.measure.compare.server_process import ServerFailed, start_server
 from container.measure.compare.summary import equality
 from container.progress import LogLines
 from container.run.stop_signals import StopRequested, StopSignals
@@ -159,6 +160,25 @@ def test_configurations_of_one_server_are_switched_and_do_not_find_each_others_p
     assert started == [*tokens, None, *tokens]
     tenants = {one.headers["X-Tenant-Id"] for life in fakes.lives["b"] for one in life.seen}
     assert tenants == {"compare-0", "compare-2"}
+
+
+def test_running_servers_are_measured_and_left_alone(model: Path, tmp_path: Path) -> None:
+    other = FakeServer(make_configuration("running"), Behaviour(), [])
+    configs = [
+        dataclasses.replace(make_configuration(name), url=other.url, path=None, model_folder=None)
+        for name in ("a", "b")
+    ]
+    tokenizers = dict.fromkeys(("a", "b"), model)
+    start = functools.partial(start_server, environ={})
+    plan = Plan((SHORT,), 1, seed=0)
+    made = ComparisonRunner(tuple(configs), plan, tokenizers, start, tmp_path, LogLines(io.StringIO())).run()
+    assert [result.figures.num_errors for result in made.rounds] == [0, 0]
+    assert {(stay.start_up_seconds, stay.peak_memory_bytes) for stay in made.stays} == {(None, None)}
+    same = equality(made, "b", "a", "short")
+    assert same is not None
+    assert same.num_identical == 3
+    assert not other.over.is_set()
+    other.kill()
 
 
 def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path) -> None:
