@@ -33,6 +33,7 @@ _LATER = Registry(
     {
         "bench": "container.measure.bench.bench_command:bench",
         "compare": "container.measure.compare.compare_command:compare",
+        "endpoint": "container.endpoint.endpoint_command:endpoint",
         "models": "container.explain.models_command:models",
         "kv-waste": "container.measure.kv_waste_command:kv_waste",
         "profile": "container.measure.profile_command:profile",

@@ -101,7 +101,7 @@ def _serve(
     prepared = time.monotonic()
     with (
         nullcontext() if model_path is None else model_files.in_use(model_path),
-        _listen(options.host, options.port) as listener,
+        listen(options.host, options.port) as listener,
         runtime_folder() as folder,
     ):
         paths = RuntimePaths(folder)
@@ -121,7 +121,7 @@ def _needs_model(config: LmiConfig) -> bool:
     return config.handler is None or (config.source.model_id or "").startswith("s3://")
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket, made before the model is loaded to detect a used port early. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

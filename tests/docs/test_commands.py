@@ -16,16 +16,17 @@ import click
 import pytest
 
 from container.cli import main
+from container.endpoint.declared import declare
+from container.endpoint.declared import read as read_declared
 from lmi_server.properties.loader import load
 from tests.docs.not_run import NOT_RUN, entry
 from tests.docs.pages import Block, Command, blocks, commands, read
-from tests.docs.platform import SageMakerControl
+from tests.support.endpoints import ENDPOINT, endpoint_before
 from tests.support.paths import REPO_ROOT, child_environment
-from tests.support.sagemaker_front import SageMakerFront
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
 ADDRESS = "http://127.0.0.1:8080"
-LANGUAGES = {"shell", "python", "properties", "json", "text"}
+LANGUAGES = {"shell", "python", "properties", "json", "text", "toml"}
 SECONDS = 600
 SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
 """An error status is an error of curl's."""
@@ -146,10 +147,11 @@ def check_make(words: list[str]) -> None:
 @pytest.mark.e2e
 @pytest.mark.model
 def test_a_program(block: Block, paged_server: Server) -> None:
-    with SageMakerFront(paged_server.base_url) as front, SageMakerControl() as control:
+    creates = "create_endpoint(" in block.text
+    with endpoint_before(paged_server.port, deployed=not creates) as platform:
         environment = {
-            "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": front.url,
-            "AWS_ENDPOINT_URL_SAGEMAKER": control.url,
+            "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": platform.url,
+            "AWS_ENDPOINT_URL_SAGEMAKER": platform.url,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "any",
             "AWS_SECRET_ACCESS_KEY": "any",
@@ -162,18 +164,25 @@ def test_a_program(block: Block, paged_server: Server) -> None:
             check=False,
             env=child_environment(environment),
         )
-    assert done.returncode == 0, done.stderr
-    if "create_model" in block.text:
-        wanted = ["CreateModel", "CreateEndpointConfig", "CreateEndpoint", "DescribeEndpoint"]
-        assert control.operations == wanted
-    else:
-        assert "Paris" in done.stdout
+        assert done.returncode == 0, done.stderr
+        if creates:
+            assert platform.wait("InService")["EndpointName"] == ENDPOINT
+        else:
+            assert "Paris" in done.stdout
 
 
 @pytest.mark.parametrize("block", blocks("properties"), ids=str)
 def test_a_configuration(block: Block, tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text(block.text, encoding="latin-1")
     assert load(tmp_path, {}).warnings == ()
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=str)
+def test_a_declared_endpoint(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(block.text, encoding="utf-8")
+    with endpoint_before(1, deployed=False) as platform:
+        declare(read_declared(tmp_path / "file"), platform.platform)
+        assert platform.wait("InService")["EndpointName"] == ENDPOINT
 
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)

@@ -42,6 +42,7 @@ class Measure:
 TOKENS_PER_SECOND = Measure(
     "output_tokens_per_second", "output tokens/s", "/s", lambda figures: figures.output_tokens_per_second
 )
+LATENCY_P50 = Measure("latency_p50", "latency p50", "s", lambda figures: figures.latency.p50)
 LATENCY_P90 = Measure("latency_p90", "latency p90", "s", lambda figures: figures.latency.p90)
 MEASURES: tuple[Measure, ...] = (
     TOKENS_PER_SECOND,
@@ -49,7 +50,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("ttft_p90", "time to first token p90", "s", lambda figures: figures.ttft.p90),
     Measure("gap_p50", "gap between tokens p50", "ms", lambda figures: figures.gap.p50),
     Measure("gap_p90", "gap between tokens p90", "ms", lambda figures: figures.gap.p90),
-    Measure("latency_p50", "latency p50", "s", lambda figures: figures.latency.p50),
+    LATENCY_P50,
     LATENCY_P90,
 )
 

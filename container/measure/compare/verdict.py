@@ -24,7 +24,11 @@ def headline(comparison: Comparison) -> tuple[str, ...]:
 
 def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
     """Compare one measure of configuration `name` with `base`: a sentence without its full stop."""
-    seen = ratio(comparison, name, base, scenario, measure)
+    return in_words(ratio(comparison, name, base, scenario, measure), name, base, measure)
+
+
+def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
+    """Say what the ratio of `name` to `base` shows: a sentence without its full stop."""
     if seen is None:
         return NOTHING
     if seen.count == 1:

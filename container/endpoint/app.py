@@ -1,0 +1,128 @@
+"""The HTTP server: what boto3's clients `sagemaker` and `sagemaker-runtime` send to `endpoint_url`, and /figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from container.endpoint import figures
+from container.endpoint.api import ApiError, refused
+from container.endpoint.asynchronous import AsyncInvocations
+from container.endpoint.invocation import MAX_BODY_BYTES
+from container.endpoint.platform import Platform
+from container.endpoint.runtime import STREAM, WHOLE, Runtime
+from container.measure.output import as_json
+
+_TARGET = "SageMaker."
+_OPERATIONS = {
+    "invocations": WHOLE,
+    "invocations-response-stream": STREAM,
+}
+_log = logging.getLogger(__name__)
+
+
+def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocations, host: str) -> Flask:
+    """The routes. host: the address that is listened on; on loopback, requests for other names are refused."""
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    local = {"127.0.0.1", "localhost", "::1"}
+
+    @app.before_request
+    def only_for_this_host() -> None:
+        """A page of the web in a browser here could reach the port under a name of its own (DNS rebinding)."""
+        if host in local and urlsplit(f"//{request.host}").hostname not in local:
+            raise refused(
+                f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(local)}"
+            )
+
+    @app.post("/")
+    def control() -> Response:
+        operation = request.headers.get("X-Amz-Target", "").removeprefix(_TARGET)
+        try:
+            params = json.loads(request.get_data() or b"{}")
+        except ValueError as error:
+            raise ApiError("SerializationException", f"the body is not JSON: {error}") from error
+        return _json(200, platform.call(operation, params))
+
+    @app.post("/endpoints/<name>/<any('invocations','invocations-response-stream'):kind>")
+    def invoke(name: str, kind: str) -> Response:
+        answer = runtime.invoke(
+            platform.endpoint(name), _OPERATIONS[kind], request.headers, request.get_data()
+        )
+        response = Response(answer.body)
+        response.headers.update(answer.headers)
+        return response
+
+    @app.post("/endpoints/<name>/async-invocations")
+    def invoke_async(name: str) -> Response:
+        headers, number = asynchronous.invoke(platform.endpoint(name), request.headers, request.get_data())
+        return _json(202, {"InferenceId": number}, headers)
+
+    @app.get("/figures")
+    def show_figures() -> Response:
+        shown = platform.figures()
+        values = {"variants": [one.values() for one in shown], "verdicts": figures.verdicts(shown)}
+        return _json(200, values)
+
+    @app.errorhandler(ApiError)
+    def refuse(error: ApiError) -> Response:
+        return _json(error.status, error.body(), {"x-amzn-ErrorType": error.kind} if error.kind else {})
+
+    @app.errorhandler(HTTPException)
+    def no_such_operation(error: HTTPException) -> Response:
+        if isinstance(error, RequestEntityTooLarge):
+            return refuse(ApiError("", f"HTTP content length exceeded {MAX_BODY_BYTES} bytes.", 413))
+        return refuse(
+            ApiError("UnknownOperationException", f"{request.method} {request.path}: {error.name}", 404)
+        )
+
+    @app.errorhandler(Exception)
+    def internal(error: Exception) -> Response:
+        _log.exception("internal failure", exc_info=error)
+        return refuse(ApiError("InternalFailure", "lmi endpoint failed; its log says why", 500))
+
+    return app
+
+
+def _json(status: int, values: object, headers: Mapping[str, str] | None = None) -> Response:
+    text = json.dumps(as_json(values))
+    return Response(text, status, headers, content_type="application/x-amz-json-1.1")
+
+
+class _Handler(WSGIRequestHandler):
+    disable_nagle_algorithm = True
+    """Each part of a stream leaves at once."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Write no line for each request."""
+
+
+class EndpointServer:
+    """Serves an app on a listening socket, from `start` to `close`, with a thread for each request."""
+
+    def __init__(self, app: Flask, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        with listener:
+            self._server: BaseWSGIServer = make_server(
+                host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()
+            )
+        self._server.daemon_threads = True  # type: ignore[attr-defined]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more requests."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -1,0 +1,134 @@
+"""Asynchronous invocations: input from S3, an ordinary request to a container, output or failure to S3."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from botocore.exceptions import BotoCoreError, ClientError
+from werkzeug.datastructures import Headers
+
+from container.endpoint.api import ApiError, runtime_refused
+from container.endpoint.endpoint import Endpoint, Report
+from container.endpoint.fleet import Fleet
+from container.endpoint.invocation import Invocation
+from container.endpoint.model_data import Connect
+from container.endpoint.runtime import Runtime
+
+OPERATION = "InvokeEndpointAsync"
+_MAX_INLINE_BYTES = 128_000
+_MAX_BYTES = 1 << 30
+"""Of an input and of an output in S3."""
+_MAX_WAITING = 10_000
+_AT_ONCE = 4
+"""`MaxConcurrentInvocationsPerInstance` where it is not set."""
+_TTL_SECONDS = 21600
+_LIMIT_SECONDS = 900
+
+
+class AsyncInvocations:
+    """Accepts asynchronous invocations and carries them out, as many at once as a fleet is configured for."""
+
+    def __init__(self, runtime: Runtime, connect: Connect, report: Report) -> None:
+        self._runtime = runtime
+        self._connect = connect
+        self._report = report
+        self._pools: dict[Fleet, ThreadPoolExecutor] = {}
+        self._room = threading.BoundedSemaphore(_MAX_WAITING)
+
+    def invoke(self, endpoint: Endpoint, headers: Headers, body: bytes) -> tuple[dict[str, str], str]:
+        """Accept an invocation. Returns the headers of the answer and the id. Raises ApiError."""
+        params = self._runtime.service.from_headers(OPERATION, endpoint.name, headers)
+        config = endpoint.config.get("AsyncInferenceConfig")
+        if config is None:
+            raise runtime_refused(f"Endpoint {endpoint.name} is not asynchronous; use InvokeEndpoint.")
+        if bool(body) == ("InputLocation" in params):
+            raise runtime_refused("InputLocation: give either this or a body")
+        if len(body) > _MAX_INLINE_BYTES:
+            raise runtime_refused(
+                f"Body: at most {_MAX_INLINE_BYTES} bytes (got {len(body)}); use InputLocation"
+            )
+        if not self._room.acquire(blocking=False):
+            raise ApiError("ServiceUnavailable", f"{_MAX_WAITING} invocations are waiting", 503)
+        number = params.setdefault("InferenceId", str(uuid.uuid4()))
+        paths = config["OutputConfig"]
+        name = params.get("Filename", f"{number}.out")
+        output = "/".join(
+            filter(None, [paths["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension"), name])
+        )
+        failure = (
+            f"{paths['S3FailurePath'].rstrip('/')}/{number}-error.out" if "S3FailurePath" in paths else ""
+        )
+        self._pool(endpoint).submit(self._run, endpoint, params, body, output, failure, time.monotonic())
+        locations = {"OutputLocation": output, "FailureLocation": failure}
+        return {f"X-Amzn-SageMaker-{name}": value for name, value in locations.items() if value}, number
+
+    def close(self) -> None:
+        """Drop what waits."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pool(self, endpoint: Endpoint) -> ThreadPoolExecutor:
+        fleet = endpoint.fleet
+        if fleet not in self._pools:
+            client = fleet.config["AsyncInferenceConfig"].get("ClientConfig", {})
+            at_once = client.get("MaxConcurrentInvocationsPerInstance", _AT_ONCE)
+            pool = ThreadPoolExecutor(at_once * max(fleet.num_containers(), 1), "asynchronous")
+            self._pools.setdefault(fleet, pool)
+        return self._pools[fleet]
+
+    def _run(
+        self,
+        endpoint: Endpoint,
+        params: Mapping[str, Any],
+        body: bytes,
+        output: str,
+        failure: str,
+        since: float,
+    ) -> None:
+        self._room.release()
+        client = self._connect()
+        try:
+            if time.monotonic() - since > params.get("RequestTTLSeconds", _TTL_SECONDS):
+                raise runtime_refused("RequestTTLSeconds: the request waited for longer")
+            body = body or _read(client, params["InputLocation"])
+            headers = self._runtime.container_headers(OPERATION, params)
+            limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
+            invocation = Invocation(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
+            kind = invocation.header("Content-Type") or "application/octet-stream"
+            _write(client, output, invocation.read(_MAX_BYTES), kind)
+        except (ApiError, BotoCoreError, ClientError) as error:
+            self._report(
+                f"endpoint {endpoint.name}: asynchronous invocation {params['InferenceId']}: {error}"
+            )
+            if failure:
+                self._write_failure(client, failure, str(error))
+
+    def _write_failure(self, client: Any, location: str, text: str) -> None:
+        try:
+            _write(client, location, text.encode(), "text/plain")
+        except (BotoCoreError, ClientError) as error:
+            self._report(f"{location}: {error}")
+
+
+def _place(location: str) -> dict[str, str]:
+    address = urlsplit(location)
+    return {"Bucket": address.netloc, "Key": address.path.lstrip("/")}
+
+
+def _read(client: Any, location: str) -> bytes:
+    """Raises ApiError: it is too large."""
+    found = client.get_object(**_place(location))
+    if found["ContentLength"] > _MAX_BYTES:
+        raise runtime_refused(f"InputLocation: at most {_MAX_BYTES} bytes (got {found['ContentLength']})")
+    data: bytes = found["Body"].read()
+    return data
+
+
+def _write(client: Any, location: str, data: bytes, kind: str) -> None:
+    client.put_object(**_place(location), Body=data, ContentType=kind)

@@ -1,0 +1,47 @@
+"""The FILE of `lmi endpoint` in TOML: models, configurations, endpoints, alarms, with the fields of boto3's calls."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from container.endpoint.api import ApiError
+from container.endpoint.deployment import alarm_rules
+from container.endpoint.platform import Platform
+
+_OPERATIONS = {
+    "models": "CreateModel",
+    "endpoint_configs": "CreateEndpointConfig",
+    "endpoints": "CreateEndpoint",
+}
+
+
+class BadFile(Exception):
+    """The file cannot be used. The text is for users."""
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Raises BadFile."""
+    try:
+        declared = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path}: {error}") from error
+    unknown = sorted(set(declared) - {*_OPERATIONS, "alarms"})
+    if unknown:
+        raise BadFile(f"{path}: unknown table {unknown[0]}; allowed: {', '.join([*_OPERATIONS, 'alarms'])}")
+    return declared
+
+
+def declare(declared: Mapping[str, Any], platform: Platform) -> None:
+    """Create what a file declares, in the order of the calls. Raises BadFile."""
+    where = "alarms"
+    try:
+        platform.alarms.update(alarm_rules(declared.get("alarms", {})))
+        for table, operation in _OPERATIONS.items():
+            for number, params in enumerate(declared.get(table, ()), 1):
+                where = f"{table}, number {number}"
+                platform.call(operation, params)
+    except ApiError as error:
+        raise BadFile(f"{where}: {error}") from error

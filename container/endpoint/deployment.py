@@ -1,0 +1,148 @@
+"""Blue/green updates: the steps in which traffic moves to a new fleet, and the alarms that move it back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from container.endpoint.api import ApiError, refused
+from container.endpoint.figures import ServedRequest
+from container.endpoint.fleet import Fleet
+from container.endpoint.traffic import Traffic
+from container.measure.bench.figures import Spread
+from container.measure.numbers import percent, seconds
+
+_POLL_SECONDS = 0.1
+_LARGEST_STEP = 0.5
+"""Of the new fleet, before it gets all requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmRule:
+    """An alarm on the variants of a new fleet. Without a threshold, any 5xx answer or time-out raises it."""
+
+    error_rate: float | None = None
+    """Largest share of 5xx answers and time-outs."""
+    latency_p90: float | None = None
+    """Largest 90th percentile, seconds."""
+    requests: int = 1
+    """Number of requests from which on it is evaluated."""
+
+    def reason(self, served: Sequence[ServedRequest]) -> str | None:
+        """Why the alarm is raised; None while it is not."""
+        if len(served) < max(self.requests, 1):
+            return None
+        rate = sum(request.server_failed for request in served) / len(served)
+        limit = 0.0 if self.error_rate is None and self.latency_p90 is None else self.error_rate
+        if limit is not None and rate > limit:
+            return f"{percent(rate)} of {len(served)} requests failed (threshold {percent(limit)})"
+        latency = Spread.of([request.seconds for request in served]).p90
+        if self.latency_p90 is not None and latency > self.latency_p90:
+            return f"latency p90 is {seconds(latency)} (threshold {seconds(self.latency_p90)})"
+        return None
+
+
+def alarm_rules(declared: Mapping[str, Mapping[str, float]]) -> dict[str, AlarmRule]:
+    """Read the alarms of a file: {name: fields of AlarmRule}. Raises ApiError."""
+    allowed = set(AlarmRule.__dataclass_fields__)
+    for name, fields in declared.items():
+        wrong = [
+            key
+            for key, value in fields.items()
+            if key not in allowed
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value < 0
+        ]
+        if wrong:
+            raise ApiError(
+                "ValidationException",
+                f"alarms.{name}.{wrong[0]}: not a threshold (got {fields[wrong[0]]!r}); "
+                f"allowed: numbers from 0 for {', '.join(sorted(allowed))}",
+            )
+    return {name: AlarmRule(**fields) for name, fields in declared.items()}  # type: ignore[arg-type]
+
+
+class AlarmRaised(Exception):
+    """A new fleet is to be rolled back. The text says which alarm and why."""
+
+
+class Stopped(Exception):
+    """The update is given up because the endpoint ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How traffic moves from one fleet to another."""
+
+    shares: tuple[float, ...]
+    """Of the new fleet, step by step; the last one is 1."""
+    wait_seconds: float
+    """Time under watch after each step."""
+    termination_wait_seconds: float
+    """Time that the old fleet is kept after the last step."""
+    alarms: Mapping[str, AlarmRule]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], num_containers: int, rules: Mapping[str, AlarmRule]) -> Rollout:
+        """Read a `DeploymentConfig`. Raises ApiError.
+
+        num_containers: of the new fleet. rules: the alarms that are defined; others are raised by any 5xx.
+        """
+        if "RollingUpdatePolicy" in config:
+            raise refused(
+                "DeploymentConfig.RollingUpdatePolicy: not supported; allowed: BlueGreenUpdatePolicy"
+            )
+        policy = config.get("BlueGreenUpdatePolicy", {})
+        routing = policy.get("TrafficRoutingConfiguration", {})
+        names = [
+            alarm["AlarmName"] for alarm in config.get("AutoRollbackConfiguration", {}).get("Alarms", ())
+        ]
+        return cls(
+            _shares(routing, num_containers),
+            routing.get("WaitIntervalInSeconds", 0),
+            policy.get("TerminationWaitInSeconds", 0),
+            {name: rules.get(name, AlarmRule()) for name in names},
+        )
+
+    def run(self, traffic: Traffic, blue: Fleet, green: Fleet) -> None:
+        """Move the traffic from `blue` to `green`, which is healthy. Raises AlarmRaised and Stopped."""
+        for share in self.shares:
+            traffic.use(blue, green, share)
+            self._watch(green, self.wait_seconds)
+        traffic.use(green)
+        if green.stopping.wait(self.termination_wait_seconds):
+            raise Stopped
+
+    def _watch(self, fleet: Fleet, duration: float) -> None:
+        end = time.monotonic() + duration
+        while True:
+            for name, rule in self.alarms.items():
+                for variant in fleet.variants.values():
+                    if reason := rule.reason(variant.figures.served()):
+                        raise AlarmRaised(f"alarm {name} on variant {variant.name}: {reason}")
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            if fleet.stopping.wait(min(left, _POLL_SECONDS)):
+                raise Stopped
+
+
+def _shares(routing: Mapping[str, Any], num_containers: int) -> tuple[float, ...]:
+    kind = routing.get("Type", "ALL_AT_ONCE")
+    if kind == "ALL_AT_ONCE":
+        return (1.0,)
+    field = "CanarySize" if kind == "CANARY" else "LinearStepSize"
+    where = f"DeploymentConfig.BlueGreenUpdatePolicy.TrafficRoutingConfiguration.{field}"
+    size = routing.get(field)
+    if size is None:
+        raise refused(f"{where}: missing; Type={kind} needs it")
+    step = size["Value"] / (100 if size["Type"] == "CAPACITY_PERCENT" else num_containers)
+    if step > _LARGEST_STEP:
+        raise refused(f"{where}: at most half of the fleet (got {percent(step)})")
+    if kind == "CANARY":
+        return (step, 1.0)
+    return (*(step * number for number in range(1, math.ceil(1 / step))), 1.0)

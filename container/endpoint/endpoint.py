@@ -1,0 +1,239 @@
+"""One endpoint: its fleets and its status, from creation over updates to its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from container.endpoint.api import arn, refused
+from container.endpoint.deployment import AlarmRaised, Rollout, Stopped
+from container.endpoint.figures import VariantFigures
+from container.endpoint.fleet import Fleet, FleetFailed, FleetVariant
+from container.endpoint.process import ContainerProcess, stop_all
+from container.endpoint.traffic import Traffic
+
+_DRAIN_SECONDS = 8 * 60.0
+"""The longest answer, a stream, is over by then."""
+_WATCH_SECONDS = 1.0
+_JOIN_SECONDS = 10.0
+"""For a thread that copies a model at the end."""
+
+Report = Callable[[str], None]
+"""Takes a line for the operator."""
+
+
+class Endpoint:
+    """A named endpoint. Its work runs in threads; one lock guards status and fleet."""
+
+    def __init__(self, name: str, fleet: Fleet, report: Report) -> None:
+        self.name = name
+        self.created = self._modified = time.time()
+        self.traffic = Traffic()
+        self.figures: list[VariantFigures] = []
+        """Of all fleets that it has had, the first one first."""
+        self.last_deployment: Mapping[str, Any] = {}
+        """The latest `DeploymentConfig`."""
+        self._report = report
+        self._lock = threading.RLock()
+        self._status = ""
+        self._reason: str | None = None
+        self._fleet = fleet
+        self._green: Fleet | None = None
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The endpoint configuration in service."""
+        return self._fleet.config
+
+    @property
+    def status(self) -> str:
+        return self._status
+
+    @property
+    def fleet(self) -> Fleet:
+        return self._fleet
+
+    def describe(self) -> dict[str, object]:
+        """The answer to `describe_endpoint`."""
+        with self._lock:
+            described: dict[str, object] = {
+                **self.summary(),
+                "EndpointConfigName": self.config["EndpointConfigName"],
+                "ProductionVariants": [variant.describe() for variant in self._fleet.variants.values()],
+            }
+            if self._fleet.shadows:
+                described["ShadowProductionVariants"] = [
+                    one.describe() for one in self._fleet.shadows.values()
+                ]
+            if self._reason is not None:
+                described["FailureReason"] = self._reason[:1024]
+            if self.last_deployment:
+                described["LastDeploymentConfig"] = self.last_deployment
+            if "AsyncInferenceConfig" in self.config:
+                described["AsyncInferenceConfig"] = self.config["AsyncInferenceConfig"]
+            return described
+
+    def summary(self) -> dict[str, object]:
+        """An item of `list_endpoints`."""
+        return {
+            "EndpointName": self.name,
+            "EndpointArn": arn("endpoint", self.name),
+            "CreationTime": self.created,
+            "LastModifiedTime": self._modified,
+            "EndpointStatus": self._status,
+        }
+
+    def create(self) -> None:
+        """Start the first fleet."""
+        self._begin("Creating", ("",), self._create)
+
+    def update(self, green: Fleet, rollout: Rollout, deployment: Mapping[str, Any]) -> None:
+        """Replace the fleet. Raises ApiError while another change is under way.
+
+        deployment: the `DeploymentConfig` that `rollout` was read from.
+        """
+        self._begin("Updating", ("InService",), lambda: self._update(green, rollout))
+        self.last_deployment = deployment
+
+    def scale(self, wanted: Mapping[str, tuple[float | None, int | None]]) -> None:
+        """Change weights and counts: {variant: (weight, count)}, None for as it is. Raises ApiError."""
+        variants = {**self._fleet.variants, **self._fleet.shadows}
+        for name in wanted:
+            if name not in variants:
+                raise refused(f"Could not find variant {name!r}; variants: {', '.join(variants)}")
+        changes = [(variants[name], *change) for name, change in wanted.items()]
+        self._begin("Updating", ("InService",), lambda: self._scale(changes))
+
+    def delete(self, removed: Callable[[], None]) -> None:
+        """End all containers, then call `removed`. Raises ApiError while it is created or updated."""
+        self._begin("Deleting", ("InService", "Failed"), lambda: self._delete(removed))
+
+    def close(self) -> None:
+        """End everything at once: containers get SIGTERM and their 30 s."""
+        self._stopping.set()
+        self.traffic.use(None)
+        fleets = [fleet for fleet in (self._fleet, self._green) if fleet is not None]
+        for fleet in fleets:
+            fleet.stopping.set()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+        for fleet in fleets:
+            fleet.stop()
+
+    def _begin(self, status: str, before: Sequence[str], work: Callable[[], None]) -> None:
+        """Start `work` in a thread. Raises ApiError unless the status is one of `before`."""
+        with self._lock:
+            if self._status not in before:
+                raise refused(f'Cannot update in-progress endpoint "{arn("endpoint", self.name)}".')
+            self._set(status)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads.append(threading.Thread(target=self._run, args=(work,), daemon=True))
+            self._threads[-1].start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # the edge of a thread: the endpoint would stay as it is for ever
+            self._set("Failed", f"{type(error).__name__}: {error}")
+
+    def _set(self, status: str, reason: str | None = None) -> None:
+        with self._lock:
+            self._status, self._reason, self._modified = status, reason, time.time()
+        if not self._stopping.is_set():
+            self._report(f"endpoint {self.name}: {status}" + (f": {reason}" if reason else ""))
+
+    def _count(self, fleet: Fleet) -> None:
+        self.figures += [variant.figures for variant in fleet.all_variants()]
+
+    def _create(self) -> None:
+        self._count(self._fleet)
+        try:
+            self._fleet.start()
+        except FleetFailed as error:
+            self._set("Failed", str(error))
+            return
+        self.traffic.use(self._fleet)
+        self._set("InService")
+        self._watch()
+
+    def _update(self, green: Fleet, rollout: Rollout) -> None:
+        blue, self._green = self._fleet, green
+        self._count(green)
+        try:
+            green.start()
+            rollout.run(self.traffic, blue, green)
+        except (FleetFailed, AlarmRaised) as error:
+            self.traffic.use(blue)
+            self._set("RollingBack", str(error))
+            self._retire(green)
+            self._set("InService", f"Rolled back to {blue.config['EndpointConfigName']}: {error}")
+        except Stopped:
+            return
+        else:
+            with self._lock:
+                self._fleet = green
+            self._retire(blue)
+            self._set("InService")
+
+    def _scale(self, changes: Sequence[tuple[FleetVariant, float | None, int | None]]) -> None:
+        reason = None
+        for variant, weight, count in changes:
+            if weight is not None:
+                self.traffic.set_weight(variant, weight)
+            if count is None:
+                continue
+            before, variant.count = variant.count, count
+            try:
+                while len(variant.containers) < count:
+                    self.traffic.add(variant, self._fleet.grow(variant))
+            except FleetFailed as error:
+                variant.count, reason = before, str(error)
+            surplus = variant.containers[variant.count :]
+            self.traffic.take_away(variant, surplus)
+            self._drain(surplus)
+            stop_all(surplus)
+        self._set("InService", reason)
+
+    def _delete(self, removed: Callable[[], None]) -> None:
+        self.traffic.use(None)
+        self._retire(self._fleet)
+        removed()
+
+    def _retire(self, fleet: Fleet) -> None:
+        """End a fleet that gets no more requests, once those in flight are through."""
+        containers = [container for variant in fleet.all_variants() for container in variant.containers]
+        self._drain(containers)
+        fleet.stop()
+
+    def _drain(self, containers: Sequence[ContainerProcess]) -> None:
+        """Wait until containers that get no more requests are idle."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            if self.traffic.wait_idle(containers, _WATCH_SECONDS):
+                return
+
+    def _watch(self) -> None:
+        """Replace containers that end by themselves."""
+        while self._status != "Deleting" and not self._stopping.wait(_WATCH_SECONDS):
+            fleet = self._fleet
+            for variant in fleet.all_variants() if self._status == "InService" else ():
+                self._replace_dead(fleet, variant)
+
+    def _replace_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
+        for container in [one for one in variant.containers if one.death() is not None]:
+            self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; it is replaced")
+            self.traffic.take_away(variant, [container])
+            container.end(0.0)
+        if len(variant.containers) < variant.count:
+            try:
+                container = fleet.grow(variant)
+            except FleetFailed as error:
+                self._report(f"endpoint {self.name}: {error}")
+                return
+            self.traffic.add(variant, container)
+            if fleet.stopping.is_set():  # it was retired meanwhile
+                stop_all([container])

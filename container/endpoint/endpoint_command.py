@@ -1,0 +1,87 @@
+"""`lmi endpoint`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import click
+
+from container.endpoint import figures
+from container.endpoint.app import EndpointServer, make_app
+from container.endpoint.asynchronous import AsyncInvocations
+from container.endpoint.declared import BadFile, declare, read
+from container.endpoint.model_data import ModelData
+from container.endpoint.platform import Platform
+from container.endpoint.process import Launcher
+from container.endpoint.runtime import Runtime
+from container.measure.output import console_for
+from container.models.files.s3.remote import connect
+from container.run import launch
+from container.run.serve import CannotListen, listen
+from container.run.stop_signals import StopRequested, StopSignals
+
+_LOOPBACK = "127.0.0.1"
+
+
+@click.command(
+    epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /figures has the figures"
+    " of each variant; they are printed at the end."
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--host", default=_LOOPBACK, show_default=True, help="Address to listen on. There is no authentication."
+)
+@click.option(
+    "--port", default=9000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("endpoint-state"),
+    show_default=True,
+    help="Folder for logs of containers and copies of models.",
+)
+def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
+    """Rehearse a SageMaker endpoint on this machine.
+
+    Serves the APIs of boto3's clients sagemaker and sagemaker-runtime; set their endpoint_url to the printed address.
+    Containers are local processes of lmi serve.
+    """
+    environ = launch.environment()
+    s3 = functools.cache(functools.partial(connect, environ))
+    data = ModelData(folder / "models", s3)
+    platform = Platform(Launcher(folder / "logs", environ, data), click.echo)
+    runtime = Runtime()
+    asynchronous = AsyncInvocations(runtime, s3, click.echo)
+    try:
+        declared = read(file) if file else {}
+        server = EndpointServer(make_app(platform, runtime, asynchronous, host), listen(host, port))
+        with StopSignals() as signals:
+            try:
+                declare(declared, platform)
+                server.start()
+                click.echo(f"endpoint_url={server.url}")
+                while True:
+                    signals.wait(3600.0)
+            except StopRequested:
+                click.echo("stopping")
+            finally:
+                signals.raising = False
+                asynchronous.close()
+                platform.close()
+    except (BadFile, CannotListen) as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        data.close()
+    _print_figures(platform)
+
+
+def _print_figures(platform: Platform) -> None:
+    served = platform.figures()
+    table = figures.table(served)
+    if table.rows:
+        console = console_for(None)
+        table.print_to(console)
+        for sentence in figures.verdicts(served):
+            console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)

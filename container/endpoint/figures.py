@@ -1,0 +1,144 @@
+"""Figures of the variants of an endpoint, and the verdict on two that served the same load."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from container.measure.bench.figures import Spread
+from container.measure.compare.interval import Ratio, ratio_of_rounds
+from container.measure.compare.summary import LATENCY_P50
+from container.measure.compare.verdict import in_words
+from container.measure.numbers import seconds
+from container.measure.output import Table
+
+_KEPT = 100_000
+"""The latest requests of a variant that percentiles are computed from."""
+_MAX_ROUNDS = 20
+_LEAST_IN_ROUND = 5
+"""Mean number of requests of the smaller variant in a round of the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """One request that a container answered, or should have."""
+
+    ended: float
+    """Monotonic time."""
+    seconds: float
+    """From its start to the last byte of the answer."""
+    first_byte: float | None
+    """Seconds to the first byte of a stream."""
+    status: int
+    """Of the container; 0 where it gave no answer in time."""
+
+    @property
+    def failed(self) -> bool:
+        return self.status == 0 or self.status >= 400
+
+    @property
+    def server_failed(self) -> bool:
+        """5xx and time-outs, which alarms count. A 4xx is the client's fault."""
+        return self.status == 0 or self.status >= 500
+
+
+class VariantFigures:
+    """Counts the requests of one variant of one configuration. Threads may share it."""
+
+    def __init__(self, endpoint: str, config: str, variant: str, shadow: bool) -> None:
+        self.endpoint = endpoint
+        self.config = config
+        self.variant = variant
+        self.shadow = shadow
+        self._lock = threading.Lock()
+        self._served: deque[ServedRequest] = deque(maxlen=_KEPT)
+        self._num_requests = self._num_errors = self._num_dropped = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant} ({self.config})"
+
+    def record(self, request: ServedRequest) -> None:
+        with self._lock:
+            self._served.append(request)
+            self._num_requests += 1
+            self._num_errors += request.failed
+
+    def record_dropped(self) -> None:
+        """Count a copy that a busy shadow variant did not get."""
+        with self._lock:
+            self._num_dropped += 1
+
+    def served(self) -> list[ServedRequest]:
+        """The latest requests."""
+        with self._lock:
+            return list(self._served)
+
+    def values(self) -> dict[str, object]:
+        """Plain values for JSON; times in seconds."""
+        answered = [request for request in self.served() if not request.failed]
+        first_bytes = [request.first_byte for request in answered if request.first_byte is not None]
+        return {
+            "endpoint": self.endpoint,
+            "config": self.config,
+            "variant": self.variant,
+            "shadow": self.shadow,
+            "requests": self._num_requests,
+            "errors": self._num_errors,
+            "dropped": self._num_dropped,
+            "latency": Spread.of([request.seconds for request in answered]),
+            "first_byte": Spread.of(first_bytes),
+        }
+
+
+def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
+    """Compare the median latencies of each two variants that served an endpoint, each in a sentence.
+
+    Requests are cut into rounds of equal size by the time they ended, so that both variants of a round ran at the same
+    time; the rest is the statistics of `lmi compare`.
+    """
+    busy = [one for one in figures if any(not request.failed for request in one.served())]
+    pairs = [(a, b) for a, b in itertools.combinations(busy, 2) if a.endpoint == b.endpoint]
+    sentences = []
+    for base, other in pairs:
+        if ratio := _ratio(base, other, len(pairs)):
+            sentence = in_words(ratio, other.name, base.name, LATENCY_P50)
+            sentences.append(f"{base.endpoint}, {LATENCY_P50.title}: {sentence}.")
+    return sentences
+
+
+def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> Ratio | None:
+    """The median latency of `other` over that of `base`; None where no round has both."""
+    sides = [[request for request in one.served() if not request.failed] for one in (base, other)]
+    fewest = min(len(side) for side in sides)
+    num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
+    marked = [(request.ended, side, request.seconds) for side in (0, 1) for request in sides[side]]
+    marked.sort()
+    size = math.ceil(len(marked) / num_rounds)
+    ratios = []
+    for start in range(0, len(marked), size):
+        below, above = (
+            Spread.of([took for _, which, took in marked[start : start + size] if which == side]).p50
+            for side in (0, 1)
+        )
+        ratios.append(above / below)
+    return ratio_of_rounds((ratio for ratio in ratios if not math.isnan(ratio)), num_intervals)
+
+
+def table(figures: Sequence[VariantFigures]) -> Table:
+    """A row for each variant that got requests."""
+    rows = []
+    for one in figures:
+        values = one.values()
+        latency = Spread.of([request.seconds for request in one.served() if not request.failed])
+        if values["requests"] or values["dropped"]:
+            kind = "shadow" if one.shadow else "production"
+            counts = (str(values[key]) for key in ("requests", "errors", "dropped"))
+            times = (seconds(value) for value in (latency.p50, latency.p90, latency.p99))
+            rows.append((one.endpoint, one.name, kind, *counts, *times))
+    header = ("endpoint", "variant", "kind", "requests", "errors", "dropped", "p50", "p90", "p99")
+    return Table("requests by variant", header, tuple(rows), num_left=3)

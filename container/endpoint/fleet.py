@@ -1,0 +1,149 @@
+"""The containers that serve one endpoint configuration: its variants, each with its instances."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from container.endpoint.figures import VariantFigures
+from container.endpoint.model_data import NoModelData
+from container.endpoint.process import STOP_SECONDS, ContainerProcess, Launcher, NotHealthy, stop_all
+
+_STARTUP_SECONDS = 480.0
+"""`ContainerStartupHealthCheckTimeoutInSeconds` where a variant has none."""
+
+
+class FleetFailed(Exception):
+    """A fleet did not start. The text is the `FailureReason`."""
+
+
+@dataclass(slots=True)
+class FleetVariant:
+    """A variant of a fleet. `Traffic` reads weight and containers; `Endpoint` changes them."""
+
+    definition: Mapping[str, Any]
+    """As in `create_endpoint_config`."""
+    container: Mapping[str, Any]
+    """The container definition of its model, as in `create_model`."""
+    figures: VariantFigures
+    weight: float
+    count: int
+    """Desired number of containers."""
+    containers: list[ContainerProcess] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.definition["VariantName"])
+
+    @property
+    def least_outstanding(self) -> bool:
+        """Whether the container with the fewest requests in flight is chosen, not any."""
+        strategy: str = self.definition.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM")
+        return strategy != "RANDOM"
+
+    def describe(self) -> dict[str, object]:
+        """An item of `ProductionVariants` in `describe_endpoint`."""
+        return {
+            "VariantName": self.name,
+            "CurrentWeight": self.weight,
+            "DesiredWeight": self.weight,
+            "CurrentInstanceCount": len(self.containers),
+            "DesiredInstanceCount": self.count,
+        }
+
+
+class Fleet:
+    """The variants of an endpoint configuration with their containers."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        config: Mapping[str, Any],
+        models: Mapping[str, Mapping[str, Any]],
+        launcher: Launcher,
+    ) -> None:
+        """models: the container definition of each model of the configuration, by name."""
+        self.config = config
+        self.stopping = threading.Event()
+        """Set once it is to end: containers that are starting are given up."""
+        self._endpoint = endpoint
+        self._launcher = launcher
+        self.variants = self._make(config["ProductionVariants"], models, shadow=False)
+        self.shadows = self._make(config.get("ShadowProductionVariants", ()), models, shadow=True)
+
+    def _make(
+        self, definitions: Any, models: Mapping[str, Mapping[str, Any]], shadow: bool
+    ) -> dict[str, FleetVariant]:
+        config = self.config["EndpointConfigName"]
+        return {
+            given["VariantName"]: FleetVariant(
+                given,
+                models[given["ModelName"]],
+                VariantFigures(self._endpoint, config, given["VariantName"], shadow),
+                given.get("InitialVariantWeight", 1.0),
+                given.get("InitialInstanceCount", 1),
+            )
+            for given in definitions
+        }
+
+    def all_variants(self) -> Iterator[FleetVariant]:
+        yield from self.variants.values()
+        yield from self.shadows.values()
+
+    def num_containers(self) -> int:
+        """Containers of production variants."""
+        return sum(len(variant.containers) for variant in self.variants.values())
+
+    def in_flight(self) -> int:
+        return sum(one.in_flight for variant in self.all_variants() for one in variant.containers)
+
+    def start(self) -> None:
+        """Start all containers and wait until all are healthy. Raises FleetFailed, after stopping all."""
+        try:
+            for variant in self.all_variants():
+                for _ in range(variant.count):
+                    variant.containers.append(self._launch(variant))
+            for variant in self.all_variants():
+                for container in variant.containers:
+                    self._wait_healthy(variant, container)
+        except FleetFailed:
+            self.stop()
+            raise
+
+    def grow(self, variant: FleetVariant) -> ContainerProcess:
+        """Start one more container and wait until it is healthy; it gets no requests yet. Raises FleetFailed."""
+        container = self._launch(variant)
+        try:
+            self._wait_healthy(variant, container)
+        except FleetFailed:
+            stop_all([container])
+            raise
+        return container
+
+    def _launch(self, variant: FleetVariant) -> ContainerProcess:
+        try:
+            return self._launcher.launch(f"{self._endpoint}-{variant.name}", variant.container)
+        except NoModelData as error:
+            raise FleetFailed(
+                f"Failed to download model data for production variant {variant.name}: {error}"
+            ) from error
+
+    def _wait_healthy(self, variant: FleetVariant, container: ContainerProcess) -> None:
+        limit = variant.definition.get("ContainerStartupHealthCheckTimeoutInSeconds", _STARTUP_SECONDS)
+        try:
+            container.wait_healthy(limit, self.stopping)
+        except NotHealthy as error:
+            raise FleetFailed(
+                f"The primary container for production variant {variant.name} did not pass the ping health check: "
+                f"{error}. Its log: {container.log}"
+            ) from error
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Stop all containers: SIGTERM, then SIGKILL after `seconds`."""
+        self.stopping.set()
+        containers = [container for variant in self.all_variants() for container in variant.containers]
+        stop_all(containers, seconds)
+        for variant in self.all_variants():
+            variant.containers.clear()

@@ -1,0 +1,124 @@
+"""One request to a container: its answer whole or as a stream of events, and its errors in the platform's words."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Iterator, Mapping
+
+from container.endpoint.api import ApiError
+from container.endpoint.event_stream import exception, payload_part
+from container.endpoint.process import HOST
+from container.endpoint.traffic import Lease, Traffic
+
+MAX_BODY_BYTES = 25 << 20
+"""Of a request, and of an answer that is not streamed."""
+_PIECE_BYTES = 64 << 10
+_MAX_MESSAGE_CHARS = 2048
+_TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
+_FAILURES = (OSError, http.client.HTTPException)
+
+
+class Invocation:
+    """A request that a container has answered with a status below 400. `close` ends its lease.
+
+    Each has a connection of its own: a kept one might be closed by the container just when a request is sent.
+    """
+
+    def __init__(
+        self, traffic: Traffic, lease: Lease, headers: Mapping[str, str], body: bytes, limit: float
+    ) -> None:
+        """Send the request and wait for the status. Raises ApiError.
+
+        limit: seconds for the whole answer.
+        """
+        self._traffic = traffic
+        self._lease = lease
+        self._deadline = time.monotonic() + limit
+        self._first_byte: float | None = None
+        self._status = 0
+        self._open = True
+        self._connection = http.client.HTTPConnection(HOST, lease.container.port, timeout=limit)
+        try:
+            self._connection.request("POST", "/invocations", body, dict(headers))
+            self._socket = self._connection.sock
+            self._response = self._connection.getresponse()
+        except _FAILURES as error:
+            self.close()
+            raise self._no_answer(error) from error
+        self._status = self._response.status
+        if self._status >= 400:
+            raise self._model_error(self._status, self.read().decode(errors="replace"))
+
+    def header(self, name: str) -> str | None:
+        """A header of the container's answer."""
+        return self._response.getheader(name)
+
+    def read(self, most: int = MAX_BODY_BYTES) -> bytes:
+        """The whole answer, at most `most` bytes. Raises ApiError."""
+        data = bytearray()
+        try:
+            for piece in self._pieces():
+                data += piece
+                if len(data) > most:
+                    raise self._model_error(self._status, f"the answer has more than {most} bytes")
+        except _FAILURES as error:
+            raise self._no_answer(error) from error
+        finally:
+            self.close()
+        return bytes(data)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The answer as an event stream, each piece when it comes.
+
+        Pieces are cut in two: parts end anywhere on the platform too, and a client that takes each for a line fails.
+        """
+        try:
+            for piece in self._pieces():
+                if self._first_byte is None:
+                    self._first_byte = time.monotonic() - self._lease.started
+                middle = (len(piece) + 1) // 2
+                yield b"".join(payload_part(half) for half in (piece[:middle], piece[middle:]) if half)
+        except _FAILURES as error:
+            code = "ModelInvocationTimeExceeded" if isinstance(error, TimeoutError) else "StreamBroken"
+            message = f"The container's stream ended early: {type(error).__name__}"
+            yield exception("ModelStreamError", {"Message": message, "ErrorCode": code})
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection and the lease; harmless when repeated."""
+        if self._open:
+            self._open = False
+            self._connection.close()
+            self._traffic.release(self._lease, self._status, self._first_byte)
+
+    def _pieces(self) -> Iterator[bytes]:
+        try:
+            while True:
+                self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
+                piece = self._response.read1(_PIECE_BYTES)
+                if not piece:
+                    return
+                yield piece
+        except _FAILURES:
+            self._status = 0
+            raise
+
+    def _no_answer(self, error: Exception) -> ApiError:
+        if isinstance(error, TimeoutError):
+            return self._model_error(0, _TIMED_OUT)
+        return self._model_error(0, f"could not load the entire response body ({type(error).__name__})")
+
+    def _model_error(self, status: int, text: str) -> ApiError:
+        who = "client" if 400 <= status < 500 else "server"
+        log = self._lease.container.log
+        return ApiError(
+            "ModelError",
+            f'Received {who} error ({status}) from primary with message "{text[:_MAX_MESSAGE_CHARS]}". '
+            f"See {log} for more information.",
+            424,
+            OriginalStatusCode=status,
+            OriginalMessage=text[:_MAX_MESSAGE_CHARS],
+            LogStreamArn=log,
+        )

@@ -1,0 +1,98 @@
+"""The model of a container, as a folder in place of /opt/ml/model: a copy of an S3 prefix, or a local folder."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from container.models.errors import ModelNotAvailable
+from container.models.files.s3.address import SCHEME, S3Address, parse_address
+
+_FILE = "file://"
+_READ_ONLY_FILE = 0o444
+_READ_ONLY_FOLDER = 0o555
+_FOLDER = 0o755
+
+Connect = Callable[[], Any]
+"""Makes a boto3 client for S3."""
+
+
+class NoModelData(Exception):
+    """The model of a container cannot be read. The text is for users."""
+
+
+def local_folder(uri: str) -> Path | None:
+    """The folder of `file:///path` or of a path without a scheme; None for S3."""
+    return None if uri.startswith(SCHEME) else Path(uri.removeprefix(_FILE)).absolute()
+
+
+class ModelData:
+    """Copies each prefix of S3 once, below `folder`, and makes the copy read-only, as the platform's may be.
+
+    A local folder is served in place: it is the caller's to change or not.
+    """
+
+    def __init__(self, folder: Path, connect: Connect) -> None:
+        self._folder = folder
+        self._connect = connect
+        self._copies: dict[str, Path] = {}
+        self._lock = threading.Lock()
+
+    def folder_of(self, container: Mapping[str, Any]) -> Path:
+        """The model folder of a container definition; an empty one without model data. Raises NoModelData."""
+        uri: str = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = local_folder(uri)
+        if not uri:
+            folder = self._folder / "empty"
+            folder.mkdir(exist_ok=True)
+        elif folder is not None and not folder.is_dir():
+            raise NoModelData(f"ModelDataSource.S3DataSource.S3Uri: there is no folder {folder}")
+        return folder or self._copy(uri)
+
+    def _copy(self, uri: str) -> Path:
+        with self._lock:
+            if uri not in self._copies:
+                copy = Path(tempfile.mkdtemp(prefix="model-", dir=self._folder))
+                try:
+                    self._download(parse_address(uri), copy)
+                except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
+                    shutil.rmtree(copy)
+                    raise NoModelData(f"{uri}: {error}") from error
+                self._copies[uri] = copy
+            return self._copies[uri]
+
+    def close(self) -> None:
+        """Remove the copies."""
+        for copy in self._copies.values():
+            for folder in _folders(copy):
+                folder.chmod(_FOLDER)
+            shutil.rmtree(copy)
+        self._copies.clear()
+
+    def _download(self, address: S3Address, target: Path) -> None:
+        client = self._connect()
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.prefix)
+        keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+        files = {key: key.removeprefix(address.prefix) for key in keys if not key.endswith("/")}
+        if not files:
+            raise ModelNotAvailable("there is no object below this prefix")
+        for key, name in files.items():
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            client.download_file(address.bucket, key, str(path))
+            path.chmod(_READ_ONLY_FILE)
+        for folder in _folders(target):
+            folder.chmod(_READ_ONLY_FOLDER)
+
+
+def _folders(root: Path) -> list[Path]:
+    return [root, *(path for path in root.rglob("*") if path.is_dir())]

@@ -1,0 +1,124 @@
+"""The runtime: invocations as boto3's `sagemaker-runtime` sends them become requests to a container."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from werkzeug.datastructures import Headers
+
+from container.endpoint import event_stream
+from container.endpoint.api import RUNTIME, ApiError, Service, runtime_refused
+from container.endpoint.endpoint import Endpoint
+from container.endpoint.invocation import Invocation
+from container.endpoint.traffic import Lease
+
+WHOLE = "InvokeEndpoint"
+STREAM = "InvokeEndpointWithResponseStream"
+_MAX_COPIES = 64
+"""Copies for shadow variants in flight; further ones are dropped."""
+_PREFIX = "X-Amzn-SageMaker-"
+_PASSED_ON = (
+    *("ContentType", "Accept", "CustomAttributes", "TargetModel", "InferenceId", "SessionId"),
+    *("EnableExplanations", "PrefixAwareId"),
+)
+"""Parameters that a container gets, as headers; all other headers of a caller are left out."""
+_NOT_SUPPORTED = ("InferenceComponentName", "TargetContainerHostname")
+_NEW_SESSION = "NEW_SESSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that the platform waits for a container."""
+
+    whole: float = 60.0
+    stream: float = 480.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer to an invocation."""
+
+    headers: Mapping[str, str]
+    body: bytes | Invocation
+    """An event stream, to be closed in any case, or the whole answer."""
+
+
+class Runtime:
+    """Invokes endpoints. Threads may share it."""
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self.service = Service(RUNTIME)
+        self._limits = limits
+        self._copies = ThreadPoolExecutor(_MAX_COPIES, "shadow")
+        self._free_copies = threading.BoundedSemaphore(_MAX_COPIES)
+
+    def invoke(self, endpoint: Endpoint, operation: str, headers: Headers, body: bytes) -> Answer:
+        """Invoke an endpoint. Raises ApiError."""
+        params = self.service.from_headers(operation, endpoint.name, headers)
+        if "AsyncInferenceConfig" in endpoint.config:
+            raise runtime_refused(f"Endpoint {endpoint.name} is asynchronous; use InvokeEndpointAsync.")
+        if wrong := [name for name in _NOT_SUPPORTED if name in params]:
+            raise runtime_refused(f"{wrong[0]}: not supported by lmi endpoint")
+        streamed = operation == STREAM
+        passed = self.container_headers(operation, params)
+        session = params.get("SessionId")
+        lease = endpoint.traffic.lease(params.get("TargetVariant"), session)
+        self._copy(endpoint, passed, body)
+        limit = self._limits.stream if streamed else self._limits.whole
+        invocation = Invocation(endpoint.traffic, lease, passed, body, limit)
+        sent_back = {
+            "x-Amzn-Invoked-Production-Variant": lease.variant.name,
+            **_header(f"{_PREFIX}Custom-Attributes", invocation),
+        }
+        content_type = invocation.header("Content-Type") or "application/octet-stream"
+        if streamed:
+            types = {"Content-Type": event_stream.CONTENT_TYPE, f"{_PREFIX}Content-Type": content_type}
+            return Answer({**sent_back, **types}, invocation)
+        sent_back |= {"Content-Type": content_type, **_session(endpoint, lease, session, invocation)}
+        return Answer(sent_back, invocation.read())
+
+    def container_headers(self, operation: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """The headers of a container's request, from the parameters of an invocation."""
+        names = self.service.header_names(WHOLE)
+        passed = {names[name]: str(params[name]) for name in _PASSED_ON if name in params}
+        return {**passed, f"{_PREFIX}Forwarded-Api": operation}
+
+    def _copy(self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a copy to the shadow variant, if there is one and it is this request's turn."""
+        lease = endpoint.traffic.lease_shadow()
+        if lease is None:
+            return
+        if not self._free_copies.acquire(blocking=False):
+            endpoint.traffic.drop(lease)
+            return
+
+        def send() -> None:
+            try:
+                with contextlib.suppress(ApiError):  # its figures count it
+                    Invocation(endpoint.traffic, lease, headers, body, self._limits.whole).read()
+            finally:
+                self._free_copies.release()
+
+        self._copies.submit(send)
+
+
+def _header(name: str, invocation: Invocation) -> dict[str, str]:
+    value = invocation.header(name)
+    return {} if value is None else {name: value}
+
+
+def _session(endpoint: Endpoint, lease: Lease, session: str | None, invocation: Invocation) -> dict[str, str]:
+    """Headers on a session that the container opened or closed; it is routed to this container meanwhile."""
+    closed = _header(f"{_PREFIX}Closed-Session-Id", invocation)
+    if closed and session:
+        endpoint.traffic.unpin(session)
+    opened = invocation.header(f"{_PREFIX}Session-Id")
+    if session != _NEW_SESSION or opened is None:
+        return closed
+    endpoint.traffic.pin(opened.partition(";")[0], lease.container)
+    return {**closed, f"{_PREFIX}New-Session-Id": opened}

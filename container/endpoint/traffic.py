@@ -1,0 +1,152 @@
+"""Which container gets a request: the fleet by its share of an update, the variant by weight, the container by load."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from container.endpoint.api import ApiError, runtime_refused
+from container.endpoint.figures import ServedRequest
+from container.endpoint.fleet import Fleet, FleetVariant
+from container.endpoint.process import ContainerProcess
+
+_MAX_SESSIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A container that a request may use until `Traffic.release`."""
+
+    variant: FleetVariant
+    container: ContainerProcess
+    started: float
+    """Monotonic time."""
+
+
+class Traffic:
+    """Routes the requests of one endpoint and counts those in flight. Threads may share it.
+
+    One lock covers the choice of a container and the change of fleets, so a fleet that gets no new requests and has
+    none in flight is idle.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._changed = threading.Condition()
+        self._random = random.Random(seed)
+        self._shadow_random = random.Random(seed)
+        self._blue: Fleet | None = None
+        self._green: Fleet | None = None
+        self._green_share = 0.0
+        self._sessions: OrderedDict[str, ContainerProcess] = OrderedDict()
+
+    def use(self, blue: Fleet | None, green: Fleet | None = None, share: float = 0.0) -> None:
+        """Route to `blue`, and the given share of the requests to `green`. None for both: to nothing."""
+        with self._changed:
+            self._blue, self._green, self._green_share = blue, green, share
+
+    def lease(self, target: str | None = None, session: str | None = None) -> Lease:
+        """Choose a container for a request. Raises ApiError.
+
+        target: the variant to use whatever its weight. session: an id that `pin` has tied to a container.
+        """
+        with self._changed:
+            fleet = self._fleet()
+            variant = self._variant(fleet, target)
+            container = self._sessions.get(session or "")
+            if container not in variant.containers:
+                container = self._container(variant)
+            return self._lend(variant, container)
+
+    def lease_shadow(self) -> Lease | None:
+        """Choose a container for a copy of a request; None where this request is not copied.
+
+        The share of copies is the weight of the shadow variant over that of the production variant.
+        """
+        with self._changed:
+            fleet = self._fleet()
+            for shadow in fleet.shadows.values():
+                weight = sum(variant.weight for variant in fleet.variants.values())
+                if shadow.containers and self._shadow_random.random() * weight < shadow.weight:
+                    return self._lend(shadow, self._container(shadow))
+        return None
+
+    def release(self, lease: Lease, status: int, first_byte: float | None = None) -> None:
+        """End a lease and count its request. status: of the container's answer, 0 for none in time."""
+        now = time.monotonic()
+        lease.variant.figures.record(ServedRequest(now, now - lease.started, first_byte, status))
+        self._give_back(lease)
+
+    def drop(self, lease: Lease) -> None:
+        """End a lease of a shadow variant that was not used."""
+        lease.variant.figures.record_dropped()
+        self._give_back(lease)
+
+    def _give_back(self, lease: Lease) -> None:
+        with self._changed:
+            lease.container.in_flight -= 1
+            self._changed.notify_all()
+
+    def pin(self, session: str, container: ContainerProcess) -> None:
+        """Route the further requests of a session to its container."""
+        with self._changed:
+            self._sessions[session] = container
+            while len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+
+    def unpin(self, session: str) -> None:
+        with self._changed:
+            self._sessions.pop(session, None)
+
+    def add(self, variant: FleetVariant, container: ContainerProcess) -> None:
+        """Let a container get requests."""
+        with self._changed:
+            variant.containers.append(container)
+
+    def take_away(self, variant: FleetVariant, containers: Iterable[ContainerProcess]) -> None:
+        """Give these containers no more requests."""
+        with self._changed:
+            variant.containers = [one for one in variant.containers if one not in containers]
+
+    def set_weight(self, variant: FleetVariant, weight: float) -> None:
+        with self._changed:
+            variant.weight = weight
+
+    def wait_idle(self, containers: Iterable[ContainerProcess], seconds: float) -> bool:
+        """Wait until containers that get no more requests have none in flight. False: some do after `seconds`."""
+        watched = list(containers)
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(one.in_flight for one in watched), seconds)
+
+    def _fleet(self) -> Fleet:
+        green = self._green is not None and self._random.random() < self._green_share
+        fleet = self._green if green else self._blue
+        if fleet is None:
+            raise runtime_refused("The endpoint is not in service.")
+        return fleet
+
+    def _variant(self, fleet: Fleet, target: str | None) -> FleetVariant:
+        if target is not None:
+            variant = fleet.variants.get(target)
+            if variant is None:
+                raise runtime_refused(f"Variant {target} not found; variants: {', '.join(fleet.variants)}")
+            return variant
+        variants = list(fleet.variants.values())
+        weights = [variant.weight for variant in variants]
+        if not sum(weights):
+            raise runtime_refused("All variants have a weight of 0; name one in TargetVariant.")
+        return self._random.choices(variants, weights)[0]
+
+    def _container(self, variant: FleetVariant) -> ContainerProcess:
+        if not variant.containers:
+            raise ApiError("ServiceUnavailable", f"Variant {variant.name} has no instance.", 503)
+        if variant.least_outstanding:
+            return min(variant.containers, key=lambda container: container.in_flight)
+        return self._random.choice(variant.containers)
+
+    def _lend(self, variant: FleetVariant, container: ContainerProcess) -> Lease:
+        container.in_flight += 1
+        return Lease(variant, container, time.monotonic())

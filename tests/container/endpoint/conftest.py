@@ -1,0 +1,22 @@
+"""A platform whose containers are small HTTP servers of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from container.endpoint.runtime import Limits
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.support.endpoints import FakeLauncher, Lab, lab
+
+
+@pytest.fixture
+def containers() -> FakeContainers:
+    return FakeContainers()
+
+
+@pytest.fixture
+def platform(containers: FakeContainers) -> Iterator[Lab]:
+    with lab(FakeLauncher(containers), limits=Limits(60.0, 60.0)) as running:
+        yield running

@@ -1,0 +1,110 @@
+"""Containers as small HTTP servers of this process; their environment says how they behave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from container.endpoint.process import ContainerProcess, NotHealthy
+from tests.support.endpoints import RunningContainer
+from tests.support.loopback import LoopbackServer, QuietHandler
+
+SESSION = "X-Amzn-SageMaker-Session-Id"
+
+
+class FakeContainer(RunningContainer):
+    """Answers with the body that it gets, and remembers the headers of its requests.
+
+    FAIL: the status of every answer. UNHEALTHY: the reason why it does not start. HOLD: requests wait for `go`.
+    BREAK: streams end in the middle. NAME: sent back as a header.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self.server = _Server(self)
+        super().__init__(self.server.start().server_port)
+        self.headers: list[Mapping[str, str]] = []
+        self.go = threading.Event()
+        self.arrived = threading.Semaphore(0)
+        """Released by each request that has arrived."""
+        self.dead: str | None = None
+        self.ended = False
+
+    def death(self) -> str | None:
+        return self.dead
+
+    def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
+        if reason := self.environment.get("UNHEALTHY"):
+            raise NotHealthy(reason)
+
+    def terminate(self) -> None:
+        self.ended = True
+
+    def end(self, seconds: float) -> None:
+        if self.server.listening:
+            self.server.listening = False
+            self.server.close()
+
+
+class FakeContainers:
+    """Makes containers and remembers all."""
+
+    def __init__(self) -> None:
+        self.all: list[FakeContainer] = []
+
+    def __call__(self, container: Mapping[str, Any]) -> ContainerProcess:
+        self.all.append(FakeContainer(container.get("Environment", {})))
+        return self.all[-1]
+
+
+class _Server(LoopbackServer):
+    def __init__(self, container: FakeContainer) -> None:
+        super().__init__(_Handler)
+        self.container = container
+        self.listening = True
+
+
+class _Handler(QuietHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        container = self.server.container
+        environment = container.environment
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        container.headers.append({name.lower(): value for name, value in self.headers.items()})
+        container.arrived.release()
+        if "HOLD" in environment:
+            container.go.wait(60)
+        self.close_connection = True
+        if status := int(environment.get("FAIL", "0")):
+            self.respond(status, json.dumps({"error": "as asked", "code": status}).encode(), {})
+        elif "WithResponseStream" in self.headers["X-Amzn-SageMaker-Forwarded-Api"]:
+            self._stream(body, broken="BREAK" in environment)
+        else:
+            session = self.headers.get(SESSION) == "NEW_SESSION"
+            sent = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
+            self.respond(
+                200,
+                body,
+                {
+                    "Content-Type": self.headers.get("Content-Type", "text/plain"),
+                    "X-Amzn-SageMaker-Custom-Attributes": self.headers.get(
+                        "X-Amzn-SageMaker-Custom-Attributes", ""
+                    ),
+                    **sent,
+                },
+            )
+
+    def _stream(self, body: bytes, broken: bool) -> None:
+        """Each line of the body as a chunk."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/jsonlines")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in body.splitlines(keepends=True):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        if not broken:
+            self.wfile.write(b"0\r\n\r\n")

@@ -1,0 +1,71 @@
+"""The part of S3 that an endpoint needs, in memory: listings of one page, objects, and ranges of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import boto3
+from botocore.config import Config
+
+from tests.support.loopback import LoopbackServer, QuietHandler
+
+
+class FakeS3(LoopbackServer):
+    """Objects by `bucket/key`."""
+
+    def __init__(self) -> None:
+        super().__init__(_Handler)
+        self.objects: dict[str, bytes] = {}
+
+
+@contextmanager
+def running() -> Iterator[tuple[FakeS3, Any]]:
+    """A server and a client of it."""
+    with FakeS3() as server:
+        client = boto3.client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=server.url,
+            aws_access_key_id="any",
+            aws_secret_access_key="any",  # noqa: S106 - nobody checks it
+            config=Config(
+                s3={"addressing_style": "path"},
+                retries={"total_max_attempts": 1},
+                request_checksum_calculation="when_required",
+            ),
+        )
+        yield server, client
+        client.close()
+
+
+class _Handler(QuietHandler):
+    protocol_version = "HTTP/1.1"  # clients wait a second for `100 Continue` otherwise
+    server: FakeS3
+
+    def do_PUT(self) -> None:
+        self.server.objects[unquote(self.path[1:])] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.respond(200, b"", {"ETag": '"1"'})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        name = unquote(address.path[1:])
+        query = parse_qs(address.query)
+        if "list-type" in query:
+            found = [key for key in self.server.objects if key.startswith(f"{name}/{query['prefix'][0]}")]
+            rows = "".join(f"<Contents><Key>{escape(key.split('/', 1)[1])}</Key></Contents>" for key in found)
+            text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+            return self.respond(200, text.encode(), {"Content-Type": "application/xml"})
+        data = self.server.objects.get(name)
+        if data is None:
+            return self.respond(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>", {})
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            data = data[int(asked[1]) : int(asked[2]) + 1]
+        return self.respond(206 if asked else 200, data, {"ETag": '"1"'})

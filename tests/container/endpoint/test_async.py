@@ -1,0 +1,122 @@
+"""Asynchronous invocations: S3 in, S3 out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.container.endpoint import fake_s3
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.container.endpoint.fake_s3 import FakeS3
+from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+
+OUTPUT = {"S3OutputPath": "s3://bucket/out/", "S3FailurePath": "s3://bucket/failed/"}
+
+
+@pytest.fixture
+def s3() -> Iterator[tuple[FakeS3, Any]]:
+    with fake_s3.running() as running:
+        yield running
+
+
+@pytest.fixture
+def platform(s3: tuple[FakeS3, Any], containers: FakeContainers) -> Iterator[Lab]:
+    with lab(FakeLauncher(containers), s3=lambda: s3[1]) as running:
+        yield running
+
+
+def deploy(platform: Lab, **variant: Any) -> None:
+    more = {
+        "AsyncInferenceConfig": {
+            "OutputConfig": OUTPUT,
+            "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1},
+        }
+    }
+    platform.configure("one", more, A=variant)
+    platform.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
+    platform.wait("InService")
+
+
+def arrived(server: FakeS3, location: str) -> bytes:
+    """Wait for an object and return it."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if (data := server.objects.get(location.removeprefix("s3://"))) is not None:
+            return data
+        pause.wait(0.01)
+    raise AssertionError(f"there is no {location}, only {sorted(server.objects)}")
+
+
+def test_the_answer_to_an_object_is_an_object(
+    platform: Lab, s3: tuple[FakeS3, Any], containers: FakeContainers
+) -> None:
+    deploy(platform)
+    s3[0].objects["bucket/in/one"] = b"question"
+    reply = platform.runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT,
+        InputLocation="s3://bucket/in/one",
+        ContentType="text/x-any",
+        InferenceId="id-1",
+    )
+    assert reply["ResponseMetadata"]["HTTPStatusCode"] == 202
+    assert reply["InferenceId"] == "id-1"
+    assert reply["OutputLocation"] == "s3://bucket/out/id-1.out"
+    assert reply["FailureLocation"] == "s3://bucket/failed/id-1-error.out"
+    assert arrived(s3[0], reply["OutputLocation"]) == b"question"
+    assert containers.all[0].headers[0]["content-type"] == "text/x-any"
+
+
+def test_a_short_body_needs_no_object(platform: Lab, s3: tuple[FakeS3, Any]) -> None:
+    deploy(platform)
+    reply = platform.runtime.invoke_endpoint_async(
+        EndpointName=ENDPOINT, Body=b"question", Filename="a.json", S3OutputPathExtension="today"
+    )
+    assert reply["OutputLocation"] == "s3://bucket/out/today/a.json"
+    assert arrived(s3[0], reply["OutputLocation"]) == b"question"
+
+
+@pytest.mark.parametrize(
+    ("environment", "location", "words"),
+    [
+        ({"FAIL": "500"}, "s3://bucket/in", b"Received server error (500) from primary"),
+        ({}, "s3://bucket/none", b"NoSuchKey"),
+    ],
+)
+def test_a_failure_is_an_object(
+    environment: dict[str, str], location: str, words: bytes, platform: Lab, s3: tuple[FakeS3, Any]
+) -> None:
+    deploy(platform, environment=environment)
+    s3[0].objects["bucket/in"] = b"question"
+    reply = platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation=location)
+    assert words in arrived(s3[0], reply["FailureLocation"])
+    assert reply["OutputLocation"].removeprefix("s3://") not in s3[0].objects
+
+
+def test_a_container_gets_no_more_than_its_configured_requests_at_once(
+    platform: Lab, s3: tuple[FakeS3, Any], containers: FakeContainers
+) -> None:
+    deploy(platform, environment={"HOLD": "1"})
+    replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(4)]
+    assert containers.all[0].arrived.acquire(timeout=60)
+    assert not containers.all[0].arrived.acquire(timeout=0.05)
+    containers.all[0].go.set()
+    assert all(arrived(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
+
+
+def test_wrong_calls_are_validation_errors(platform: Lab) -> None:
+    deploy(platform)
+    api = platform.runtime
+    for params, words in (
+        ({}, "either this or a body"),
+        ({"InputLocation": "s3://bucket/in", "Body": b"x"}, "either this or a body"),
+        ({"Body": bytes(128_001)}, "at most 128000 bytes"),
+        ({"InputLocation": "ftp://bucket/in"}, "regular expression"),
+        ({"Body": b"x", "InvocationTimeoutSeconds": 3601}, "at most 3600"),
+    ):
+        with pytest.raises(api.exceptions.ValidationError, match=words):
+            api.invoke_endpoint_async(EndpointName=ENDPOINT, **params)
+    with pytest.raises(api.exceptions.ValidationError, match="use InvokeEndpointAsync"):
+        api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")

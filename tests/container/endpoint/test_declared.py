@@ -1,0 +1,84 @@
+"""Endpoints that a file declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from container.endpoint.declared import BadFile, declare, read
+from tests.support.endpoints import Lab
+
+FILE = """
+[[models]]
+ModelName = "small"
+[models.PrimaryContainer]
+Environment = {OPTION_DTYPE = "fp32"}
+[models.PrimaryContainer.ModelDataSource.S3DataSource]
+S3Uri = "properties_examples/smollm2-rolling-paged"
+S3DataType = "S3Prefix"
+CompressionType = "None"
+
+[[endpoint_configs]]
+EndpointConfigName = "ab"
+[[endpoint_configs.ProductionVariants]]
+VariantName = "A"
+ModelName = "small"
+InitialVariantWeight = 9
+[[endpoint_configs.ProductionVariants]]
+VariantName = "B"
+ModelName = "small"
+InitialVariantWeight = 1
+
+[[endpoints]]
+EndpointName = "my-endpoint"
+EndpointConfigName = "ab"
+
+[alarms.slow]
+latency_p90 = 2.0
+requests = 20
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "endpoint.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_declares_models_configurations_endpoints_and_alarms(platform: Lab, tmp_path: Path) -> None:
+    declare(read(write(tmp_path, FILE)), platform.platform)
+    rows = platform.wait("InService")["ProductionVariants"]
+    assert [(row["VariantName"], row["DesiredWeight"]) for row in rows] == [("A", 9.0), ("B", 1.0)]
+    assert platform.platform.alarms["slow"].latency_p90 == 2.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "[[models]]",
+            "[[model]]",
+            r"unknown table model; allowed: models, endpoint_configs, endpoints, alarms",
+        ),
+        (
+            'ModelName = "small"\nInitialVariantWeight = 9',
+            'ModelName = "big"',
+            "endpoint_configs, number 1: Could not",
+        ),
+        ("EndpointName", "Endpoint", "endpoints, number 1: .*EndpointName"),
+        ("latency_p90", "latency", "alarms: alarms.slow.latency: not a threshold"),
+        ("[[models]]", "[[models", "endpoint.toml: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_place(
+    old: str, new: str, words: str, platform: Lab, tmp_path: Path
+) -> None:
+    assert old in FILE
+    with pytest.raises(BadFile, match=words):
+        declare(read(write(tmp_path, FILE.replace(old, new, 1))), platform.platform)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="No such file"):
+        read(tmp_path / "none.toml")

@@ -1,0 +1,50 @@
+"""Figures by variant, and the verdict on two of them."""
+
+from __future__ import annotations
+
+import random
+
+from container.endpoint.figures import ServedRequest, VariantFigures, table, verdicts
+
+
+def make_figures(
+    variant: str, typical: float, count: int, *, errors: int = 0, start: float = 0.0
+) -> VariantFigures:
+    """`count` answers in 100 s, with times around `typical`, and some errors."""
+    figures = VariantFigures("endpoint", "config", variant, shadow=False)
+    draw = random.Random(variant)
+    for number in range(count):
+        seconds = typical * draw.lognormvariate(0.0, 0.2)
+        figures.record(ServedRequest(start + number * 100 / count, seconds, None, 200))
+    for _ in range(errors):
+        figures.record(ServedRequest(start + 50.0, 0.001, None, 500))
+    return figures
+
+
+def test_figures_count_requests_and_errors_and_time_the_answered_ones() -> None:
+    values = make_figures("A", 1.0, 200, errors=3).values()
+    assert (values["requests"], values["errors"], values["dropped"]) == (203, 3, 0)
+    assert 0.9 < values["latency"].p50 < 1.1  # type: ignore[attr-defined]
+    rows = table([make_figures("A", 1.0, 200, errors=3), make_figures("B", 1.0, 0)]).rows
+    assert [row[:6] for row in rows] == [("endpoint", "A (config)", "production", "203", "3", "0")]
+
+
+def test_the_verdict_names_the_faster_variant() -> None:
+    (sentence,) = verdicts([make_figures("A", 1.0, 900), make_figures("B", 0.7, 100)])
+    assert sentence.startswith("endpoint, latency p50: B (config) takes")
+    assert "less than A (config) (95 % interval" in sentence
+
+
+def test_the_verdict_on_equal_variants_is_no_difference() -> None:
+    (sentence,) = verdicts([make_figures("A", 1.0, 900), make_figures("B", 1.0, 900)])
+    assert "no difference larger than" in sentence
+
+
+def test_few_requests_give_no_verdict() -> None:
+    (sentence,) = verdicts([make_figures("A", 1.0, 9), make_figures("B", 0.7, 3)])
+    assert "too few rounds" in sentence
+
+
+def test_variants_that_did_not_serve_at_the_same_time_are_not_compared() -> None:
+    assert verdicts([make_figures("A", 1.0, 100), make_figures("B", 1.0, 100, start=1000.0)]) == []
+    assert verdicts([make_figures("A", 1.0, 100)]) == []

@@ -1,0 +1,180 @@
+"""The control plane as boto3's `sagemaker` sees it."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.support.endpoints import ENDPOINT, Lab
+
+SOURCE = {"S3Uri": "s3://bucket/model/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+
+
+def error_of(call: Any, **params: Any) -> tuple[str, str]:
+    """Code and message of the error that a call raises."""
+    with pytest.raises(ClientError) as caught:
+        call(**params)
+    error = caught.value.response["Error"]
+    return error["Code"], error["Message"]
+
+
+def test_an_endpoint_from_its_creation_to_its_end(platform: Lab, containers: FakeContainers) -> None:
+    api = platform.sagemaker
+    platform.deploy(A={"InitialVariantWeight": 9, "InitialInstanceCount": 2}, B={"InitialVariantWeight": 1})
+    api.get_waiter("endpoint_in_service").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
+    described = api.describe_endpoint(EndpointName=ENDPOINT)
+    assert described["EndpointArn"] == f"arn:aws:sagemaker:local:000000000000:endpoint/{ENDPOINT}"
+    assert described["EndpointConfigName"] == "one"
+    assert [
+        (row["VariantName"], row["CurrentWeight"], row["CurrentInstanceCount"])
+        for row in described["ProductionVariants"]
+    ] == [("A", 9.0, 2), ("B", 1.0, 1)]
+    assert api.describe_model(ModelName="one-A")["PrimaryContainer"]["Image"] == "lmi"
+    assert len(api.describe_endpoint_config(EndpointConfigName="one")["ProductionVariants"]) == 2
+    assert [row["EndpointStatus"] for row in api.list_endpoints()["Endpoints"]] == ["InService"]
+    api.delete_endpoint(EndpointName=ENDPOINT)
+    api.get_waiter("endpoint_deleted").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
+    assert all(container.ended for container in containers.all)
+    assert len(containers.all) == 3
+    api.delete_endpoint_config(EndpointConfigName="one")
+    api.delete_model(ModelName="one-A")
+    assert [row["ModelName"] for row in api.list_models()["Models"]] == ["one-B"]
+    code, message = error_of(api.describe_endpoint, EndpointName=ENDPOINT)
+    assert (code, message) == (
+        "ValidationException",
+        f'Could not find endpoint "arn:aws:sagemaker:local:000000000000:endpoint/{ENDPOINT}".',
+    )
+
+
+def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(platform: Lab) -> None:
+    platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})
+    reason = platform.wait("Failed")["FailureReason"]
+    assert "production variant A did not pass the ping health check" in reason
+    assert "option.dtype: got fp17" in reason
+    code, message = error_of(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"")
+    assert (code, message) == ("ValidationError", "The endpoint is not in service.")
+    platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
+
+
+def test_names_are_unique_and_references_exist(platform: Lab) -> None:
+    api = platform.sagemaker
+    platform.deploy()
+    platform.wait("InService")
+    assert (
+        "already existing model"
+        in error_of(api.create_model, ModelName="one-AllTraffic", PrimaryContainer={})[1]
+    )
+    params = {"EndpointName": ENDPOINT, "EndpointConfigName": "one"}
+    assert "already existing endpoint" in error_of(api.create_endpoint, **params)[1]
+    params = {"EndpointName": "other", "EndpointConfigName": "none"}
+    assert "Could not find endpoint configuration" in error_of(api.create_endpoint, **params)[1]
+    variant = {"VariantName": "A", "ModelName": "none"}
+    params = {"EndpointConfigName": "two", "ProductionVariants": [variant]}
+    assert "Could not find model" in error_of(api.create_endpoint_config, **params)[1]
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ({"ModelDataUrl": "s3://bucket/model.tar.gz"}, "PrimaryContainer.ModelDataUrl: not supported"),
+        ({"Mode": "MultiModel"}, "PrimaryContainer.Mode: not supported (got MultiModel)"),
+        ({"ModelDataSource": {"S3DataSource": {**SOURCE, "CompressionType": "Gzip"}}}, "allowed: None"),
+        ({"ModelDataSource": {"S3DataSource": {**SOURCE, "S3DataType": "S3Prefx"}}}, "[S3Prefix, ...]"),
+        ({"Environment": {"A": "b" * 1025}}, "at most 1024"),
+        ({"Environment": {"A-B": "c"}}, "regular expression"),
+    ],
+)
+def test_a_model_that_cannot_be_rehearsed_is_refused(
+    container: dict[str, Any], words: str, platform: Lab
+) -> None:
+    code, message = error_of(platform.sagemaker.create_model, ModelName="m", PrimaryContainer=container)
+    assert code == "ValidationException"
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"InstanceType": "ml.g5.12xlage"}, "ml.g5.12xlarge"),
+        ({"VariantName": "no spaces"}, "regular expression"),
+        ({"ContainerStartupHealthCheckTimeoutInSeconds": 3601}, "at most 3600"),
+        (
+            {"ServerlessConfig": {"MemorySizeInMB": 1024, "MaxConcurrency": 1}},
+            "ServerlessConfig: not supported",
+        ),
+    ],
+)
+def test_a_variant_that_the_platform_would_refuse_is_refused(
+    fields: dict[str, Any], words: str, platform: Lab
+) -> None:
+    platform.configure("one", A={})
+    variant = {"VariantName": "A", "ModelName": "one-A", **fields}
+    code, message = error_of(
+        platform.sagemaker.create_endpoint_config, EndpointConfigName="two", ProductionVariants=[variant]
+    )
+    assert code == "ValidationException"
+    assert words in message
+
+
+def test_lists_have_pages_and_filters(platform: Lab) -> None:
+    api = platform.sagemaker
+    for number in range(12):
+        api.create_model(ModelName=f"m{number:02}", PrimaryContainer={"Image": "lmi"})
+    pages = list(api.get_paginator("list_models").paginate(SortBy="Name"))
+    assert [len(page["Models"]) for page in pages] == [10, 2]
+    names = [row["ModelName"] for page in pages for row in page["Models"]]
+    assert names == [f"m{number:02}" for number in range(12)]
+    assert len(api.list_models(NameContains="m1")["Models"]) == 2
+    assert api.list_models(MaxResults=1)["Models"][0]["ModelName"] == "m11"
+
+
+def test_weights_and_capacities_change_without_a_new_fleet(platform: Lab, containers: FakeContainers) -> None:
+    platform.deploy(A={"InitialInstanceCount": 2}, B={})
+    platform.wait("InService")
+    before = list(containers.all)
+    platform.sagemaker.update_endpoint_weights_and_capacities(
+        EndpointName=ENDPOINT,
+        DesiredWeightsAndCapacities=[
+            {"VariantName": "A", "DesiredWeight": 0.0, "DesiredInstanceCount": 1},
+            {"VariantName": "B", "DesiredInstanceCount": 3},
+        ],
+    )
+    rows = platform.wait("InService")["ProductionVariants"]
+    assert [(row["CurrentWeight"], row["CurrentInstanceCount"]) for row in rows] == [(0.0, 1), (1.0, 3)]
+    assert [container.ended for container in before] == [False, True, False]
+    replies = [platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x") for _ in range(20)]
+    assert {reply["InvokedProductionVariant"] for reply in replies} == {"B"}
+
+
+def test_a_container_that_dies_is_replaced(platform: Lab, containers: FakeContainers) -> None:
+    platform.deploy()
+    platform.wait("InService")
+    containers.all[0].end(0.0)
+    containers.all[0].dead = "the container ended by SIGKILL"
+    while len(containers.all) < 2:
+        containers.all[0].go.wait(0.01)
+    rows = platform.wait("InService")["ProductionVariants"]
+    while not rows[0]["CurrentInstanceCount"]:
+        rows = platform.wait("InService")["ProductionVariants"]
+    assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"
+
+
+def test_an_operation_that_is_not_rehearsed_says_so(platform: Lab) -> None:
+    code, message = error_of(platform.sagemaker.list_training_jobs)
+    assert code == "UnknownOperationException"
+    assert message == "ListTrainingJobs: not supported by lmi endpoint"
+
+
+def test_a_page_of_the_web_does_not_reach_it_under_another_name(platform: Lab) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=60)
+    headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
+    connection.request("POST", "/", b"{}", headers)
+    response = connection.getresponse()
+    assert response.status == 400
+    assert b"not a name of this machine" in response.read()
+    connection.close()

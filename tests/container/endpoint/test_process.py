@@ -1,0 +1,129 @@
+"""Containers as processes, and the folders that they get as models."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.endpoint.model_data import ModelData, NoModelData
+from container.endpoint.process import ContainerProcess, Launcher, NotHealthy, stop_all
+from container.run.processes import session_members
+from tests.container.endpoint import fake_s3
+from tests.support.endpoints import ENDPOINT, lab
+from tests.support.paths import child_environment
+
+TINY = Path(__file__).with_name("tiny_container.py")
+
+
+def make_launcher(folder: Path, **environ: str) -> Launcher:
+    data = ModelData(folder / "models", lambda: None)
+    environment = child_environment(environ)
+    return Launcher(
+        folder / "logs", environment, data, lambda model: [sys.executable, "-S", str(TINY), str(model)]
+    )
+
+
+def source(uri: str) -> dict[str, Any]:
+    """A container definition with this model data."""
+    fields = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    return {"ModelDataSource": {"S3DataSource": fields}}
+
+
+def start(folder: Path, **environment: str) -> ContainerProcess:
+    return make_launcher(folder).launch("made-up", {"Environment": environment})
+
+
+def test_a_container_gets_its_environment_its_port_and_its_folder(tmp_path: Path) -> None:
+    """And nothing of the variables of this process that would configure it."""
+    model = tmp_path / "my model"
+    model.mkdir()
+    (model / "serving.properties").write_text("engine=MPI\n")
+    launcher = make_launcher(tmp_path, OPTION_DTYPE="fp16", LMI_ADMIN_TOKEN="any", KEPT="1")  # noqa: S106
+    with lab(launcher) as platform:
+        platform.sagemaker.create_model(
+            ModelName="one-A",
+            PrimaryContainer={**source(f"file://{model}/"), "Environment": {"OPTION_BLOCK_SIZE": "16"}},
+        )
+        variant = {"VariantName": "A", "ModelName": "one-A", "InitialInstanceCount": 1}
+        platform.sagemaker.create_endpoint_config(EndpointConfigName="one", ProductionVariants=[variant])
+        platform.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
+        platform.wait("InService")
+        reply = platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+        answer = json.load(reply["Body"])
+    assert answer["files"] == ["serving.properties"]
+    environment = answer["environment"]
+    assert environment["OPTION_BLOCK_SIZE"] == "16"
+    assert environment["SAGEMAKER_BIND_TO_PORT"].isdecimal()
+    assert environment["KEPT"] == "1"
+    assert not {"OPTION_DTYPE", "LMI_ADMIN_TOKEN"} & set(environment)
+    assert "up" in next((tmp_path / "logs").iterdir()).read_text()
+
+
+def test_the_cause_is_the_servers_own_last_line(tmp_path: Path) -> None:
+    container = start(tmp_path, EXIT="Error: option.dtype: got fp17")
+    with pytest.raises(NotHealthy) as caught:
+        container.wait_healthy(60.0, threading.Event())
+    assert str(caught.value) == "the container ended with exit code 1: Error: option.dtype: got fp17"
+    stop_all([container])
+
+
+def test_a_container_that_is_not_healthy_in_time_failed(tmp_path: Path) -> None:
+    container = start(tmp_path, SICK="1")
+    while "up" not in Path(container.log).read_text():
+        threading.Event().wait(0.01)
+    with pytest.raises(NotHealthy, match=r"/ping was not 200 within 0.5 s"):
+        container.wait_healthy(0.5, threading.Event())
+    stop_all([container])
+
+
+def test_a_container_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    container = start(tmp_path, DEAF="1")
+    container.wait_healthy(60.0, threading.Event())
+    stop_all([container], seconds=0.05)
+    assert container.death() is not None
+    assert "SIGKILL" in container.death()  # type: ignore[operator]
+    assert session_members(container._child.pid) == set()
+
+
+def test_an_orderly_end_is_waited_for(tmp_path: Path) -> None:
+    container = start(tmp_path)
+    container.wait_healthy(60.0, threading.Event())
+    stop_all([container], seconds=60.0)
+    assert container.death() == "the container ended with exit code 0: up"
+
+
+def test_a_prefix_of_s3_is_copied_once_and_read_only(tmp_path: Path) -> None:
+    with fake_s3.running() as (server, client):
+        server.objects |= {"bucket/m/serving.properties": b"engine=MPI\n", "bucket/m/code/a.py": b"1\n"}
+        server.objects["bucket/other/x"] = b"2"
+        data = ModelData(tmp_path, lambda: client)
+        folder = data.folder_of(source("s3://bucket/m/"))
+        assert data.folder_of(source("s3://bucket/m/")) == folder
+        files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+        assert set(files) == {"serving.properties", "code/a.py"}
+        assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o444}
+        data.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "key", "words"),
+    [
+        ("s3://bucket/m/", "bucket/m/../../escaped", "refused: not a file name"),
+        ("s3://bucket/m/", "bucket/other", "no object below this prefix"),
+        ("file:///no/such/folder", "", "there is no folder /no/such/folder"),
+    ],
+)
+def test_model_data_that_cannot_be_read_is_refused(uri: str, key: str, words: str, tmp_path: Path) -> None:
+    with fake_s3.running() as (server, client):
+        server.objects[key] = b""
+        data = ModelData(tmp_path / "models", lambda: client)
+        with pytest.raises(NoModelData, match=words):
+            data.folder_of(source(uri))
+    assert list(tmp_path.rglob("*escaped*")) == []
+    assert list((tmp_path / "models").iterdir()) == []

@@ -1,0 +1,197 @@
+"""Invocations as boto3's `sagemaker-runtime` sees them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from botocore.exceptions import ClientError, EventStreamError
+
+from container.endpoint.invocation import MAX_BODY_BYTES
+from container.endpoint.runtime import Limits
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+
+LINES = b'{"token": 1}\n{"token": 2}\n{"token": 3}\n'
+
+
+def parts(reply: Any) -> list[bytes]:
+    """The payloads of a stream's events, read to the end."""
+    with closing(reply["Body"]) as events:
+        return [event["PayloadPart"]["Bytes"] for event in events]
+
+
+@pytest.fixture
+def served(platform: Lab) -> Lab:
+    platform.deploy()
+    platform.wait("InService")
+    return platform
+
+
+def test_a_body_and_its_headers_reach_the_container_and_come_back(
+    served: Lab, containers: FakeContainers
+) -> None:
+    reply = served.runtime.invoke_endpoint(
+        EndpointName=ENDPOINT,
+        Body=b"\x00\xffbytes",
+        ContentType="application/x-any",
+        Accept="application/json",
+        CustomAttributes="a=b",
+        InferenceId="id-1",
+        TargetModel="model-1.tar.gz",
+    )
+    assert reply["Body"].read() == b"\x00\xffbytes"
+    assert reply["ContentType"] == "application/x-any"
+    assert reply["InvokedProductionVariant"] == "AllTraffic"
+    assert reply["CustomAttributes"] == "a=b"
+    headers = containers.all[0].headers[0]
+    assert headers["accept"] == "application/json"
+    assert headers["x-amzn-sagemaker-inference-id"] == "id-1"
+    assert headers["x-amzn-sagemaker-target-model"] == "model-1.tar.gz"
+    assert headers["x-amzn-sagemaker-forwarded-api"] == "InvokeEndpoint"
+    assert not {"authorization", "x-amz-date", "user-agent"} & set(headers)
+
+
+def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
+    served: Lab, containers: FakeContainers
+) -> None:
+    reply = served.runtime.invoke_endpoint_with_response_stream(
+        EndpointName=ENDPOINT, Body=LINES, Accept="application/jsonlines"
+    )
+    assert reply["ContentType"] == "application/jsonlines"
+    assert reply["InvokedProductionVariant"] == "AllTraffic"
+    received = parts(reply)
+    assert b"".join(received) == LINES
+    assert not all(part.endswith(b"\n") for part in received)
+    headers = containers.all[0].headers[0]
+    assert headers["accept"] == "application/jsonlines"
+    assert headers["x-amzn-sagemaker-forwarded-api"] == "InvokeEndpointWithResponseStream"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("status", "who"), [(424, "client"), (500, "server")])
+def test_an_error_of_the_container_is_a_model_error(
+    streamed: bool, status: int, who: str, platform: Lab
+) -> None:
+    platform.deploy(A={"environment": {"FAIL": str(status)}})
+    platform.wait("InService")
+    api = platform.runtime
+    call = api.invoke_endpoint_with_response_stream if streamed else api.invoke_endpoint
+    with pytest.raises(api.exceptions.ModelError) as caught:
+        call(EndpointName=ENDPOINT, Body=b"x")
+    reply = caught.value.response
+    assert reply["ResponseMetadata"]["HTTPStatusCode"] == 424
+    assert reply["OriginalStatusCode"] == status
+    assert reply["OriginalMessage"] == f'{{"error": "as asked", "code": {status}}}'
+    assert reply["Error"]["Message"].startswith(f"Received {who} error ({status}) from primary with message")
+    assert platform.figures()["A"]["errors"] == 1
+
+
+def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContainers) -> None:
+    with lab(FakeLauncher(containers), limits=Limits(whole=0.05, stream=0.05)) as platform:
+        platform.deploy(A={"environment": {"HOLD": "1"}})
+        platform.wait("InService")
+        with pytest.raises(platform.runtime.exceptions.ModelError) as caught:
+            platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+        containers.all[0].go.set()
+        assert caught.value.response["OriginalStatusCode"] == 0
+        assert "Your invocation timed out" in caught.value.response["Error"]["Message"]
+
+
+def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: Lab) -> None:
+    platform.deploy(A={"environment": {"BREAK": "1"}})
+    platform.wait("InService")
+    reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
+    received: list[bytes] = []
+    with (
+        closing(reply["Body"]) as events,
+        pytest.raises(EventStreamError, match="ModelStreamError"),
+    ):
+        received.extend(event["PayloadPart"]["Bytes"] for event in events)
+    assert b"".join(received) == LINES
+    assert platform.figures()["A"]["errors"] == 1
+
+
+def test_wrong_calls_are_validation_errors(served: Lab, containers: FakeContainers) -> None:
+    api = served.runtime
+    for params, words in (
+        ({"EndpointName": "another"}, "Endpoint another not found."),
+        ({"EndpointName": ENDPOINT, "TargetVariant": "B"}, "Variant B not found"),
+        ({"EndpointName": ENDPOINT, "CustomAttributes": "a" * 1025}, "at most 1024"),
+        ({"EndpointName": ENDPOINT, "InferenceComponentName": "c"}, "InferenceComponentName: not supported"),
+    ):
+        with pytest.raises(api.exceptions.ValidationError, match=words):
+            api.invoke_endpoint(Body=b"x", **params)
+    with pytest.raises(api.exceptions.ValidationError, match="not asynchronous"):
+        api.invoke_endpoint_async(EndpointName=ENDPOINT, InputLocation="s3://bucket/key")
+    assert containers.all[0].headers == []
+
+
+def test_a_body_over_the_limit_is_refused(served: Lab, containers: FakeContainers) -> None:
+    with pytest.raises(ClientError) as caught:
+        served.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=bytes(MAX_BODY_BYTES + 1))
+    assert caught.value.response["Error"]["Code"] == "413"
+    assert "exceeded 26214400 bytes" in caught.value.response["Error"]["Message"]
+    assert containers.all[0].headers == []
+
+
+def test_a_session_is_named_to_the_client_and_stays_with_its_container(
+    platform: Lab, containers: FakeContainers
+) -> None:
+    platform.deploy(A={"InitialInstanceCount": 3})
+    platform.wait("InService")
+    api = platform.runtime
+    reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="NEW_SESSION")
+    assert reply["NewSessionId"] == "s1; Expires=2030-01-01T00:00:00Z"
+    for _ in range(5):
+        api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="s1")
+    assert sorted(len(container.headers) for container in containers.all) == [0, 0, 6]
+
+
+def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
+    platform: Lab, containers: FakeContainers
+) -> None:
+    platform.deploy(A={}, shadow={"environment": {"FAIL": "500"}})
+    platform.wait("InService")
+    for _ in range(10):
+        reply = platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+        assert reply["Body"].read() == b"x"
+        assert reply["InvokedProductionVariant"] == "A"
+    shadow = containers.all[1]
+    for _ in range(10):
+        assert shadow.arrived.acquire(timeout=60)
+    while platform.figures()["shadow"]["requests"] < 10:
+        shadow.go.wait(0.01)
+    figures = platform.figures()
+    assert (figures["A"]["requests"], figures["A"]["errors"]) == (10, 0)
+    assert (figures["shadow"]["requests"], figures["shadow"]["errors"]) == (10, 10)
+
+
+def test_figures_are_served(platform: Lab) -> None:
+    platform.deploy(A={}, B={})
+    platform.wait("InService")
+    for variant in "AAB":
+        platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", TargetVariant=variant)
+    with urlopen(f"{platform.url}/figures") as response:  # noqa: S310 - on loopback
+        figures = json.load(response)
+    assert [(row["variant"], row["requests"], row["errors"]) for row in figures["variants"]] == [
+        ("A", 2, 0),
+        ("B", 1, 0),
+    ]
+    assert figures["variants"][0]["latency"]["p90"] > 0
+    assert figures["variants"][0]["first_byte"]["p90"] is None
+    assert "too few rounds" in figures["verdicts"][0]
+
+
+def test_a_slow_shadow_variant_holds_nobody_up_and_loses_copies(
+    platform: Lab, containers: FakeContainers
+) -> None:
+    platform.deploy(A={}, shadow={"environment": {"HOLD": "1"}})
+    platform.wait("InService")
+    for _ in range(70):
+        platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
+    assert platform.figures()["shadow"]["dropped"] == 6
+    containers.all[1].go.set()

@@ -1,0 +1,118 @@
+"""The choice of fleet, variant and container."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from container.endpoint.api import ApiError
+from container.endpoint.fleet import Fleet
+from container.endpoint.traffic import Traffic
+from tests.support.endpoints import FakeLauncher, RunningContainer
+
+REQUESTS = 2000
+
+
+def make_fleet(config: str = "one", **fields: Any) -> Fleet:
+    """A fleet whose variants are given by their fields; its containers run."""
+
+    def variant(name: str) -> dict[str, Any]:
+        return {"VariantName": name, "ModelName": "m", "InitialInstanceCount": 1, **fields[name]}
+
+    definition = {
+        "EndpointConfigName": config,
+        "ProductionVariants": [variant(name) for name in fields if name != "shadow"],
+        "ShadowProductionVariants": [variant(name) for name in fields if name == "shadow"],
+    }
+    fleet = Fleet("endpoint", definition, {"m": {}}, FakeLauncher(lambda container: RunningContainer(1)))
+    fleet.start()
+    return fleet
+
+
+def make_traffic(**fields: Any) -> Traffic:
+    traffic = Traffic()
+    traffic.use(make_fleet(**fields))
+    return traffic
+
+
+def test_variants_get_requests_by_their_weights() -> None:
+    traffic = make_traffic(A={"InitialVariantWeight": 9}, B={"InitialVariantWeight": 1})
+    counts = Counter(traffic.lease().variant.name for _ in range(REQUESTS))
+    assert counts["A"] / REQUESTS == pytest.approx(0.9, abs=0.02)
+    assert counts["B"] == REQUESTS - counts["A"]
+
+
+def test_a_target_variant_overrides_weights_even_of_0() -> None:
+    traffic = make_traffic(A={}, B={"InitialVariantWeight": 0})
+    assert {traffic.lease().variant.name for _ in range(50)} == {"A"}
+    assert {traffic.lease("B").variant.name for _ in range(50)} == {"B"}
+    with pytest.raises(ApiError, match="Variant C not found; variants: A, B"):
+        traffic.lease("C")
+
+
+def test_without_any_weight_a_variant_has_to_be_named() -> None:
+    traffic = make_traffic(A={"InitialVariantWeight": 0})
+    with pytest.raises(ApiError, match="weight of 0"):
+        traffic.lease()
+    assert traffic.lease("A").variant.name == "A"
+
+
+def test_containers_share_a_variants_requests() -> None:
+    traffic = make_traffic(A={"InitialInstanceCount": 4})
+    used = Counter(id(traffic.lease().container) for _ in range(REQUESTS))
+    assert len(used) == 4
+    assert min(used.values()) > REQUESTS / 4 * 0.8
+
+
+def test_least_outstanding_requests_keeps_containers_even() -> None:
+    routing = {"RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}}
+    traffic = make_traffic(A={"InitialInstanceCount": 3, **routing})
+    leases = [traffic.lease() for _ in range(9)]
+    assert Counter(lease.container.in_flight for lease in leases) == {3: 9}
+    traffic.release(leases[4], 200)
+    assert traffic.lease().container is leases[4].container
+
+
+def test_a_session_stays_with_its_container() -> None:
+    traffic = make_traffic(A={"InitialInstanceCount": 5})
+    first = traffic.lease(session="NEW_SESSION").container
+    traffic.pin("s1", first)
+    assert {id(traffic.lease(session="s1").container) for _ in range(30)} == {id(first)}
+    traffic.unpin("s1")
+    assert len({id(traffic.lease(session="s1").container) for _ in range(50)}) == 5
+
+
+@pytest.mark.parametrize(("weight", "share"), [(1.0, 1.0), (0.25, 0.25), (3.0, 1.0)])
+def test_a_shadow_variant_gets_copies_by_its_share_of_the_production_weight(
+    weight: float, share: float
+) -> None:
+    traffic = make_traffic(A={}, shadow={"InitialVariantWeight": weight})
+    copies = [traffic.lease_shadow() for _ in range(REQUESTS)]
+    found = [copy for copy in copies if copy is not None]
+    assert len(found) / REQUESTS == pytest.approx(share, abs=0.03)
+    assert {copy.variant.name for copy in found} == {"shadow"}
+    assert {traffic.lease().variant.name for _ in range(20)} == {"A"}
+
+
+def test_a_new_fleet_gets_its_share_and_the_old_one_becomes_idle() -> None:
+    traffic, blue, green = Traffic(), make_fleet("blue", A={}), make_fleet("green", A={})
+    traffic.use(blue)
+    running = traffic.lease()
+    traffic.use(blue, green, 0.1)
+    counts = Counter(traffic.lease().variant.figures.config for _ in range(REQUESTS))
+    assert counts["green"] / REQUESTS == pytest.approx(0.1, abs=0.02)
+    traffic.use(green)
+    for variant in (*blue.variants.values(), *green.variants.values()):
+        for container in variant.containers:
+            container.in_flight = int(container is running.container)
+    old = blue.variants["A"].containers
+    assert not traffic.wait_idle(old, 0.0)
+    traffic.release(running, 200)
+    assert traffic.wait_idle(old, 0.0)
+
+
+def test_an_endpoint_without_a_fleet_is_not_in_service() -> None:
+    with pytest.raises(ApiError, match="not in service"):
+        Traffic().lease()

@@ -1,0 +1,244 @@
+"""Blue/green updates under load, and their way back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from container.endpoint.api import ApiError
+from container.endpoint.deployment import AlarmRule, Rollout, alarm_rules
+from container.endpoint.figures import ServedRequest
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+
+CLIENTS = 4
+ALARMS = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": "errors"}]}}
+
+
+def deployment(kind: str, wait: int = 0, **fields: Any) -> dict[str, Any]:
+    """A `DeploymentConfig`."""
+    routing = {"Type": kind, "WaitIntervalInSeconds": wait, **fields}
+    return {"BlueGreenUpdatePolicy": {"TrafficRoutingConfiguration": routing}}
+
+
+def percent(value: int) -> dict[str, Any]:
+    return {"Type": "CAPACITY_PERCENT", "Value": value}
+
+
+@contextmanager
+def load(platform: Lab) -> Iterator[Counter[str]]:
+    """Requests by several clients for as long as the block lasts; what became of them is known after it."""
+    over = threading.Event()
+    results: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def run() -> None:
+        while not over.is_set():
+            try:
+                platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read()
+                result = "ok"
+            except ClientError as error:
+                result = str(error)
+            with lock:
+                results[result] += 1
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        running = [pool.submit(run) for _ in range(CLIENTS)]
+        try:
+            yield results
+        finally:
+            over.set()
+    for one in running:
+        one.result()
+
+
+def wait_for(results: Counter[str], count: int) -> None:
+    """Wait until so many more requests are through."""
+    pause, goal = threading.Event(), sum(list(results.values())) + count
+    while sum(list(results.values())) < goal:
+        pause.wait(0.01)
+
+
+def update(platform: Lab, config: str, policy: dict[str, Any]) -> None:
+    platform.sagemaker.update_endpoint(
+        EndpointName=ENDPOINT, EndpointConfigName=config, DeploymentConfig=policy
+    )
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        deployment("CANARY", wait=1, CanarySize=percent(20)),
+        deployment("LINEAR", LinearStepSize=percent(50)),
+    ],
+    ids=["default", "canary", "linear"],
+)
+def test_no_request_fails_during_an_update(
+    policy: dict[str, Any], platform: Lab, containers: FakeContainers
+) -> None:
+    platform.deploy(A={"InitialInstanceCount": 2})
+    platform.wait("InService")
+    platform.configure("two", A={})
+    with load(platform) as results:
+        wait_for(results, 50)
+        update(platform, "two", policy)
+        described = platform.wait("InService")
+        wait_for(results, 50)
+    assert described["EndpointConfigName"] == "two"
+    assert described.get("LastDeploymentConfig", {}) == policy
+    assert set(results) == {"ok"}
+    assert [container.ended for container in containers.all] == [True, True, False]
+    assert len(containers.all[2].headers) >= 50
+
+
+def test_the_old_fleet_ends_after_its_requests(platform: Lab, containers: FakeContainers) -> None:
+    platform.deploy(A={"environment": {"HOLD": "1"}})
+    platform.wait("InService")
+    platform.configure("two", A={})
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
+        assert containers.all[0].arrived.acquire(timeout=60)
+        update(platform, "two", {})
+        while platform.platform.endpoint(ENDPOINT).fleet.config["EndpointConfigName"] != "two":
+            containers.all[0].go.wait(0.01)
+        assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"y")["Body"].read() == b"y"
+        assert not containers.all[0].ended
+        assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "Updating"
+        containers.all[0].go.set()
+        assert answer.result()["Body"].read() == b"x"
+    platform.wait("InService")
+    assert containers.all[0].ended
+
+
+def test_a_new_fleet_that_does_not_start_changes_nothing(platform: Lab, containers: FakeContainers) -> None:
+    platform.deploy()
+    platform.wait("InService")
+    platform.configure("two", A={"environment": {"UNHEALTHY": "no such model"}})
+    with load(platform) as results:
+        update(platform, "two", {})
+        described = platform.wait("InService")
+        wait_for(results, 10)
+    assert described["EndpointConfigName"] == "one"
+    assert described["FailureReason"].startswith("Rolled back to one: The primary container")
+    assert "no such model" in described["FailureReason"]
+    assert set(results) == {"ok"}
+    assert [container.ended for container in containers.all] == [False, True]
+
+
+def test_a_bad_version_is_rolled_back_by_its_alarm(platform: Lab, containers: FakeContainers) -> None:
+    """In its canary step of an hour: only its share of the requests fails."""
+    platform.deploy()
+    platform.wait("InService")
+    platform.configure("two", A={"environment": {"FAIL": "500"}})
+    with load(platform) as results:
+        update(platform, "two", {**deployment("CANARY", wait=3600, CanarySize=percent(10)), **ALARMS})
+        described = platform.wait("InService")
+        wait_for(results, 50)
+    assert described["EndpointConfigName"] == "one"
+    assert "alarm errors on variant A: 100.0 % of" in described["FailureReason"]
+    failed = results.total() - results["ok"]
+    assert 0 < failed == len(containers.all[1].headers)
+    assert [container.ended for container in containers.all] == [False, True]
+
+
+def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) -> None:
+    alarms = alarm_rules({"errors": {"error_rate": 1.0}})
+    with lab(FakeLauncher(containers), alarms=alarms) as platform:
+        platform.deploy()
+        platform.wait("InService")
+        platform.configure("two", A={"environment": {"FAIL": "500"}})
+        with load(platform):
+            update(platform, "two", {**deployment("ALL_AT_ONCE", wait=1), **ALARMS})
+            described = platform.wait("InService")
+        assert described["EndpointConfigName"] == "two"
+
+
+def test_weights_are_kept_where_an_update_asks_for_it(platform: Lab) -> None:
+    platform.deploy(A={"InitialVariantWeight": 3}, B={})
+    platform.wait("InService")
+    platform.configure("two", A={"InitialInstanceCount": 2}, C={})
+    platform.sagemaker.update_endpoint(
+        EndpointName=ENDPOINT,
+        EndpointConfigName="two",
+        RetainAllVariantProperties=True,
+        ExcludeRetainedVariantProperties=[{"VariantPropertyType": "DesiredInstanceCount"}],
+    )
+    rows = platform.wait("InService")["ProductionVariants"]
+    assert [(row["VariantName"], row["CurrentWeight"], row["CurrentInstanceCount"]) for row in rows] == [
+        ("A", 3.0, 2),
+        ("C", 1.0, 1),
+    ]
+
+
+def test_only_one_change_at_a_time(platform: Lab, containers: FakeContainers) -> None:
+    platform.deploy()
+    platform.wait("InService")
+    platform.configure("two", A={})
+    update(platform, "two", deployment("CANARY", wait=3600, CanarySize=percent(10)))
+    with pytest.raises(ClientError, match="Cannot update in-progress endpoint"):
+        update(platform, "two", {})
+    with pytest.raises(ClientError, match="Cannot update in-progress endpoint"):
+        platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "shares"),
+    [
+        ({}, (1.0,)),
+        (deployment("ALL_AT_ONCE"), (1.0,)),
+        (deployment("CANARY", CanarySize=percent(5)), (0.05, 1.0)),
+        (deployment("CANARY", CanarySize={"Type": "INSTANCE_COUNT", "Value": 1}), (0.25, 1.0)),
+        (deployment("LINEAR", LinearStepSize=percent(30)), (0.3, 0.6, 0.9, 1.0)),
+        (deployment("LINEAR", LinearStepSize=percent(50)), (0.5, 1.0)),
+    ],
+)
+def test_the_steps_of_an_update(policy: dict[str, Any], shares: tuple[float, ...]) -> None:
+    assert Rollout.of(policy, 4, {}).shares == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (deployment("CANARY"), "CanarySize: missing"),
+        (deployment("CANARY", CanarySize=percent(60)), r"at most half of the fleet \(got 60.0 %\)"),
+        ({"RollingUpdatePolicy": {}}, "not supported"),
+    ],
+)
+def test_a_policy_that_cannot_be_followed_is_refused(policy: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        Rollout.of(policy, 4, {})
+
+
+def requests(seconds: float, *statuses: int) -> list[ServedRequest]:
+    return [ServedRequest(0.0, seconds, None, status) for status in statuses]
+
+
+@pytest.mark.parametrize(
+    ("rule", "served", "words"),
+    [
+        (AlarmRule(), requests(1.0, 200, 424), None),
+        (AlarmRule(), requests(1.0, 200, 503), "50.0 % of 2 requests failed"),
+        (AlarmRule(), requests(1.0, 0), "100.0 % of 1"),
+        (AlarmRule(error_rate=0.5), requests(1.0, 200, 500), None),
+        (AlarmRule(error_rate=0.4, requests=3), requests(1.0, 200, 500), None),
+        (AlarmRule(latency_p90=2.0), requests(3.0, 200), "latency p90 is 3.00 s"),
+        (AlarmRule(latency_p90=2.0), requests(1.0, 500), None),
+        (AlarmRule(), [], None),
+    ],
+)
+def test_when_an_alarm_is_raised(rule: AlarmRule, served: list[ServedRequest], words: str | None) -> None:
+    reason = rule.reason(served)
+    assert reason is None if words is None else reason is not None and words in reason
+
+
+def test_an_alarm_has_thresholds_only() -> None:
+    with pytest.raises(ApiError, match=r"alarms.slow.latency: not a threshold \(got 2\)"):
+        alarm_rules({"slow": {"latency": 2}})

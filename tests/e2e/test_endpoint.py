@@ -1,0 +1,110 @@
+"""`lmi endpoint` as a user runs it: two variants of a tiny model, boto3, an update, and the figures at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.endpoints import client
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.server import properties_text
+
+pytestmark = pytest.mark.e2e
+
+SECONDS = 240
+
+
+def model_tables(name: str, folder: Path, **environment: str) -> str:
+    """A model of a file."""
+    variables = ", ".join(f'{key} = "{value}"' for key, value in environment.items())
+    return f"""
+[[models]]
+ModelName = "{name}"
+[models.PrimaryContainer]
+Environment = {{{variables}}}
+[models.PrimaryContainer.ModelDataSource.S3DataSource]
+S3Uri = "file://{folder}"
+S3DataType = "S3Prefix"
+CompressionType = "None"
+"""
+
+
+def config_tables(name: str, **models: str) -> str:
+    """An endpoint configuration of a file: {variant: model}."""
+    variants = "".join(
+        f'[[endpoint_configs.ProductionVariants]]\nVariantName = "{variant}"\nModelName = "{model}"\n'
+        "ContainerStartupHealthCheckTimeoutInSeconds = 240\n"
+        for variant, model in models.items()
+    )
+    return f'[[endpoint_configs]]\nEndpointConfigName = "{name}"\n{variants}'
+
+
+def test_two_variants_of_a_model_are_rehearsed(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "serving.properties").write_text(properties_text(tiny_model, kv_cache_gb=0.01))
+    file = tmp_path / "endpoint.toml"
+    file.write_text(
+        model_tables("large-batches", folder)
+        + model_tables("small-batches", folder, OPTION_MAX_ROLLING_BATCH_SIZE="2")
+        + model_tables("bad", folder, OPTION_DTYPE="fp17")
+        + config_tables("ab", A="large-batches", B="small-batches")
+        + config_tables("bad", A="bad")
+        + '[[endpoints]]\nEndpointName = "my-endpoint"\nEndpointConfigName = "ab"\n'
+    )
+    command = [sys.executable, "-m", "container", "endpoint", str(file), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--folder", str(tmp_path / "state")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPO_ROOT,
+        env=child_environment({"PYTHONUNBUFFERED": "1"}),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "InService" not in said or "endpoint_url=" not in said:
+                line = process.stdout.readline()
+                assert line, said
+                said += line
+                assert "Failed" not in line, line
+            found = re.search(r"endpoint_url=(\S+)", said)
+            assert found is not None
+            use(found[1])
+            process.send_signal(signal.SIGTERM)
+            output = process.communicate(timeout=SECONDS)[0]
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    assert "A (ab)" in output
+    assert "my-endpoint, latency p50: " in output
+
+
+def use(url: str) -> None:
+    """Both variants answer, streamed and whole; a bad update is rolled back with the server's own reason."""
+    body = json.dumps({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 4}}).encode()
+    with closing(client("sagemaker-runtime", url)) as runtime, closing(client("sagemaker", url)) as sagemaker:
+        fields = {"EndpointName": "my-endpoint", "Body": body, "ContentType": "application/json"}
+        for variant in ("A", "B"):
+            reply = runtime.invoke_endpoint(**fields, TargetVariant=variant)
+            assert "generated_text" in json.load(reply["Body"])
+            assert reply["InvokedProductionVariant"] == variant
+        reply = runtime.invoke_endpoint_with_response_stream(**fields)
+        with closing(reply["Body"]) as events:
+            text = b"".join(event["PayloadPart"]["Bytes"] for event in events)
+        assert len(text.splitlines()) == 4
+        sagemaker.update_endpoint(EndpointName="my-endpoint", EndpointConfigName="bad")
+        described = {"EndpointStatus": "Updating"}
+        while described["EndpointStatus"] != "InService":
+            described = sagemaker.describe_endpoint(EndpointName="my-endpoint")
+        assert described["EndpointConfigName"] == "ab"
+        assert "fp17" in described["FailureReason"]
+        assert runtime.invoke_endpoint(**fields)["ResponseMetadata"]["HTTPStatusCode"] == 200

@@ -1,0 +1,181 @@
+"""`lmi endpoint` in this process, with containers that are not processes: for tests of it and of what boto3 sends."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from container.endpoint.app import EndpointServer, make_app
+from container.endpoint.asynchronous import AsyncInvocations
+from container.endpoint.deployment import AlarmRule
+from container.endpoint.model_data import Connect
+from container.endpoint.platform import Platform
+from container.endpoint.process import ContainerProcess, Launcher
+from container.endpoint.runtime import Limits, Runtime
+from container.run.serve import CannotListen, listen
+
+ENDPOINT = "my-endpoint"
+VARIANT = "AllTraffic"
+_HOST = "127.0.0.1"
+
+
+class RunningContainer(ContainerProcess):
+    """A container that runs already, on a port of 127.0.0.1, and stays."""
+
+    log = "its log"
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.in_flight = 0
+
+    def death(self) -> str | None:
+        return None
+
+    def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
+        """It is."""
+
+    def terminate(self) -> None:
+        """It stays."""
+
+    def end(self, seconds: float) -> None:
+        """It stays."""
+
+
+Launch = Callable[[Mapping[str, Any]], ContainerProcess]
+"""Makes a container from its definition."""
+
+
+class FakeLauncher(Launcher):
+    """Containers of another kind than processes."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def launch(self, name: str, container: Mapping[str, Any]) -> ContainerProcess:
+        return self._launch(container)
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A platform with its HTTP server, and boto3's clients of it."""
+
+    platform: Platform
+    url: str
+    sagemaker: Any
+    runtime: Any
+
+    def deploy(self, name: str = ENDPOINT, config: str = "one", **variants: Mapping[str, Any]) -> None:
+        """Create models, a configuration and an endpoint, each variant with a model of its name.
+
+        variants: fields of a production variant, and `environment` of its container.
+        """
+        self.configure(config, **(variants or {VARIANT: {}}))
+        self.sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=config)
+
+    def configure(
+        self, config: str, more: Mapping[str, Any] | None = None, **variants: Mapping[str, Any]
+    ) -> None:
+        """Create models and a configuration; more: further fields of it. A variant named shadow is one."""
+        rows = []
+        for variant, fields in variants.items():
+            model = f"{config}-{variant}"
+            environment = fields.get("environment", {})
+            self.sagemaker.create_model(
+                ModelName=model, PrimaryContainer={"Image": "lmi", "Environment": environment}
+            )
+            rest = {key: value for key, value in fields.items() if key != "environment"}
+            rows.append({"VariantName": variant, "ModelName": model, "InitialInstanceCount": 1, **rest})
+        shadows = [row for row in rows if row["VariantName"] == "shadow"]
+        self.sagemaker.create_endpoint_config(
+            EndpointConfigName=config,
+            ProductionVariants=[row for row in rows if row not in shadows],
+            **({"ShadowProductionVariants": shadows} if shadows else {}),
+            **(more or {}),
+        )
+
+    def wait(self, *statuses: str, name: str = ENDPOINT) -> dict[str, Any]:
+        """Wait until the endpoint has one of these statuses; returns its description."""
+        pause = threading.Event()
+        for _ in range(6000):
+            described: dict[str, Any] = self.sagemaker.describe_endpoint(EndpointName=name)
+            if described["EndpointStatus"] in statuses:
+                return described
+            pause.wait(0.02)
+        raise AssertionError(f"still {described['EndpointStatus']}: {described.get('FailureReason')}")
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Of each variant that has any, by name."""
+        return {one.variant: one.values() for one in self.platform.figures()}
+
+
+def client(service: str, url: str) -> Any:
+    """A boto3 client of a service at this address."""
+    return boto3.client(
+        service,
+        region_name="us-east-1",
+        endpoint_url=url,
+        aws_access_key_id="any",
+        aws_secret_access_key="any",  # noqa: S106 - nobody checks it
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=70, max_pool_connections=32),
+    )
+
+
+_client = functools.cache(client)
+"""Making a client takes longer than most tests: those of one address are made once."""
+
+
+@functools.cache
+def _port() -> int:
+    """The port of all labs of this process, one after the other."""
+    with listen(_HOST, 0) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _listener() -> socket.socket:
+    try:
+        return listen(_HOST, _port())
+    except CannotListen:  # another program has it by now
+        return listen(_HOST, 0)
+
+
+@contextmanager
+def lab(
+    launcher: Launcher,
+    *,
+    alarms: Mapping[str, AlarmRule] | None = None,
+    limits: Limits | None = None,
+    s3: Connect = lambda: None,
+) -> Iterator[Lab]:
+    """Serve a platform without endpoints for as long as the block lasts."""
+    reports: list[str] = []
+    platform = Platform(launcher, reports.append, alarms)
+    runtime = Runtime(limits or Limits())
+    asynchronous = AsyncInvocations(runtime, s3, reports.append)
+    server = EndpointServer(make_app(platform, runtime, asynchronous, _HOST), _listener())
+    server.start()
+    clients = [_client(service, server.url) for service in ("sagemaker", "sagemaker-runtime")]
+    try:
+        yield Lab(platform, server.url, *clients)
+    finally:
+        asynchronous.close()
+        platform.close()
+        server.close()
+
+
+@contextmanager
+def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[Lab]:
+    """A platform all of whose containers are the server on this port. deployed: with an endpoint `my-endpoint`."""
+    with lab(FakeLauncher(lambda container: RunningContainer(port))) as running:
+        if deployed:
+            running.deploy()
+            running.wait("InService")
+        yield running
