@@ -39,7 +39,8 @@ class Endpoint:
         self._lock = threading.RLock()
         self._status = ""
         self._reason: str | None = None
-        self._fleet = fleet
+        self.fleet = fleet
+        """In service; changed by its own threads only."""
         self._green: Fleet | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
@@ -47,15 +48,7 @@ class Endpoint:
     @property
     def config(self) -> Mapping[str, Any]:
         """The endpoint configuration in service."""
-        return self._fleet.config
-
-    @property
-    def status(self) -> str:
-        return self._status
-
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
+        return self.fleet.config
 
     def describe(self) -> dict[str, object]:
         """The answer to `describe_endpoint`."""
@@ -63,11 +56,11 @@ class Endpoint:
             described: dict[str, object] = {
                 **self.summary(),
                 "EndpointConfigName": self.config["EndpointConfigName"],
-                "ProductionVariants": [variant.describe() for variant in self._fleet.variants.values()],
+                "ProductionVariants": [variant.describe() for variant in self.fleet.variants.values()],
             }
-            if self._fleet.shadows:
+            if self.fleet.shadows:
                 described["ShadowProductionVariants"] = [
-                    one.describe() for one in self._fleet.shadows.values()
+                    one.describe() for one in self.fleet.shadows.values()
                 ]
             if self._reason is not None:
                 described["FailureReason"] = self._reason[:1024]
@@ -101,7 +94,7 @@ class Endpoint:
 
     def scale(self, wanted: Mapping[str, tuple[float | None, int | None]]) -> None:
         """Change weights and counts: {variant: (weight, count)}, None for as it is. Raises ApiError."""
-        variants = {**self._fleet.variants, **self._fleet.shadows}
+        variants = {**self.fleet.variants, **self.fleet.shadows}
         for name in wanted:
             if name not in variants:
                 raise refused(f"Could not find variant {name!r}; variants: {', '.join(variants)}")
@@ -116,7 +109,7 @@ class Endpoint:
         """End everything at once: containers get SIGTERM and their 30 s."""
         self._stopping.set()
         self.traffic.use(None)
-        fleets = [fleet for fleet in (self._fleet, self._green) if fleet is not None]
+        fleets = [fleet for fleet in (self.fleet, self._green) if fleet is not None]
         for fleet in fleets:
             fleet.stopping.set()
         for thread in self._threads:
@@ -150,18 +143,18 @@ class Endpoint:
         self.figures += [variant.figures for variant in fleet.all_variants()]
 
     def _create(self) -> None:
-        self._count(self._fleet)
+        self._count(self.fleet)
         try:
-            self._fleet.start()
+            self.fleet.start()
         except FleetFailed as error:
             self._set("Failed", str(error))
             return
-        self.traffic.use(self._fleet)
+        self.traffic.use(self.fleet)
         self._set("InService")
         self._watch()
 
     def _update(self, green: Fleet, rollout: Rollout) -> None:
-        blue, self._green = self._fleet, green
+        blue, self._green = self.fleet, green
         self._count(green)
         try:
             green.start()
@@ -175,7 +168,7 @@ class Endpoint:
             return
         else:
             with self._lock:
-                self._fleet = green
+                self.fleet = green
             self._retire(blue)
             self._set("InService")
 
@@ -189,7 +182,7 @@ class Endpoint:
             before, variant.count = variant.count, count
             try:
                 while len(variant.containers) < count:
-                    self.traffic.add(variant, self._fleet.grow(variant))
+                    self.traffic.add(variant, self.fleet.grow(variant))
             except FleetFailed as error:
                 variant.count, reason = before, str(error)
             surplus = variant.containers[variant.count :]
@@ -200,7 +193,7 @@ class Endpoint:
 
     def _delete(self, removed: Callable[[], None]) -> None:
         self.traffic.use(None)
-        self._retire(self._fleet)
+        self._retire(self.fleet)
         removed()
 
     def _retire(self, fleet: Fleet) -> None:
@@ -219,7 +212,7 @@ class Endpoint:
     def _watch(self) -> None:
         """Replace containers that end by themselves."""
         while self._status != "Deleting" and not self._stopping.wait(_WATCH_SECONDS):
-            fleet = self._fleet
+            fleet = self.fleet
             for variant in fleet.all_variants() if self._status == "InService" else ():
                 self._replace_dead(fleet, variant)
 

@@ -96,9 +96,6 @@ class Fleet:
         """Containers of production variants."""
         return sum(len(variant.containers) for variant in self.variants.values())
 
-    def in_flight(self) -> int:
-        return sum(one.in_flight for variant in self.all_variants() for one in variant.containers)
-
     def start(self) -> None:
         """Start all containers and wait until all are healthy. Raises FleetFailed, after stopping all."""
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from container.cli import main
 from container.endpoint.declared import BadFile, declare, read
 from tests.support.endpoints import Lab
 
@@ -77,6 +80,17 @@ def test_a_wrong_file_is_refused_with_its_place(
     assert old in FILE
     with pytest.raises(BadFile, match=words):
         declare(read(write(tmp_path, FILE.replace(old, new, 1))), platform.platform)
+
+
+def test_the_command_refuses_a_wrong_file_and_a_used_port(tmp_path: Path) -> None:
+    folder = ["--folder", str(tmp_path / "state")]
+    run = CliRunner().invoke(main, ["endpoint", str(write(tmp_path, "[[model]]")), "--port", "0", *folder])
+    assert run.exit_code == 1
+    assert "unknown table model; allowed: models," in run.output
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        run = CliRunner().invoke(main, ["endpoint", "--port", str(used.getsockname()[1]), *folder])
+    assert run.exit_code == 1
+    assert "cannot listen on 127.0.0.1" in run.output
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
