@@ -16,7 +16,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from container.endpoint import figures
 from container.endpoint.api import ApiError, refused
 from container.endpoint.asynchronous import AsyncInvocations
-from container.endpoint.invocation import MAX_BODY_BYTES
+from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.platform import Platform
 from container.endpoint.runtime import STREAM, WHOLE, Runtime
 from container.measure.output import as_json

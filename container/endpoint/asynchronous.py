@@ -14,9 +14,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from werkzeug.datastructures import Headers
 
 from container.endpoint.api import ApiError, runtime_refused
+from container.endpoint.container_call import ContainerCall
 from container.endpoint.endpoint import Endpoint, Report
 from container.endpoint.fleet import Fleet
-from container.endpoint.invocation import Invocation
 from container.endpoint.model_data import Connect
 from container.endpoint.runtime import Runtime
 
@@ -99,9 +99,9 @@ class AsyncInvocations:
             body = body or _read(client, params["InputLocation"])
             headers = self._runtime.container_headers(OPERATION, params)
             limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
-            invocation = Invocation(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
-            kind = invocation.header("Content-Type") or "application/octet-stream"
-            _write(client, output, invocation.read(_MAX_BYTES), kind)
+            call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
+            kind = call.header("Content-Type") or "application/octet-stream"
+            _write(client, output, call.read(_MAX_BYTES), kind)
         except (ApiError, BotoCoreError, ClientError) as error:
             self._report(
                 f"endpoint {endpoint.name}: asynchronous invocation {params['InferenceId']}: {error}"

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from container.endpoint.api import ApiError
-from container.endpoint.deployment import alarm_rules
+from container.endpoint.deployment import AlarmRule
 from container.endpoint.platform import Platform
 
 _OPERATIONS = {
@@ -38,10 +40,10 @@ def declare(declared: Mapping[str, Any], platform: Platform) -> None:
     """Create what a file declares, in the order of the calls. Raises BadFile."""
     where = "alarms"
     try:
-        platform.alarms.update(alarm_rules(declared.get("alarms", {})))
+        platform.alarms.update(msgspec.convert(declared.get("alarms", {}), dict[str, AlarmRule]))
         for table, operation in _OPERATIONS.items():
             for number, params in enumerate(declared.get(table, ()), 1):
                 where = f"{table}, number {number}"
                 platform.call(operation, params)
-    except ApiError as error:
+    except (ApiError, msgspec.ValidationError) as error:
         raise BadFile(f"{where}: {error}") from error

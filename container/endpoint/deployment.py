@@ -6,9 +6,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from container.endpoint.api import ApiError, refused
+import msgspec
+
+from container.endpoint.api import refused
 from container.endpoint.figures import ServedRequest
 from container.endpoint.fleet import Fleet
 from container.endpoint.traffic import Traffic
@@ -18,22 +20,22 @@ from container.measure.numbers import percent, seconds
 _POLL_SECONDS = 0.1
 _LARGEST_STEP = 0.5
 """Of the new fleet, before it gets all requests."""
+_Threshold = Annotated[float, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class AlarmRule:
+class AlarmRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An alarm on the variants of a new fleet. Without a threshold, any 5xx answer or time-out raises it."""
 
-    error_rate: float | None = None
+    error_rate: _Threshold | None = None
     """Largest share of 5xx answers and time-outs."""
-    latency_p90: float | None = None
+    latency_p90: _Threshold | None = None
     """Largest 90th percentile, seconds."""
-    requests: int = 1
+    requests: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Number of requests from which on it is evaluated."""
 
     def reason(self, served: Sequence[ServedRequest]) -> str | None:
         """Why the alarm is raised; None while it is not."""
-        if len(served) < max(self.requests, 1):
+        if len(served) < self.requests:
             return None
         rate = sum(request.server_failed for request in served) / len(served)
         limit = 0.0 if self.error_rate is None and self.latency_p90 is None else self.error_rate
@@ -43,27 +45,6 @@ class AlarmRule:
         if self.latency_p90 is not None and latency > self.latency_p90:
             return f"latency p90 is {seconds(latency)} (threshold {seconds(self.latency_p90)})"
         return None
-
-
-def alarm_rules(declared: Mapping[str, Mapping[str, float]]) -> dict[str, AlarmRule]:
-    """Read the alarms of a file: {name: fields of AlarmRule}. Raises ApiError."""
-    allowed = set(AlarmRule.__dataclass_fields__)
-    for name, fields in declared.items():
-        wrong = [
-            key
-            for key, value in fields.items()
-            if key not in allowed
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value < 0
-        ]
-        if wrong:
-            raise ApiError(
-                "ValidationException",
-                f"alarms.{name}.{wrong[0]}: not a threshold (got {fields[wrong[0]]!r}); "
-                f"allowed: numbers from 0 for {', '.join(sorted(allowed))}",
-            )
-    return {name: AlarmRule(**fields) for name, fields in declared.items()}  # type: ignore[arg-type]
 
 
 class AlarmRaised(Exception):
@@ -124,10 +105,10 @@ class Rollout:
                 for variant in fleet.variants.values():
                     if reason := rule.reason(variant.figures.served()):
                         raise AlarmRaised(f"alarm {name} on variant {variant.name}: {reason}")
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
                 return
-            if fleet.stopping.wait(min(left, _POLL_SECONDS)):
+            if fleet.stopping.wait(min(remaining, _POLL_SECONDS)):
                 raise Stopped
 
 

@@ -96,13 +96,17 @@ class VariantFigures:
 
 
 def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
-    """Compare the median latencies of each two variants that served an endpoint, each in a sentence.
+    """Compare the median latencies of variants of one configuration, and of one variant before and after an update.
 
     Requests are cut into rounds of equal size by the time they ended, so that both variants of a round ran at the same
     time; the rest is the statistics of `lmi compare`.
     """
     busy = [one for one in figures if any(not request.failed for request in one.served())]
-    pairs = [(a, b) for a, b in itertools.combinations(busy, 2) if a.endpoint == b.endpoint]
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(busy, 2)
+        if a.endpoint == b.endpoint and (a.config == b.config or a.variant == b.variant)
+    ]
     sentences = []
     for base, other in pairs:
         if ratio := _ratio(base, other, len(pairs)):

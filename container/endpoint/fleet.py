@@ -78,14 +78,14 @@ class Fleet:
     ) -> dict[str, FleetVariant]:
         config = self.config["EndpointConfigName"]
         return {
-            given["VariantName"]: FleetVariant(
-                given,
-                models[given["ModelName"]],
-                VariantFigures(self._endpoint, config, given["VariantName"], shadow),
-                given.get("InitialVariantWeight", 1.0),
-                given.get("InitialInstanceCount", 1),
+            one["VariantName"]: FleetVariant(
+                one,
+                models[one["ModelName"]],
+                VariantFigures(self._endpoint, config, one["VariantName"], shadow),
+                one.get("InitialVariantWeight", 1.0),
+                one.get("InitialInstanceCount", 1),
             )
-            for given in definitions
+            for one in definitions
         }
 
     def all_variants(self) -> Iterator[FleetVariant]:

@@ -13,8 +13,8 @@ from werkzeug.datastructures import Headers
 
 from container.endpoint import event_stream
 from container.endpoint.api import RUNTIME, ApiError, Service, runtime_refused
+from container.endpoint.container_call import ContainerCall
 from container.endpoint.endpoint import Endpoint
-from container.endpoint.invocation import Invocation
 from container.endpoint.traffic import Lease
 
 WHOLE = "InvokeEndpoint"
@@ -32,7 +32,7 @@ _NEW_SESSION = "NEW_SESSION"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """Seconds that the platform waits for a container."""
 
     whole: float = 60.0
@@ -40,24 +40,24 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RuntimeAnswer:
     """A successful answer to an invocation."""
 
     headers: Mapping[str, str]
-    body: bytes | Invocation
+    body: bytes | ContainerCall
     """An event stream, to be closed in any case, or the whole answer."""
 
 
 class Runtime:
     """Invokes endpoints. Threads may share it."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: TimeLimits = TimeLimits()) -> None:
         self.service = Service(RUNTIME)
         self._limits = limits
         self._copies = ThreadPoolExecutor(_MAX_COPIES, "shadow")
         self._free_copies = threading.BoundedSemaphore(_MAX_COPIES)
 
-    def invoke(self, endpoint: Endpoint, operation: str, headers: Headers, body: bytes) -> Answer:
+    def invoke(self, endpoint: Endpoint, operation: str, headers: Headers, body: bytes) -> RuntimeAnswer:
         """Invoke an endpoint. Raises ApiError."""
         params = self.service.from_headers(operation, endpoint.name, headers)
         if "AsyncInferenceConfig" in endpoint.config:
@@ -70,17 +70,17 @@ class Runtime:
         lease = endpoint.traffic.lease(params.get("TargetVariant"), session)
         self._copy(endpoint, passed, body)
         limit = self._limits.stream if streamed else self._limits.whole
-        invocation = Invocation(endpoint.traffic, lease, passed, body, limit)
+        call = ContainerCall(endpoint.traffic, lease, passed, body, limit)
         sent_back = {
             "x-Amzn-Invoked-Production-Variant": lease.variant.name,
-            **_header(f"{_PREFIX}Custom-Attributes", invocation),
+            **_header(f"{_PREFIX}Custom-Attributes", call),
         }
-        content_type = invocation.header("Content-Type") or "application/octet-stream"
+        content_type = call.header("Content-Type") or "application/octet-stream"
         if streamed:
             types = {"Content-Type": event_stream.CONTENT_TYPE, f"{_PREFIX}Content-Type": content_type}
-            return Answer({**sent_back, **types}, invocation)
-        sent_back |= {"Content-Type": content_type, **_session(endpoint, lease, session, invocation)}
-        return Answer(sent_back, invocation.read())
+            return RuntimeAnswer({**sent_back, **types}, call)
+        sent_back |= {"Content-Type": content_type, **_session(endpoint, lease, session, call)}
+        return RuntimeAnswer(sent_back, call.read())
 
     def container_headers(self, operation: str, params: Mapping[str, Any]) -> dict[str, str]:
         """The headers of a container's request, from the parameters of an invocation."""
@@ -100,24 +100,24 @@ class Runtime:
         def send() -> None:
             try:
                 with contextlib.suppress(ApiError):  # its figures count it
-                    Invocation(endpoint.traffic, lease, headers, body, self._limits.whole).read()
+                    ContainerCall(endpoint.traffic, lease, headers, body, self._limits.whole).read()
             finally:
                 self._free_copies.release()
 
         self._copies.submit(send)
 
 
-def _header(name: str, invocation: Invocation) -> dict[str, str]:
-    value = invocation.header(name)
+def _header(name: str, call: ContainerCall) -> dict[str, str]:
+    value = call.header(name)
     return {} if value is None else {name: value}
 
 
-def _session(endpoint: Endpoint, lease: Lease, session: str | None, invocation: Invocation) -> dict[str, str]:
+def _session(endpoint: Endpoint, lease: Lease, session: str | None, call: ContainerCall) -> dict[str, str]:
     """Headers on a session that the container opened or closed; it is routed to this container meanwhile."""
-    closed = _header(f"{_PREFIX}Closed-Session-Id", invocation)
+    closed = _header(f"{_PREFIX}Closed-Session-Id", call)
     if closed and session:
         endpoint.traffic.unpin(session)
-    opened = invocation.header(f"{_PREFIX}Session-Id")
+    opened = call.header(f"{_PREFIX}Session-Id")
     if session != _NEW_SESSION or opened is None:
         return closed
     endpoint.traffic.pin(opened.partition(";")[0], lease.container)

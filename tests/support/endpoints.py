@@ -19,7 +19,7 @@ from container.endpoint.deployment import AlarmRule
 from container.endpoint.model_data import Connect
 from container.endpoint.platform import Platform
 from container.endpoint.process import ContainerProcess, Launcher
-from container.endpoint.runtime import Limits, Runtime
+from container.endpoint.runtime import Runtime, TimeLimits
 from container.run.serve import CannotListen, listen
 
 ENDPOINT = "my-endpoint"
@@ -64,7 +64,7 @@ class FakeLauncher(Launcher):
 
 
 @dataclass(frozen=True, slots=True)
-class Lab:
+class EndpointLab:
     """A platform with its HTTP server, and boto3's clients of it."""
 
     platform: Platform
@@ -152,19 +152,19 @@ def lab(
     launcher: Launcher,
     *,
     alarms: Mapping[str, AlarmRule] | None = None,
-    limits: Limits | None = None,
+    limits: TimeLimits | None = None,
     s3: Connect = lambda: None,
-) -> Iterator[Lab]:
+) -> Iterator[EndpointLab]:
     """Serve a platform without endpoints for as long as the block lasts."""
     reports: list[str] = []
     platform = Platform(launcher, reports.append, alarms)
-    runtime = Runtime(limits or Limits())
+    runtime = Runtime(limits or TimeLimits())
     asynchronous = AsyncInvocations(runtime, s3, reports.append)
     server = EndpointServer(make_app(platform, runtime, asynchronous, _HOST), _listener())
     server.start()
     clients = [_client(service, server.url) for service in ("sagemaker", "sagemaker-runtime")]
     try:
-        yield Lab(platform, server.url, *clients)
+        yield EndpointLab(platform, server.url, *clients)
     finally:
         asynchronous.close()
         platform.close()
@@ -172,7 +172,7 @@ def lab(
 
 
 @contextmanager
-def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[Lab]:
+def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[EndpointLab]:
     """A platform all of whose containers are the server on this port. deployed: with an endpoint `my-endpoint`."""
     with lab(FakeLauncher(lambda container: RunningContainer(port))) as running:
         if deployed:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from container.endpoint.runtime import Limits
+from container.endpoint.runtime import TimeLimits
 from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import FakeLauncher, Lab, lab
+from tests.support.endpoints import EndpointLab, FakeLauncher, lab
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def containers() -> FakeContainers:
 
 
 @pytest.fixture
-def platform(containers: FakeContainers) -> Iterator[Lab]:
-    with lab(FakeLauncher(containers), limits=Limits(60.0, 60.0)) as running:
+def platform(containers: FakeContainers) -> Iterator[EndpointLab]:
+    with lab(FakeLauncher(containers), limits=TimeLimits(60.0, 60.0)) as running:
         yield running

@@ -18,7 +18,7 @@ class FakeContainer(RunningContainer):
     """Answers with the body that it gets, and remembers the headers of its requests.
 
     FAIL: the status of every answer. UNHEALTHY: the reason why it does not start. HOLD: requests wait for `go`.
-    BREAK: streams end in the middle. NAME: sent back as a header.
+    BREAK: streams end in the middle. STALL: streams wait for `go` after each line. NAME: sent back as a header.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -106,5 +106,7 @@ class _Handler(QuietHandler):
         self.end_headers()
         for line in body.splitlines(keepends=True):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            if "STALL" in self.server.container.environment:
+                self.server.container.go.wait(60)
         if not broken:
             self.wfile.write(b"0\r\n\r\n")

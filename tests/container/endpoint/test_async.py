@@ -11,7 +11,7 @@ import pytest
 from tests.container.endpoint import fake_s3
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.container.endpoint.fake_s3 import FakeS3
-from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
 
 OUTPUT = {"S3OutputPath": "s3://bucket/out/", "S3FailurePath": "s3://bucket/failed/"}
 
@@ -23,12 +23,12 @@ def s3() -> Iterator[tuple[FakeS3, Any]]:
 
 
 @pytest.fixture
-def platform(s3: tuple[FakeS3, Any], containers: FakeContainers) -> Iterator[Lab]:
+def platform(s3: tuple[FakeS3, Any], containers: FakeContainers) -> Iterator[EndpointLab]:
     with lab(FakeLauncher(containers), s3=lambda: s3[1]) as running:
         yield running
 
 
-def deploy(platform: Lab, **variant: Any) -> None:
+def deploy(platform: EndpointLab, **variant: Any) -> None:
     more = {
         "AsyncInferenceConfig": {
             "OutputConfig": OUTPUT,
@@ -51,7 +51,7 @@ def arrived(server: FakeS3, location: str) -> bytes:
 
 
 def test_the_answer_to_an_object_is_an_object(
-    platform: Lab, s3: tuple[FakeS3, Any], containers: FakeContainers
+    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
     deploy(platform)
     s3[0].objects["bucket/in/one"] = b"question"
@@ -69,7 +69,7 @@ def test_the_answer_to_an_object_is_an_object(
     assert containers.all[0].headers[0]["content-type"] == "text/x-any"
 
 
-def test_a_short_body_needs_no_object(platform: Lab, s3: tuple[FakeS3, Any]) -> None:
+def test_a_short_body_needs_no_object(platform: EndpointLab, s3: tuple[FakeS3, Any]) -> None:
     deploy(platform)
     reply = platform.runtime.invoke_endpoint_async(
         EndpointName=ENDPOINT, Body=b"question", Filename="a.json", S3OutputPathExtension="today"
@@ -86,7 +86,7 @@ def test_a_short_body_needs_no_object(platform: Lab, s3: tuple[FakeS3, Any]) -> 
     ],
 )
 def test_a_failure_is_an_object(
-    environment: dict[str, str], location: str, words: bytes, platform: Lab, s3: tuple[FakeS3, Any]
+    environment: dict[str, str], location: str, words: bytes, platform: EndpointLab, s3: tuple[FakeS3, Any]
 ) -> None:
     deploy(platform, environment=environment)
     s3[0].objects["bucket/in"] = b"question"
@@ -96,7 +96,7 @@ def test_a_failure_is_an_object(
 
 
 def test_a_container_gets_no_more_than_its_configured_requests_at_once(
-    platform: Lab, s3: tuple[FakeS3, Any], containers: FakeContainers
+    platform: EndpointLab, s3: tuple[FakeS3, Any], containers: FakeContainers
 ) -> None:
     deploy(platform, environment={"HOLD": "1"})
     replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(4)]
@@ -106,7 +106,7 @@ def test_a_container_gets_no_more_than_its_configured_requests_at_once(
     assert all(arrived(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)
 
 
-def test_wrong_calls_are_validation_errors(platform: Lab) -> None:
+def test_wrong_calls_are_validation_errors(platform: EndpointLab) -> None:
     deploy(platform)
     api = platform.runtime
     for params, words in (

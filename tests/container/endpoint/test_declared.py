@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from container.cli import main
 from container.endpoint.declared import BadFile, declare, read
-from tests.support.endpoints import Lab
+from tests.support.endpoints import EndpointLab
 
 FILE = """
 [[models]]
@@ -49,7 +49,9 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_declares_models_configurations_endpoints_and_alarms(platform: Lab, tmp_path: Path) -> None:
+def test_a_file_declares_models_configurations_endpoints_and_alarms(
+    platform: EndpointLab, tmp_path: Path
+) -> None:
     declare(read(write(tmp_path, FILE)), platform.platform)
     rows = platform.wait("InService")["ProductionVariants"]
     assert [(row["VariantName"], row["DesiredWeight"]) for row in rows] == [("A", 9.0), ("B", 1.0)]
@@ -70,12 +72,13 @@ def test_a_file_declares_models_configurations_endpoints_and_alarms(platform: La
             "endpoint_configs, number 1: Could not",
         ),
         ("EndpointName", "Endpoint", "endpoints, number 1: .*EndpointName"),
-        ("latency_p90", "latency", "alarms: alarms.slow.latency: not a threshold"),
+        ("latency_p90", "latency", "alarms: Object contains unknown field `latency`"),
+        ("requests = 20", "requests = 0", "alarms: Expected `int` >= 1"),
         ("[[models]]", "[[models", "endpoint.toml: "),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(
-    old: str, new: str, words: str, platform: Lab, tmp_path: Path
+    old: str, new: str, words: str, platform: EndpointLab, tmp_path: Path
 ) -> None:
     assert old in FILE
     with pytest.raises(BadFile, match=words):

@@ -8,10 +8,10 @@ from container.endpoint.figures import ServedRequest, VariantFigures, table, ver
 
 
 def make_figures(
-    variant: str, typical: float, count: int, *, errors: int = 0, start: float = 0.0
+    variant: str, typical: float, count: int, *, errors: int = 0, start: float = 0.0, config: str = "config"
 ) -> VariantFigures:
     """`count` answers in 100 s, with times around `typical`, and some errors."""
-    figures = VariantFigures("endpoint", "config", variant, shadow=False)
+    figures = VariantFigures("endpoint", config, variant, shadow=False)
     draw = random.Random(variant)
     for number in range(count):
         seconds = typical * draw.lognormvariate(0.0, 0.2)
@@ -43,6 +43,15 @@ def test_the_verdict_on_equal_variants_is_no_difference() -> None:
 def test_few_requests_give_no_verdict() -> None:
     (sentence,) = verdicts([make_figures("A", 1.0, 9), make_figures("B", 0.7, 3)])
     assert "too few rounds" in sentence
+
+
+def test_a_variant_is_compared_with_others_of_its_configuration_and_with_itself_before() -> None:
+    figures = [
+        make_figures(variant, 1.0, 200, config=config) for config in ("one", "two") for variant in ("A", "B")
+    ]
+    sentences = verdicts(figures)
+    assert len(sentences) == 4
+    assert not any("A (one)" in sentence and "B (two)" in sentence for sentence in sentences)
 
 
 def test_variants_that_did_not_serve_at_the_same_time_are_not_compared() -> None:

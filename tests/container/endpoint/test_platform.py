@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, Lab
+from tests.support.endpoints import ENDPOINT, EndpointLab
 
 SOURCE = {"S3Uri": "s3://bucket/model/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
@@ -23,7 +23,7 @@ def error_of(call: Any, **params: Any) -> tuple[str, str]:
     return error["Code"], error["Message"]
 
 
-def test_an_endpoint_from_its_creation_to_its_end(platform: Lab, containers: FakeContainers) -> None:
+def test_an_endpoint_from_its_creation_to_its_end(platform: EndpointLab, containers: FakeContainers) -> None:
     api = platform.sagemaker
     platform.deploy(A={"InitialVariantWeight": 9, "InitialInstanceCount": 2}, B={"InitialVariantWeight": 1})
     api.get_waiter("endpoint_in_service").wait(EndpointName=ENDPOINT, WaiterConfig={"Delay": 1})
@@ -51,7 +51,7 @@ def test_an_endpoint_from_its_creation_to_its_end(platform: Lab, containers: Fak
     )
 
 
-def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(platform: Lab) -> None:
+def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(platform: EndpointLab) -> None:
     platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})
     reason = platform.wait("Failed")["FailureReason"]
     assert "production variant A did not pass the ping health check" in reason
@@ -61,7 +61,7 @@ def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(plat
     platform.sagemaker.delete_endpoint(EndpointName=ENDPOINT)
 
 
-def test_names_are_unique_and_references_exist(platform: Lab) -> None:
+def test_names_are_unique_and_references_exist(platform: EndpointLab) -> None:
     api = platform.sagemaker
     platform.deploy()
     platform.wait("InService")
@@ -90,7 +90,7 @@ def test_names_are_unique_and_references_exist(platform: Lab) -> None:
     ],
 )
 def test_a_model_that_cannot_be_rehearsed_is_refused(
-    container: dict[str, Any], words: str, platform: Lab
+    container: dict[str, Any], words: str, platform: EndpointLab
 ) -> None:
     code, message = error_of(platform.sagemaker.create_model, ModelName="m", PrimaryContainer=container)
     assert code == "ValidationException"
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_rehearsed_is_refused(
     ],
 )
 def test_a_variant_that_the_platform_would_refuse_is_refused(
-    fields: dict[str, Any], words: str, platform: Lab
+    fields: dict[str, Any], words: str, platform: EndpointLab
 ) -> None:
     platform.configure("one", A={})
     variant = {"VariantName": "A", "ModelName": "one-A", **fields}
@@ -121,7 +121,7 @@ def test_a_variant_that_the_platform_would_refuse_is_refused(
     assert words in message
 
 
-def test_lists_have_pages_and_filters(platform: Lab) -> None:
+def test_lists_have_pages_and_filters(platform: EndpointLab) -> None:
     api = platform.sagemaker
     for number in range(12):
         api.create_model(ModelName=f"m{number:02}", PrimaryContainer={"Image": "lmi"})
@@ -133,7 +133,9 @@ def test_lists_have_pages_and_filters(platform: Lab) -> None:
     assert api.list_models(MaxResults=1)["Models"][0]["ModelName"] == "m11"
 
 
-def test_weights_and_capacities_change_without_a_new_fleet(platform: Lab, containers: FakeContainers) -> None:
+def test_weights_and_capacities_change_without_a_new_fleet(
+    platform: EndpointLab, containers: FakeContainers
+) -> None:
     platform.deploy(A={"InitialInstanceCount": 2}, B={})
     platform.wait("InService")
     before = list(containers.all)
@@ -151,7 +153,7 @@ def test_weights_and_capacities_change_without_a_new_fleet(platform: Lab, contai
     assert {reply["InvokedProductionVariant"] for reply in replies} == {"B"}
 
 
-def test_a_container_that_dies_is_replaced(platform: Lab, containers: FakeContainers) -> None:
+def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
     platform.wait("InService")
     containers.all[0].end(0.0)
@@ -164,13 +166,13 @@ def test_a_container_that_dies_is_replaced(platform: Lab, containers: FakeContai
     assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"
 
 
-def test_an_operation_that_is_not_rehearsed_says_so(platform: Lab) -> None:
+def test_an_operation_that_is_not_rehearsed_says_so(platform: EndpointLab) -> None:
     code, message = error_of(platform.sagemaker.list_training_jobs)
     assert code == "UnknownOperationException"
     assert message == "ListTrainingJobs: not supported by lmi endpoint"
 
 
-def test_a_page_of_the_web_does_not_reach_it_under_another_name(platform: Lab) -> None:
+def test_a_page_of_the_web_does_not_reach_it_under_another_name(platform: EndpointLab) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=60)
     headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
     connection.request("POST", "/", b"{}", headers)

@@ -10,10 +10,10 @@ from urllib.request import urlopen
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
-from container.endpoint.invocation import MAX_BODY_BYTES
-from container.endpoint.runtime import Limits
+from container.endpoint.container_call import MAX_BODY_BYTES
+from container.endpoint.runtime import TimeLimits
 from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
 
 LINES = b'{"token": 1}\n{"token": 2}\n{"token": 3}\n'
 
@@ -25,14 +25,14 @@ def parts(reply: Any) -> list[bytes]:
 
 
 @pytest.fixture
-def served(platform: Lab) -> Lab:
+def served(platform: EndpointLab) -> EndpointLab:
     platform.deploy()
     platform.wait("InService")
     return platform
 
 
 def test_a_body_and_its_headers_reach_the_container_and_come_back(
-    served: Lab, containers: FakeContainers
+    served: EndpointLab, containers: FakeContainers
 ) -> None:
     reply = served.runtime.invoke_endpoint(
         EndpointName=ENDPOINT,
@@ -56,7 +56,7 @@ def test_a_body_and_its_headers_reach_the_container_and_come_back(
 
 
 def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
-    served: Lab, containers: FakeContainers
+    served: EndpointLab, containers: FakeContainers
 ) -> None:
     reply = served.runtime.invoke_endpoint_with_response_stream(
         EndpointName=ENDPOINT, Body=LINES, Accept="application/jsonlines"
@@ -74,7 +74,7 @@ def test_a_stream_comes_in_events_whose_parts_do_not_end_with_lines(
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("status", "who"), [(424, "client"), (500, "server")])
 def test_an_error_of_the_container_is_a_model_error(
-    streamed: bool, status: int, who: str, platform: Lab
+    streamed: bool, status: int, who: str, platform: EndpointLab
 ) -> None:
     platform.deploy(A={"environment": {"FAIL": str(status)}})
     platform.wait("InService")
@@ -91,7 +91,7 @@ def test_an_error_of_the_container_is_a_model_error(
 
 
 def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContainers) -> None:
-    with lab(FakeLauncher(containers), limits=Limits(whole=0.05, stream=0.05)) as platform:
+    with lab(FakeLauncher(containers), limits=TimeLimits(whole=0.05, stream=0.05)) as platform:
         platform.deploy(A={"environment": {"HOLD": "1"}})
         platform.wait("InService")
         with pytest.raises(platform.runtime.exceptions.ModelError) as caught:
@@ -101,7 +101,7 @@ def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContai
         assert "Your invocation timed out" in caught.value.response["Error"]["Message"]
 
 
-def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: Lab) -> None:
+def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: EndpointLab) -> None:
     platform.deploy(A={"environment": {"BREAK": "1"}})
     platform.wait("InService")
     reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
@@ -115,7 +115,37 @@ def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: Lab) -> N
     assert platform.figures()["A"]["errors"] == 1
 
 
-def test_wrong_calls_are_validation_errors(served: Lab, containers: FakeContainers) -> None:
+def test_a_stream_that_takes_too_long_ends_with_a_model_stream_error(containers: FakeContainers) -> None:
+    with lab(FakeLauncher(containers), limits=TimeLimits(whole=60.0, stream=0.2)) as platform:
+        platform.deploy(A={"environment": {"STALL": "1"}})
+        platform.wait("InService")
+        reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
+        received: list[bytes] = []
+        with (
+            closing(reply["Body"]) as events,
+            pytest.raises(EventStreamError, match="ended early: TimeoutError"),
+        ):
+            received.extend(event["PayloadPart"]["Bytes"] for event in events)
+        containers.all[0].go.set()
+        assert b"".join(received) == b'{"token": 1}\n'
+
+
+def test_a_client_that_leaves_a_stream_frees_its_container(
+    platform: EndpointLab, containers: FakeContainers
+) -> None:
+    platform.deploy(A={"environment": {"STALL": "1"}})
+    platform.wait("InService")
+    reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES * 100)
+    with closing(reply["Body"]) as events:
+        next(iter(events))
+        assert containers.all[0].in_flight == 1
+    containers.all[0].go.set()
+    while containers.all[0].in_flight:
+        containers.all[0].arrived.acquire(timeout=0.01)
+    assert platform.figures()["A"]["requests"] == 1
+
+
+def test_wrong_calls_are_validation_errors(served: EndpointLab, containers: FakeContainers) -> None:
     api = served.runtime
     for params, words in (
         ({"EndpointName": "another"}, "Endpoint another not found."),
@@ -130,7 +160,7 @@ def test_wrong_calls_are_validation_errors(served: Lab, containers: FakeContaine
     assert containers.all[0].headers == []
 
 
-def test_a_body_over_the_limit_is_refused(served: Lab, containers: FakeContainers) -> None:
+def test_a_body_over_the_limit_is_refused(served: EndpointLab, containers: FakeContainers) -> None:
     with pytest.raises(ClientError) as caught:
         served.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=bytes(MAX_BODY_BYTES + 1))
     assert caught.value.response["Error"]["Code"] == "413"
@@ -139,7 +169,7 @@ def test_a_body_over_the_limit_is_refused(served: Lab, containers: FakeContainer
 
 
 def test_a_session_is_named_to_the_client_and_stays_with_its_container(
-    platform: Lab, containers: FakeContainers
+    platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 3})
     platform.wait("InService")
@@ -152,7 +182,7 @@ def test_a_session_is_named_to_the_client_and_stays_with_its_container(
 
 
 def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
-    platform: Lab, containers: FakeContainers
+    platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"FAIL": "500"}})
     platform.wait("InService")
@@ -170,7 +200,7 @@ def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
     assert (figures["shadow"]["requests"], figures["shadow"]["errors"]) == (10, 10)
 
 
-def test_figures_are_served(platform: Lab) -> None:
+def test_figures_are_served(platform: EndpointLab) -> None:
     platform.deploy(A={}, B={})
     platform.wait("InService")
     for variant in "AAB":
@@ -187,7 +217,7 @@ def test_figures_are_served(platform: Lab) -> None:
 
 
 def test_a_slow_shadow_variant_holds_nobody_up_and_loses_copies(
-    platform: Lab, containers: FakeContainers
+    platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"HOLD": "1"}})
     platform.wait("InService")

@@ -13,10 +13,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from container.endpoint.api import ApiError
-from container.endpoint.deployment import AlarmRule, Rollout, alarm_rules
+from container.endpoint.deployment import AlarmRule, Rollout
 from container.endpoint.figures import ServedRequest
 from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import ENDPOINT, FakeLauncher, Lab, lab
+from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
 
 CLIENTS = 4
 ALARMS = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": "errors"}]}}
@@ -33,7 +33,7 @@ def percent(value: int) -> dict[str, Any]:
 
 
 @contextmanager
-def load(platform: Lab) -> Iterator[Counter[str]]:
+def load(platform: EndpointLab) -> Iterator[Counter[str]]:
     """Requests by several clients for as long as the block lasts; what became of them is known after it."""
     over = threading.Event()
     results: Counter[str] = Counter()
@@ -66,7 +66,7 @@ def wait_for(results: Counter[str], count: int) -> None:
         pause.wait(0.01)
 
 
-def update(platform: Lab, config: str, policy: dict[str, Any]) -> None:
+def update(platform: EndpointLab, config: str, policy: dict[str, Any]) -> None:
     platform.sagemaker.update_endpoint(
         EndpointName=ENDPOINT, EndpointConfigName=config, DeploymentConfig=policy
     )
@@ -82,7 +82,7 @@ def update(platform: Lab, config: str, policy: dict[str, Any]) -> None:
     ids=["default", "canary", "linear"],
 )
 def test_no_request_fails_during_an_update(
-    policy: dict[str, Any], platform: Lab, containers: FakeContainers
+    policy: dict[str, Any], platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 2})
     platform.wait("InService")
@@ -99,7 +99,7 @@ def test_no_request_fails_during_an_update(
     assert len(containers.all[2].headers) >= 50
 
 
-def test_the_old_fleet_ends_after_its_requests(platform: Lab, containers: FakeContainers) -> None:
+def test_the_old_fleet_ends_after_its_requests(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy(A={"environment": {"HOLD": "1"}})
     platform.wait("InService")
     platform.configure("two", A={})
@@ -118,7 +118,9 @@ def test_the_old_fleet_ends_after_its_requests(platform: Lab, containers: FakeCo
     assert containers.all[0].ended
 
 
-def test_a_new_fleet_that_does_not_start_changes_nothing(platform: Lab, containers: FakeContainers) -> None:
+def test_a_new_fleet_that_does_not_start_changes_nothing(
+    platform: EndpointLab, containers: FakeContainers
+) -> None:
     platform.deploy()
     platform.wait("InService")
     platform.configure("two", A={"environment": {"UNHEALTHY": "no such model"}})
@@ -133,7 +135,7 @@ def test_a_new_fleet_that_does_not_start_changes_nothing(platform: Lab, containe
     assert [container.ended for container in containers.all] == [False, True]
 
 
-def test_a_bad_version_is_rolled_back_by_its_alarm(platform: Lab, containers: FakeContainers) -> None:
+def test_a_bad_version_is_rolled_back_by_its_alarm(platform: EndpointLab, containers: FakeContainers) -> None:
     """In its canary step of an hour: only its share of the requests fails."""
     platform.deploy()
     platform.wait("InService")
@@ -150,8 +152,7 @@ def test_a_bad_version_is_rolled_back_by_its_alarm(platform: Lab, containers: Fa
 
 
 def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) -> None:
-    alarms = alarm_rules({"errors": {"error_rate": 1.0}})
-    with lab(FakeLauncher(containers), alarms=alarms) as platform:
+    with lab(FakeLauncher(containers), alarms={"errors": AlarmRule(error_rate=1.0)}) as platform:
         platform.deploy()
         platform.wait("InService")
         platform.configure("two", A={"environment": {"FAIL": "500"}})
@@ -161,7 +162,7 @@ def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) ->
         assert described["EndpointConfigName"] == "two"
 
 
-def test_weights_are_kept_where_an_update_asks_for_it(platform: Lab) -> None:
+def test_weights_are_kept_where_an_update_asks_for_it(platform: EndpointLab) -> None:
     platform.deploy(A={"InitialVariantWeight": 3}, B={})
     platform.wait("InService")
     platform.configure("two", A={"InitialInstanceCount": 2}, C={})
@@ -178,7 +179,7 @@ def test_weights_are_kept_where_an_update_asks_for_it(platform: Lab) -> None:
     ]
 
 
-def test_only_one_change_at_a_time(platform: Lab, containers: FakeContainers) -> None:
+def test_only_one_change_at_a_time(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
     platform.wait("InService")
     platform.configure("two", A={})
@@ -237,8 +238,3 @@ def requests(seconds: float, *statuses: int) -> list[ServedRequest]:
 def test_when_an_alarm_is_raised(rule: AlarmRule, served: list[ServedRequest], words: str | None) -> None:
     reason = rule.reason(served)
     assert reason is None if words is None else reason is not None and words in reason
-
-
-def test_an_alarm_has_thresholds_only() -> None:
-    with pytest.raises(ApiError, match=r"alarms.slow.latency: not a threshold \(got 2\)"):
-        alarm_rules({"slow": {"latency": 2}})

@@ -19,7 +19,7 @@ _TIMED_OUT = "Your invocation timed out while waiting for a response from contai
 _FAILURES = (OSError, http.client.HTTPException)
 
 
-class Invocation:
+class ContainerCall:
     """A request that a container has answered with a status below 400. `close` ends its lease.
 
     Each has a connection of its own: a kept one might be closed by the container just when a request is sent.
