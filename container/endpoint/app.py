@@ -21,6 +21,8 @@ from container.endpoint.platform import Platform
 from container.endpoint.runtime import STREAM, WHOLE, Runtime
 from container.measure.output import as_json
 
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine's loopback."""
 _TARGET = "SageMaker."
 _OPERATIONS = {
     "invocations": WHOLE,
@@ -33,14 +35,13 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
     """The routes. host: the address that is listened on; on loopback, requests for other names are refused."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-    local = {"127.0.0.1", "localhost", "::1"}
 
     @app.before_request
     def only_for_this_host() -> None:
         """A page of the web in a browser here could reach the port under a name of its own (DNS rebinding)."""
-        if host in local and urlsplit(f"//{request.host}").hostname not in local:
+        if host in LOCAL and urlsplit(f"//{request.host}").hostname not in LOCAL:
             raise refused(
-                f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(local)}"
+                f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(LOCAL)}"
             )
 
     @app.post("/")

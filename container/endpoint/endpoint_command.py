@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from container.endpoint import figures
-from container.endpoint.app import EndpointServer, make_app
+from container.endpoint.app import LOCAL, EndpointServer, make_app
 from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.declared import BadFile, declare, read
 from container.endpoint.model_data import ModelData
@@ -21,8 +21,6 @@ from container.run import launch
 from container.run.serve import CannotListen, listen
 from container.run.stop_signals import StopRequested, StopSignals
 
-_LOOPBACK = "127.0.0.1"
-
 
 @click.command(
     epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /figures has the figures"
@@ -30,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--host", default=_LOOPBACK, show_default=True, help="Address to listen on. There is no authentication."
+    "--host", default=LOCAL[0], show_default=True, help="Address to listen on. There is no authentication."
 )
 @click.option(
     "--port", default=9000, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on."
@@ -62,6 +60,8 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
                 declare(declared, platform)
                 server.start()
                 click.echo(f"endpoint_url={server.url}")
+                if host not in LOCAL:
+                    click.echo("warning: whoever reaches this port can start processes here as you", err=True)
                 while True:
                     signals.wait(3600.0)
             except StopRequested:

@@ -67,6 +67,8 @@ class Traffic:
         The share of copies is the weight of the shadow variant over that of the production variant.
         """
         with self._changed:
+            if self._blue is None:
+                return None
             fleet = self._fleet()
             for shadow in fleet.shadows.values():
                 weight = sum(variant.weight for variant in fleet.variants.values())

@@ -116,3 +116,4 @@ def test_a_new_fleet_gets_its_share_and_the_old_one_becomes_idle() -> None:
 def test_an_endpoint_without_a_fleet_is_not_in_service() -> None:
     with pytest.raises(ApiError, match="not in service"):
         Traffic().lease()
+    assert Traffic().lease_shadow() is None
