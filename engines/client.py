@@ -85,16 +85,27 @@ class EngineClient:
 
     def __init__(self, address: str, status_path: Path) -> None:
         """The engine need not have started: messages wait for it."""
-        self._board = StatusBoard.open(status_path)
+        self._address = address
+        self._status_path = status_path
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(address)
         self._streams: dict[str, ClientStream[Any]] = {}
         self._answers: dict[int, gevent.event.AsyncResult[Stats | SchedulerState]] = {}
         self._tokens = itertools.count()
-        self._greenlets = [gevent.spawn(self._receive), gevent.spawn(self._watch_board)]
+        self._connect()
+        self._watcher = gevent.spawn(self._watch_board)
+
+    def _connect(self) -> None:
+        self._board = StatusBoard.open(self._status_path)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(self._address)
+        self._receiver = gevent.spawn(self._receive)
+
+    def _disconnect(self) -> None:
+        self._receiver.kill()
+        self._socket.close(linger=0)
+        self._board.close()
 
     def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
         stream = ClientStream(RequestOutput)
@@ -138,10 +149,9 @@ class EngineClient:
         return SchedulerAnswer(answer.settings, answer.refused)
 
     def close(self) -> None:
-        gevent.killall(self._greenlets)
-        self._socket.close(linger=0)
+        self._watcher.kill()
+        self._disconnect()
         self._context.term()
-        self._board.close()
 
     def _ask(self, token: int, question: ToEngine, timeout: float) -> Stats | SchedulerState | None:
         """Return the reply with the same token; None when there is none within `timeout` seconds."""
@@ -179,13 +189,17 @@ class EngineClient:
             stream.put(output)
 
     def _watch_board(self) -> None:
-        """Fail all requests when the engine dies, which sends no message."""
+        """Fail all requests when the engine dies, which sends no message. Then wait for its successor."""
         while True:
             if self._streams and self._dead():
                 # Outputs that the engine sent before it died may still arrive.
                 gevent.sleep(_BOARD_INTERVAL_SECONDS)
                 for request_id in list(self._streams):
                     self._fail(request_id)
+            if self._dead() and self._board.replaced:
+                # A new socket: the old one would send the successor what its predecessor did not read.
+                self._disconnect()
+                self._connect()
             gevent.sleep(_BOARD_INTERVAL_SECONDS)
 
     def _dead(self) -> bool:

@@ -65,6 +65,8 @@ class ParallelConfig:
     """`cpu` or `cuda`; rank r uses the r-th visible GPU."""
     threads_per_rank: int = 1
     """Compute threads of each rank on a CPU."""
+    copy: int = 0
+    """Number of this copy of the model, from 1 on; 0 if it is the only one."""
     enforce_eager: bool = False
     """On a GPU, launch the kernels of decodes one by one instead of replaying CUDA graphs."""
 

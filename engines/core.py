@@ -232,6 +232,8 @@ class EngineStats:
     gauges: dict[str, float]
     counters: dict[str, float]
     histograms: tuple[HistogramData, ...]
+    copies: dict[str, EngineStats] = field(default_factory=dict)
+    """Where several copies serve: those of each that replied, by its number from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Health:
     """The reason for the state; may be empty."""
     heartbeat_age: float
     """Seconds since the oldest of the ranks' latest heartbeats."""
+    copies: tuple[Health, ...] = ()
+    """Where several copies serve: the health of each."""
 
     @property
     def ready(self) -> bool:
@@ -71,7 +73,9 @@ class StatusBoard:
     def __init__(self, path: Path, world_size: int) -> None:
         self._world_size = world_size
         self._reason_offset = _HEADER.size + _BEAT.size * world_size
+        self._path = path
         with path.open("r+b") as file:
+            self._inode = os.fstat(file.fileno()).st_ino
             self._map = mmap.mmap(file.fileno(), self._reason_offset + _LENGTH.size + _REASON_BYTES)
 
     @classmethod
@@ -113,6 +117,14 @@ class StatusBoard:
         start = self._reason_offset + _LENGTH.size
         reason = bytes(self._map[start : start + min(length, _REASON_BYTES)]).decode(errors="ignore")
         return Health(EngineState(state), reason, time.monotonic() - min(beats))
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the file is another one by now: that of an engine that was started again."""
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         self._map.close()

@@ -310,3 +310,30 @@ def test_health_is_what_the_board_says(client: EngineClient, board: StatusBoard)
     board.set_state(EngineState.DRAINING)
     assert client.health().state is EngineState.DRAINING
     assert not client.health().ready
+
+
+def test_the_client_follows_an_engine_that_is_started_again(tmp_path: Path) -> None:
+    """Its requests fail, what it had not read is dropped, and its successor serves the next ones."""
+    path, address = tmp_path / "status", f"ipc://{tmp_path}/e.sock"
+    board = StatusBoard.create(path, 1)
+    client = EngineClient(address, path)
+    try:
+        lost = client.submit(make_request("lost"))  # nobody listens: the message stays in the socket
+        board.set_state(EngineState.FAILED, "killed")
+        successor = StatusBoard.create(tmp_path / "status.new", 1)
+        (tmp_path / "status.new").replace(path)
+        (output,) = _collect(lost)
+        assert output.error_kind == "engine_died"
+        successor.beat(0)
+        successor.set_state(EngineState.READY)
+        _wait(lambda: client.health().ready)
+        engine = _Engine(address)
+        try:
+            done = RequestOutput("next", finish_reason=FinishReason.LENGTH)
+            engine.handle = _answer(done)
+            assert _collect(client.submit(make_request("next"))) == [done]
+            assert engine.messages == [Submit(make_request("next"))]
+        finally:
+            engine.stop()
+    finally:
+        client.close()

@@ -1,0 +1,71 @@
+"""Which copy has computed which prefixes of prompts, as far as this web process knows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+BLOCK_TOKENS = 64
+"""Prefixes are known in steps of so many tokens."""
+MAX_BLOCKS = 16_384
+"""Blocks that are remembered: a million tokens, some 2 MB."""
+
+
+class KnownPrefixes:
+    """A bounded map from blocks of prompts to the copies that have computed them; the least recently used go first.
+
+    A block is known by a hash that is chained over all tokens before it. A collision, or a block that a copy's own
+    prefix cache has dropped, costs a worse choice and nothing else.
+    """
+
+    def __init__(
+        self, num_copies: int, block_tokens: int = BLOCK_TOKENS, max_blocks: int = MAX_BLOCKS
+    ) -> None:
+        """max_blocks: 0 where the copies keep no prefixes."""
+        self._num_copies = num_copies
+        self._block_tokens = block_tokens
+        self._max_blocks = max_blocks
+        self._copies: OrderedDict[int, int] = OrderedDict()
+        """By the hash of a block: a bit for each copy."""
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def blocks(self, tenant: str, token_ids: Sequence[int]) -> list[int]:
+        """Return the hashes of a prompt's full blocks. Tenants share no prefixes."""
+        size = self._block_tokens
+        chained = hash(tenant)
+        hashes = []
+        for end in range(size, min(len(token_ids), size * self._max_blocks) + 1, size):
+            chained = hash((chained, tuple(token_ids[end - size : end])))
+            hashes.append(chained)
+        return hashes
+
+    def matched_tokens(self, blocks: Sequence[int]) -> list[int]:
+        """Return the length of the longest known prefix in tokens, for each copy."""
+        lengths = [0] * self._num_copies
+        holders = (1 << self._num_copies) - 1
+        for block in blocks:
+            holders &= self._copies.get(block, 0)
+            if not holders:
+                break
+            for copy in range(self._num_copies):
+                lengths[copy] += self._block_tokens * (holders >> copy & 1)
+        return lengths
+
+    def add(self, blocks: Sequence[int], copy: int) -> None:
+        """Note that a copy computes this prompt."""
+        # The first block last, so that of a prompt that is forgotten in part its beginning stays.
+        for block in reversed(blocks):
+            self._copies[block] = self._copies.get(block, 0) | 1 << copy
+            self._copies.move_to_end(block)
+        while len(self._copies) > self._max_blocks:
+            self._copies.popitem(last=False)
+
+    def forget(self, copy: int) -> None:
+        """Forget everything of a copy that has ended."""
+        for block, holders in list(self._copies.items()):
+            if left := holders & ~(1 << copy):
+                self._copies[block] = left
+            else:
+                del self._copies[block]

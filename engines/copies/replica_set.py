@@ -1,0 +1,210 @@
+"""Several copies of an engine as one `Engine`: each request goes to the copy that has the least to compute with it.
+
+A copy's load is counted in tokens: of each of its requests, the prompt tokens that it does not know yet and the output
+tokens that are still expected. So the longest known prefix decides, until it saves less than the other copies are
+ahead. All requests of one HTTP request go to one copy, where they can share pages. Each web process counts for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from engines.base import Engine, InvocationStream, RequestStream, SchedulerAnswer, SettingValue
+from engines.copies.known_prefixes import KnownPrefixes
+from engines.copies.merged_stats import merge
+from engines.core import AbortReason, EngineStats, Request, RequestOutput
+from engines.errors import Unavailable
+from engines.health import EngineState, Health
+from engines.invocations import Invocation
+
+_EXPECTED_OUTPUT = 256
+"""Output tokens that are counted for a request at most: few answers are as long as `max_new_tokens` allows."""
+_STATES = (
+    EngineState.READY,
+    EngineState.STARTING,
+    EngineState.DRAINING,
+    EngineState.STOPPED,
+    EngineState.FAILED,
+)
+"""The state of the set is the first one that a copy has."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Member:
+    """One copy, as the set sees it. Mutable: owned by the set."""
+
+    engine: Engine
+    number: int
+    """From 0."""
+    load: int = 0
+    """Tokens that are still to be computed."""
+    turn: int = 0
+    """Number of the last choice of it."""
+    serves: bool = True
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request that has not ended. Mutable: owned by the set."""
+
+    copy: _Member
+    tokens: int
+    """Its part of the copy's load."""
+    output: int
+    """Output tokens that are still expected."""
+
+
+class _CountedStream:
+    """A `RequestStream` whose outputs are counted when they are taken."""
+
+    def __init__(self, stream: RequestStream, count: Callable[[RequestOutput], None]) -> None:
+        self._stream = stream
+        self._count = count
+
+    @property
+    def ready(self) -> bool:
+        return self._stream.ready
+
+    def next(self, timeout: float) -> RequestOutput | None:
+        output = self._stream.next(timeout)
+        if output is not None:
+            self._count(output)
+        return output
+
+
+class ReplicaSet:
+    """An `Engine` of several engines with the same configuration, for the greenlets of one thread."""
+
+    def __init__(self, engines: Sequence[Engine], prefixes: KnownPrefixes) -> None:
+        self._members = [_Member(engine, number) for number, engine in enumerate(engines)]
+        self._prefixes = prefixes
+        self._work: dict[str, _Work] = {}
+        self._turns = 0
+        self._configuring = BoundedSemaphore()
+
+    @property
+    def loads(self) -> list[int]:
+        """Tokens that each copy still has to compute for this web process."""
+        return [copy.load for copy in self._members]
+
+    def submit(self, *requests: Request) -> RequestStream:
+        copy, prompt_tokens = self._choose(requests)
+        for request, tokens in zip(requests, prompt_tokens, strict=True):
+            output = min(request.sampling.max_new_tokens, _EXPECTED_OUTPUT)
+            self._work[request.id] = _Work(copy, tokens + output, output)
+            copy.load += tokens + output
+        return _CountedStream(copy.engine.submit(*requests), self._count)
+
+    def invoke(self, invocation: Invocation) -> InvocationStream:
+        return self._choose(())[0].engine.invoke(invocation)
+
+    def abort(self, request_id: str, reason: AbortReason) -> None:
+        if (work := self._drop(request_id)) is not None:
+            work.copy.engine.abort(request_id, reason)
+
+    def health(self) -> Health:
+        """The health of the best copy, with that of all copies."""
+        each = tuple(copy.engine.health() for copy in self._members)
+        return replace(min(each, key=_distance), copies=each)
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        answering = (EngineState.READY, EngineState.DRAINING)
+        found = self._ask(
+            lambda engine: engine.stats(timeout) if engine.health().state in answering else None
+        )
+        return merge(found, sum(copy.engine.health().ready for copy in self._members))
+
+    def configure_scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float
+    ) -> SchedulerAnswer | None:
+        """Change all copies or none: where one refuses or does not reply, all get the old values back.
+
+        Raises: Unavailable: not all copies serve.
+        """
+        with self._configuring:
+            if not changes:
+                return self._serving()[0].engine.configure_scheduler(changes, timeout)
+            if idle := [str(copy.number + 1) for copy in self._members if not copy.engine.health().ready]:
+                raise Unavailable(
+                    f"copy {' and '.join(idle)} of {len(self._members)} does not serve; settings change in all copies"
+                    " or in none: try again"
+                )
+            before = self._members[0].engine.configure_scheduler({}, timeout)
+            if before is None or before.settings is None:
+                return before
+            answers = self._ask(lambda engine: engine.configure_scheduler(changes, timeout))
+            replies = [answer for answer in answers if answer is not None]
+            refused = {field: why for answer in replies for field, why in answer.refused.items()}
+            if len(replies) == len(answers) and not refused:
+                return replies[0]
+            old = {field: getattr(before.settings, field) for field in changes}
+            self._ask(lambda engine: engine.configure_scheduler(old, timeout))
+            return SchedulerAnswer(before.settings, refused) if refused else None
+
+    def close(self) -> None:
+        for copy in self._members:
+            copy.engine.close()
+
+    def _choose(self, requests: Sequence[Request]) -> tuple[_Member, list[int]]:
+        """Choose the copy for requests. Returns it, and the prompt tokens that it has to compute for each of them."""
+        blocks = [
+            [] if one.same_prompt_as else self._prefixes.blocks(one.tenant, one.prompt_token_ids)
+            for one in requests
+        ]
+        known = [self._prefixes.matched_tokens(hashes) for hashes in blocks]
+
+        def to_compute(copy: _Member) -> list[int]:
+            return [
+                0 if one.same_prompt_as else len(one.prompt_token_ids) - lengths[copy.number]
+                for one, lengths in zip(requests, known, strict=True)
+            ]
+
+        best = min(self._serving(), key=lambda copy: (copy.load + sum(to_compute(copy)), copy.turn))
+        self._turns += 1
+        best.turn = self._turns
+        for hashes in blocks:
+            self._prefixes.add(hashes, best.number)
+        return best, to_compute(best)
+
+    def _serving(self) -> list[_Member]:
+        """Return the copies that serve; without any, the one that is closest to it, whose engine says what is wrong."""
+        healths = [copy.engine.health() for copy in self._members]
+        for copy, health in zip(self._members, healths, strict=True):
+            if copy.serves and not health.ready:
+                self._prefixes.forget(copy.number)
+            copy.serves = health.ready
+        nearest = min(self._members, key=lambda copy: _distance(healths[copy.number]))
+        return [copy for copy in self._members if copy.serves] or [nearest]
+
+    def _count(self, output: RequestOutput) -> None:
+        if output.finished:
+            self._drop(output.id)
+        elif (work := self._work.get(output.id)) is not None:
+            # Its prompt is computed. As long as it runs, it counts as one token at least.
+            work.output = max(1, work.output - len(output.token_ids))
+            work.copy.load += work.output - work.tokens
+            work.tokens = work.output
+
+    def _drop(self, request_id: str) -> _Work | None:
+        work = self._work.pop(request_id, None)
+        if work is not None:
+            work.copy.load -= work.tokens
+        return work
+
+    def _ask(self, question: Callable[[Engine], Result]) -> list[Result]:
+        """Ask all copies at once, and return their replies in order."""
+        greenlets = [gevent.spawn(question, copy.engine) for copy in self._members]
+        gevent.joinall(greenlets, raise_error=True)
+        return [greenlet.value for greenlet in greenlets]
+
+
+def _distance(health: Health) -> tuple[bool, int]:
+    """How far a copy is from serving."""
+    return not health.ready, _STATES.index(health.state)

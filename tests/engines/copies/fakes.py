@@ -1,0 +1,105 @@
+"""Engines that do nothing by themselves: a test says what their requests get."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engines.base import SchedulerAnswer, SettingValue
+from engines.core import (
+    AbortReason,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    HistogramData,
+    Request,
+    RequestOutput,
+    SchedulerSettings,
+)
+from engines.errors import EngineDied
+from engines.health import EngineState, Health
+from engines.invocations import Invocation
+
+SERVES = Health(EngineState.READY, "", 0.0)
+
+
+class FakeStream:
+    """Outputs that a test puts there."""
+
+    def __init__(self) -> None:
+        self.outputs: deque[RequestOutput] = deque()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.outputs)
+
+    def next(self, timeout: float) -> RequestOutput | None:
+        return self.outputs.popleft() if self.outputs else None
+
+
+class FakeCopy:
+    """An `Engine` that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.state = SERVES
+        self.requests: list[Request] = []
+        """All that were submitted."""
+        self.aborted: list[str] = []
+        self.streams: dict[str, FakeStream] = {}
+        """Of the requests that have not ended."""
+        self.settings: SchedulerSettings | None = SchedulerSettings(32, 256, 256, 1000)
+        self.refused: dict[str, str] = {}
+        self.silent_for: set[str] = set()
+        """Settings with whose changes it does not reply, though it applies them."""
+        self.closed = False
+
+    def submit(self, *requests: Request) -> FakeStream:
+        stream = FakeStream()
+        self.requests += requests
+        self.streams |= dict.fromkeys((request.id for request in requests), stream)
+        if self.state.state is EngineState.FAILED:
+            self.fail_all()
+        return stream
+
+    def invoke(self, invocation: Invocation) -> FakeStream:
+        raise AssertionError("no handler runs here")
+
+    def abort(self, request_id: str, reason: AbortReason) -> None:
+        self.aborted.append(request_id)
+        self.streams.pop(request_id, None)
+
+    def health(self) -> Health:
+        return self.state
+
+    def stats(self, timeout: float) -> EngineStats | None:
+        number = float(len(self.requests))
+        return EngineStats(
+            EngineInfo("m", "MPI", 1, "cpu", "fp32", 100, 400, 16, 32, 256, True),
+            {"lmi_requests_running": float(len(self.streams)), "lmi_kv_use": number / 10},
+            {"lmi_steps_total": number},
+            (HistogramData("lmi_step_seconds", (1.0,), (len(self.requests), 1), 0.5, {"part": "attention"}),),
+        )
+
+    def configure_scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float
+    ) -> SchedulerAnswer | None:
+        refused = {field: why for field, why in self.refused.items() if field in changes}
+        if self.settings is not None and not refused:
+            self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
+        if self.silent_for & changes.keys():
+            return None
+        return SchedulerAnswer(self.settings, refused)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def finish(self, request_id: str) -> None:
+        self.streams.pop(request_id).outputs.append(
+            RequestOutput(request_id, finish_reason=FinishReason.LENGTH)
+        )
+
+    def fail_all(self) -> None:
+        for request_id, stream in self.streams.items():
+            stream.outputs.append(RequestOutput(request_id, error_kind=EngineDied.kind))
+        self.streams.clear()
