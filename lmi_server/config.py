@@ -69,6 +69,12 @@ class EngineOptions:
     """`auto`, `fp32`, `bf16`, `fp16` or `int8`."""
     tensor_parallel_degree: int | str = "max"
     """Ranks, or `max`: all GPUs, 1 on a CPU."""
+    data_parallel_size: int | None = None
+    """Copies of the model; None: as many as fit on the GPUs, within the next two."""
+    min_workers: int = 1
+    """`minWorkers`: least number of copies."""
+    max_workers: int | None = None
+    """`maxWorkers`: largest number of copies."""
     rolling_batch: str = "auto"
     """`disable`: dynamic batching; every other value: rolling batching."""
     max_rolling_batch_size: int = 32
@@ -146,10 +152,10 @@ class WebConfig:
     """Local folder with tokenizer.json, config.json, generation_config.json, chat template."""
     max_model_len: int
     """Longest prompt plus output, tokens."""
-    engine_address: str
-    """ZeroMQ address of the engine."""
-    status_path: str
-    """The engine's `StatusBoard`."""
+    engines: tuple[tuple[str, str], ...]
+    """ZeroMQ address and `StatusBoard` of each copy's engine."""
+    prefix_caching: bool = False
+    """Whether the engines keep the pages of prompts."""
     tokenizer_path: str = ""
     """Folder of tokenizer.json where that is not `model_path`."""
     formatter_address: str = ""

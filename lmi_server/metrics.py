@@ -6,7 +6,8 @@ the workers are started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,6 +18,8 @@ from engines.base import Engine
 from engines.core import EngineInfo, EngineStats, HistogramData
 
 _STATS_TIMEOUT_SECONDS = 2.0
+_COPY = "copy"
+"""Label of one copy's own values."""
 
 
 class Metrics:
@@ -47,26 +50,46 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """An `EngineStats` as metric families, under the engine's names."""
+    """An `EngineStats` as metric families, under the engine's names.
+
+    Of several copies a family has the sum, without a label `copy`, and each copy's own.
+    """
 
     def __init__(self, stats: EngineStats | None) -> None:
-        self._stats = stats
+        self._up = stats is not None
+        self._by_copy = {} if stats is None else {"": stats, **stats.copies}
 
     def collect(self) -> Iterator[Metric]:
-        up = 0 if self._stats is None else 1
-        yield GaugeMetricFamily("lmi_engine_up", "Whether the engine answered this look", value=up)
-        if self._stats is None:
+        yield GaugeMetricFamily(
+            "lmi_engine_up", "Whether the engine answered this look", value=float(self._up)
+        )
+        if not self._up:
             return
-        yield _info(self._stats.info)
-        for name, value in self._stats.gauges.items():
-            yield GaugeMetricFamily(name, _words(name), value=value)
-        for name, value in self._stats.counters.items():
-            yield CounterMetricFamily(name, _words(name), value=value)
+        yield _info(self._by_copy[""].info)
+        yield from _families({copy: stats.gauges for copy, stats in self._by_copy.items()}, GaugeMetricFamily)
+        yield from _families(
+            {copy: stats.counters for copy, stats in self._by_copy.items()}, CounterMetricFamily
+        )
         by_name: dict[str, list[HistogramData]] = {}
-        for histogram in self._stats.histograms:
-            by_name.setdefault(histogram.name, []).append(histogram)
+        for copy, stats in self._by_copy.items():
+            for histogram in stats.histograms:
+                labels = histogram.labels | ({_COPY: copy} if copy else {})
+                by_name.setdefault(histogram.name, []).append(replace(histogram, labels=labels))
         for name, histograms in by_name.items():
             yield _histogram(name, histograms)
+
+
+def _families(
+    by_copy: Mapping[str, Mapping[str, float]], family_type: type[GaugeMetricFamily | CounterMetricFamily]
+) -> Iterator[Metric]:
+    """Yield a family for each name. by_copy: values by name, of each copy and, under "", their sum."""
+    for name in by_copy[""]:
+        family = family_type(name, _words(name), labels=[_COPY])
+        for copy, by_name in by_copy.items():
+            if name in by_name:
+                # With fewer values than labels, a sample goes without the last label.
+                family.add_metric([copy] if copy else [], by_name[name])
+        yield family
 
 
 def _info(info: EngineInfo) -> Metric:
@@ -85,17 +108,17 @@ def _info(info: EngineInfo) -> Metric:
 
 def _histogram(name: str, histograms: list[HistogramData]) -> Metric:
     """Make one family of histograms that differ in their labels. Prometheus' buckets are cumulative."""
-    label_names = sorted({label for histogram in histograms for label in histogram.labels})
-    family = HistogramMetricFamily(name, _words(name), labels=label_names)
+    label_names = sorted({label for histogram in histograms for label in histogram.labels} - {_COPY})
+    family = HistogramMetricFamily(name, _words(name), labels=[*label_names, _COPY])
     for histogram in histograms:
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
             total += count
             buckets.append((bound, total))
-        family.add_metric(
-            [histogram.labels.get(label, "") for label in label_names], buckets, sum_value=histogram.sum
-        )
+        label_values = [histogram.labels.get(label, "") for label in label_names]
+        copy = [histogram.labels[_COPY]] if _COPY in histogram.labels else []
+        family.add_metric([*label_values, *copy], buckets, sum_value=histogram.sum)
     return family
 
 

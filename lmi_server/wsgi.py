@@ -7,7 +7,10 @@ from pathlib import Path
 
 from flask import Flask
 
+from engines.base import Engine
 from engines.client import EngineClient
+from engines.copies.known_prefixes import MAX_BLOCKS, KnownPrefixes
+from engines.copies.replica_set import ReplicaSet
 from lmi_server.app import create_app
 from lmi_server.config import WebConfig
 from lmi_server.generation.formatter import Formatter
@@ -26,9 +29,17 @@ def make_app(config_path: str) -> Flask:
         text = TextModel.from_folder(
             Path(config.model_path), Path(config.tokenizer_path or config.model_path)
         )
-    engine = EngineClient(config.engine_address, Path(config.status_path))
+    engine = _engine(config)
     formatter = None
     if config.formatter_address:
         client = EngineClient(config.formatter_address, Path(config.formatter_status))
         formatter = Formatter(client, config.formatter_roles, config.server.predict_timeout)
     return create_app(config, engine, text, formatter)
+
+
+def _engine(config: WebConfig) -> Engine:
+    clients = [EngineClient(address, Path(status)) for address, status in config.engines]
+    if len(clients) == 1:
+        return clients[0]
+    max_blocks = MAX_BLOCKS if config.prefix_caching else 0
+    return ReplicaSet(clients, KnownPrefixes(len(clients), max_blocks=max_blocks))

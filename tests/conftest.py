@@ -44,6 +44,7 @@ _ONE_WORKER = {
 """Beginnings of the paths of files that run on one worker, since they share servers; the first that fits decides."""
 _SERVERS_OF_THEIR_OWN = (
     "test_compare",
+    "test_copies",
     "test_dummy_weights",
     "test_hub",
     "test_limits",

@@ -37,16 +37,18 @@ def time_line(total: float, before: Mapping[str, float], engine: Mapping[str, fl
     return f"start-up took {total:.1f} s: {_seconds(before)}; in the engine: {_seconds(engine)}"
 
 
-def ready_line(info: EngineInfo, address: str) -> str:
+def ready_line(info: EngineInfo, address: str, copies: int = 1) -> str:
+    """The facts about a ready server. info: of the first copy."""
     if info.engine == "Handler":
         calls = "one request at a time" if info.max_num_seqs == 1 else f"batches of up to {info.max_num_seqs}"
         return f"ready: handler {info.model} with {info.world_size} worker(s), {calls}, at {address}"
+    several = f"{copies} copies, each of " if copies > 1 else ""
     if info.engine == "Python":
         return (
-            f"ready: model={info.model} engine=Python batches of up to {info.max_num_seqs} device={info.device} "
-            f"dtype={info.dtype} at {address}"
+            f"ready: model={info.model} engine=Python {several}batches of up to {info.max_num_seqs} "
+            f"device={info.device} dtype={info.dtype} at {address}"
         )
-    ranks = f"{info.world_size} rank" + ("s" if info.world_size != 1 else "")
+    ranks = f"{several}{info.world_size} rank" + ("s" if info.world_size != 1 else "")
     mebibytes = info.kv_capacity_bytes / (1 << 20)
     return (
         f"ready: model={info.model} engine={info.engine} {ranks} device={info.device} dtype={info.dtype} "

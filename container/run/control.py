@@ -1,16 +1,25 @@
-"""The supervisor's connection to the engine: request its statistics, tell it to drain."""
+"""The supervisor's connection to the engine: statistics, settings of the scheduler, and the command to drain."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 import zmq
 
-from engines.core import EngineStats
-from engines.wire import Drain, GetStats, Stats, decode_to_client, encode
+from engines.base import SettingValue
+from engines.core import EngineStats, SchedulerSettings
+from engines.wire import (
+    ConfigureScheduler,
+    Drain,
+    GetStats,
+    SchedulerState,
+    Stats,
+    decode_to_client,
+    encode,
+)
 
 _LOOK_MS = 100
 
@@ -33,14 +42,30 @@ class EngineControl:
         False: a dead engine must not delay the supervisor.
         """
         self._token += 1
-        self._socket.send(encode(GetStats(self._token)))
+        reply = self._ask(GetStats(self._token), timeout, worth_waiting)
+        return reply.stats if isinstance(reply, Stats) else None
+
+    def scheduler(
+        self, changes: Mapping[str, SettingValue], timeout: float, worth_waiting: Callable[[], bool]
+    ) -> SchedulerSettings | None:
+        """Change settings of the scheduler, or none of them, and return those in force; None without a scheduler, and
+        as `stats`.
+        """
+        self._token += 1
+        reply = self._ask(ConfigureScheduler(self._token, dict(changes)), timeout, worth_waiting)
+        return reply.settings if isinstance(reply, SchedulerState) else None
+
+    def _ask(
+        self, question: GetStats | ConfigureScheduler, timeout: float, worth_waiting: Callable[[], bool]
+    ) -> Stats | SchedulerState | None:
+        self._socket.send(encode(question))
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and worth_waiting():
             if not self._socket.poll(_LOOK_MS):
                 continue
             message = decode_to_client(self._socket.recv())
-            if isinstance(message, Stats) and message.token == self._token:
-                return message.stats
+            if isinstance(message, Stats | SchedulerState) and message.token == question.token:
+                return message
         return None
 
     def __enter__(self) -> Self:

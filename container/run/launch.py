@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.config import EngineConfig
+from engines.health import StatusBoard
 from lmi_server.admin_token import token_digest
 
 DEFAULT_PORT = 8080
 ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 SEGMENT_BYTES = 4 << 20
 """Shared memory of Open MPI for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
 _CORES_PER_WEB_WORKER = 16
@@ -96,6 +99,28 @@ class RuntimePaths:
         """Those of the processes that run a user's formatters, in a folder in this one."""
         return RuntimePaths(self.folder / "formatter")
 
+    def copies(self, count: int) -> list[RuntimePaths]:
+        """Those of each copy's engine: the only one's files are here, those of several in folders in this one."""
+        if count == 1:
+            return [self]
+        return [RuntimePaths(self.folder / f"copy{number}") for number in range(1, count + 1)]
+
+    def clear(self) -> None:
+        """Remove the sockets and the shared memory that an engine left."""
+        for path in self.folder.iterdir():
+            if path not in (self.engine_config, self.status):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def new_board(self, num_heartbeats: int) -> StatusBoard:
+        """Create a status board, in place of one that clients may have open."""
+        new = self.status.with_suffix(".new")
+        board = StatusBoard.create(new, num_heartbeats)
+        new.replace(self.status)
+        return board
+
 
 @dataclass(frozen=True, slots=True)
 class MpiRun:
@@ -138,11 +163,16 @@ def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]
 
 def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
     """The environment of the engine. mpirun passes its own environment to the ranks."""
+    parallel = config.parallel
+    gpus: dict[str, str] = {}
+    if parallel.copy and parallel.device == "cuda":
+        gpus = {VISIBLE_GPUS: _gpus_of_copy(base.get(VISIBLE_GPUS), parallel.copy, parallel.tp_size)}
     return {
         # Steps of many sizes would otherwise fragment the GPU memory of torch.
         "PYTORCH_ALLOC_CONF": base.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         **base,
-        "OMP_NUM_THREADS": str(config.parallel.threads_per_rank),
+        **gpus,
+        "OMP_NUM_THREADS": str(parallel.threads_per_rank),
         # How long a waiting thread spins before it sleeps. The default of libgomp wastes a whole time slice while the
         # web process has the core; this count covers the usual wait.
         "GOMP_SPINCOUNT": base.get("GOMP_SPINCOUNT", "10000"),
@@ -156,6 +186,13 @@ def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: Run
         "PRTE_MCA_prte_tmpdir_base": str(paths.folder),
         "OMPI_MCA_orte_tmpdir_base": str(paths.folder),
     }
+
+
+def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
+    """The `count` GPUs of a copy, of those that CUDA_VISIBLE_DEVICES selects. copy: its number, from 1."""
+    every = [word.strip() for word in visible.split(",")] if visible is not None else None
+    mine = range((copy - 1) * count, copy * count)
+    return ",".join(every[index] if every is not None else str(index) for index in mine)
 
 
 def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:

@@ -11,8 +11,9 @@ import resource
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from container.explain.resolve import CannotServe, obstacles, resolve
@@ -22,12 +23,13 @@ from container.models import tokenizer_files
 from container.progress import ProgressView
 from container.run import announce, launch, mpi, packages
 from container.run.control import EngineControl
+from container.run.engine_copy import EngineCopy
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.runtime_folder import runtime_folder
 from container.run.stop_signals import StopRequested, StopSignals
 from container.run.supervise import Helper, Supervisor
-from engines.config import EngineConfig, HandlerEngineConfig
+from engines.config import EngineConfig, HandlerEngineConfig, MpiEngineConfig
 from engines.health import StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
@@ -105,8 +107,9 @@ def _serve(
         runtime_folder() as folder,
     ):
         paths = RuntimePaths(folder)
-        _write_configs(paths, loaded.config, config, formatter, tokenizer_path, admin_token_digest)
-        run = _Run(config, formatter is not None, paths, environ, machine, view, signals)
+        copies = resolved.copies
+        _write_configs(paths, loaded.config, config, copies, formatter, tokenizer_path, admin_token_digest)
+        run = _Run(config, copies, formatter is not None, paths, environ, machine, view, signals)
         before = {"configuration and model files": prepared - started}
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
 
@@ -136,6 +139,7 @@ def _write_configs(
     paths: RuntimePaths,
     config: LmiConfig,
     engine: EngineConfig,
+    copies: int,
     formatter: HandlerEngineConfig | None,
     tokenizer_path: Path | None,
     admin_token_digest: str,
@@ -146,8 +150,8 @@ def _write_configs(
         model_name=engine.model.name,
         model_path=engine.model.path,
         max_model_len=engine.model.max_model_len,
-        engine_address=paths.engine_address,
-        status_path=str(paths.status),
+        engines=tuple((each.engine_address, str(each.status)) for each in paths.copies(copies)),
+        prefix_caching=isinstance(engine, MpiEngineConfig) and engine.cache.prefix_caching,
         tokenizer_path=str(tokenizer_path or ""),
         formatter_address=paths.formatter.engine_address if formatter else "",
         formatter_status=str(paths.formatter.status) if formatter else "",
@@ -157,15 +161,38 @@ def _write_configs(
     if formatter is not None:
         paths.formatter.folder.mkdir()
         paths.formatter.engine_config.write_text(formatter.to_json(), encoding="utf-8")
-    paths.engine_config.write_text(engine.to_json(), encoding="utf-8")
+    for number, each in enumerate(paths.copies(copies), 1):
+        each.folder.mkdir(exist_ok=True)
+        of_copy = engine if copies == 1 else config_of_copy(engine, number)
+        each.engine_config.write_text(of_copy.to_json(), encoding="utf-8")
     paths.web_config.write_text(web.to_json(), encoding="utf-8")
+
+
+def config_of_copy(config: EngineConfig, number: int) -> EngineConfig:
+    """The configuration of one of several copies: with its number, also in the name of its trace."""
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, copy=number))
+    if not isinstance(config, MpiEngineConfig) or not config.scheduler.step_trace:
+        return config
+    trace = Path(config.scheduler.step_trace)
+    own = str(trace.with_stem(f"{trace.stem}-copy{number}"))
+    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, step_trace=own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mpirun:
+    """Starts the ranks of one copy."""
+
+    run: launch.MpiRun
+    loopback: Path | None
+    """The library that keeps its ports off the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of the engine and the web server."""
+    """One run of the engine, or of several copies of it, and the web server."""
 
     config: EngineConfig
+    copies: int
     has_formatter: bool
     """Whether a user's formatters run beside the engine."""
     paths: RuntimePaths
@@ -179,54 +206,71 @@ class _Run:
     ) -> int:
         """Start and supervise both. Returns the exit code."""
         open_files = _raise_open_files()
-        ranks = self.config.parallel.tp_size if self.config.engine == "MPI" else None
-        board = StatusBoard.create(self.paths.status, self._num_heartbeats())
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        engine_command, engine_env = self._engine()
+        wrap = self._mpirun()
         self.signals.raising = False
-        engine = Child.start("engine rank 0" if ranks == 1 else "engine", engine_command, engine_env)
-        helpers = [self._start_formatter()] if self.has_formatter else []
-        web = self._start_web(listener, launch.web_connections(open_files))
-        # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
-        listener.close()
-        self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
-        before["starting processes"] = time.monotonic() - started - sum(before.values())
-        with EngineControl(self.paths.engine_address) as control:
+        with ExitStack() as stack:
+            copies = []
+            for number, paths in enumerate(self.paths.copies(self.copies), 1):
+                control = stack.enter_context(EngineControl(paths.engine_address))
+                name = "the engine" if self.copies == 1 else f"copy {number}"
+                copies.append(EngineCopy(name, partial(self._start_engine, number, paths, wrap), control))
+            helpers = [self._start_formatter()] if self.has_formatter else []
+            web = self._start_web(listener, launch.web_connections(open_files))
+            # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
+            listener.close()
+            self.view.say(f"the engine is starting; {address}/ping answers 503 until it is ready")
+            before["starting processes"] = time.monotonic() - started - sum(before.values())
+            first = copies[0]
 
             def lives() -> bool:
-                return engine.poll() is None and not self.signals.count
+                return first.child.poll() is None and not self.signals.count
 
             def announce_ready() -> None:
                 seconds = time.monotonic() - started
-                stats = control.stats(_STATS_SECONDS, lives)
+                stats = first.control.stats(_STATS_SECONDS, lives)
                 if stats is not None:
                     self.view.say(announce.time_line(seconds, before, stats.info.load_seconds))
                     if self.config.engine != "Handler":
                         has_template = announce.has_chat_template(Path(self.config.model.path))
                         self.view.say(f"try it:\n{announce.curl_line(port, has_template)}")
-                    self.view.say(announce.ready_line(stats.info, address))
+                    self.view.say(announce.ready_line(stats.info, address, self.copies))
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
-            supervisor = Supervisor(engine, web, board, control, self.signals, self.view.say, helpers=helpers)
+            supervisor = Supervisor(copies, web, self.signals, self.view.say, helpers=helpers)
             return supervisor.run(loading_timeout, announce_ready)
 
     def _num_heartbeats(self) -> int:
         """Those of the ranks, of the dispatcher and the generating process, or of a handler's dispatcher alone."""
         return {"MPI": self.config.parallel.tp_size, "Python": 2}.get(self.config.engine, 1)
 
-    def _engine(self) -> tuple[list[str], dict[str, str]]:
-        command = launch.engine_command(self.config.engine, self.paths)
-        env = launch.engine_environment(self.environ, self.config, self.paths)
-        ranks = self.config.parallel.tp_size
-        if ranks == 1 or self.config.engine != "MPI":
-            return command, env
+    def _start_engine(
+        self, number: int, paths: RuntimePaths, mpirun: _Mpirun | None
+    ) -> tuple[Child, StatusBoard]:
+        """Start a copy's engine, or its successor."""
+        if self.copies > 1:
+            paths.clear()
+        board = paths.new_board(self._num_heartbeats())
+        config = self.config if self.copies == 1 else config_of_copy(self.config, number)
+        command = launch.engine_command(config.engine, paths)
+        env = launch.engine_environment(self.environ, config, paths)
+        if mpirun is not None:
+            ranks, as_root = config.parallel.tp_size, os.geteuid() == 0
+            command = launch.mpirun_command(mpirun.run, ranks, as_root, command)
+            env = launch.mpi_environment(env, mpirun.loopback)
+        name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
+        return Child.start(name if self.copies == 1 else f"copy {number}", command, env), board
+
+    def _mpirun(self) -> _Mpirun | None:
+        """What starts several ranks; None for one rank. Raises NoMpiRun."""
+        if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
+            return None
         library = mpi.loopback_library(launch.cache_dir(self.environ), self.environ)
         if library is None:
             self.view.say("note: without a C compiler, mpirun listens on all interfaces of this machine")
-        command = launch.mpirun_command(mpi.find_mpirun(self.environ), ranks, os.geteuid() == 0, command)
-        return command, launch.mpi_environment(env, library)
+        return _Mpirun(mpi.find_mpirun(self.environ), library)
 
     def _start_formatter(self) -> Helper:
         paths = self.paths.formatter

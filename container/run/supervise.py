@@ -1,5 +1,6 @@
-"""Supervise the engine and the web server after their start: they become ready, serve, and stop together.
+"""Supervise the engine, or several copies of it, and the web server: they become ready, serve, and stop together.
 
+The only engine's end is the server's end. One of several copies is started again, unless it ends again and again.
 The order of a shutdown is always the same: first the status board, so that new requests are refused and clients get
 an error; then the engine; then the web server, which by then has nothing left to send; then whatever remains.
 """
@@ -8,18 +9,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from container.run.cause import cause_of_death
-from container.run.control import EngineControl
+from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_adopted
 from container.run.stop_signals import StopSignals
+from engines.base import SettingValue
+from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
 
 _POLL_SECONDS = 0.2
-_FAILED_ENGINE_SECONDS = 2.0
-"""How long an engine that has reported its failure may take to end by itself."""
+_SETTINGS_SECONDS = 5.0
+"""Time limit for the scheduler's settings of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +52,19 @@ class Helper:
 
 
 class Supervisor:
-    """Watches one engine and one web server. `signals` must be counting, no longer raising."""
+    """Watches the copies of the engine and one web server. `signals` must be counting, no longer raising."""
 
     def __init__(
         self,
-        engine: Child,
+        copies: Sequence[EngineCopy],
         web: Child,
-        board: StatusBoard,
-        control: EngineControl,
         signals: StopSignals,
         say: Callable[[str], None],
         times: ShutdownTimes = ShutdownTimes(),
         helpers: Sequence[Helper] = (),
     ) -> None:
-        self._engine = engine
+        self._copies = copies
         self._web = web
-        self._board = board
-        self._control = control
         self._signals = signals
         self._say = say
         self._helpers = helpers
@@ -73,89 +72,127 @@ class Supervisor:
         self._was_ready = False
 
     def run(self, loading_timeout: float, when_ready: Callable[[], None]) -> int:
-        """Wait until the engine is ready, call `when_ready`, serve until a stop. Returns the exit code.
+        """Wait until all copies are ready, call `when_ready`, serve until a stop. Returns the exit code.
 
-        loading_timeout: seconds until the engine must be ready.
+        loading_timeout: seconds until an engine must be ready.
         """
         deadline = time.monotonic() + loading_timeout
         try:
             while any(board.read().state is EngineState.STARTING for board in self._boards()):
                 if self._signals.count:
                     return self._stop()
-                self._raise_if_broken()
+                self._raise_if_broken(loading_timeout)
                 if time.monotonic() > deadline:
                     raise Failure(
                         f"the engine was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
                     )
-            self._raise_if_broken(wait=0.0)
+            self._raise_if_broken(loading_timeout, wait=0.0)
+            for copy in self._copies:
+                copy.advance()
             self._was_ready = True
             when_ready()
             while not self._signals.count:
-                self._raise_if_broken()
+                self._raise_if_broken(loading_timeout)
+                for copy in self._copies:
+                    if copy.advance():
+                        self._welcome(copy)
             return self._stop()
         except Failure as failure:
             return self._fail(str(failure))
         finally:
-            self._engine.kill_all()
+            for copy in self._copies:
+                copy.child.kill_all()
             self._web.kill_all()
             for helper in self._helpers:
                 helper.child.kill_all()
 
     def _boards(self) -> list[StatusBoard]:
-        return [self._board, *(helper.board for helper in self._helpers)]
+        return [copy.board for copy in self._copies] + [helper.board for helper in self._helpers]
 
-    def _raise_if_broken(self, wait: float = _POLL_SECONDS) -> None:
-        """Wait for a signal, then check both children. Raises Failure."""
+    def _raise_if_broken(self, loading_timeout: float, wait: float = _POLL_SECONDS) -> None:
+        """Wait for a signal, then check all children. Raises Failure."""
         self._signals.wait(wait)
+        others = [self._web, *(helper.child for helper in self._helpers)]
         if os.getpid() == 1:
-            reap_adopted({self._engine.pid, self._web.pid, *(helper.child.pid for helper in self._helpers)})
-        if self._board.read().state is EngineState.FAILED:
-            self._engine.wait(_FAILED_ENGINE_SECONDS)
-            raise Failure(f"the engine failed: {self._board.read().reason}")
+            reap_adopted({child.pid for child in [copy.child for copy in self._copies] + others})
+        for copy in self._copies:
+            cause = copy.failure(loading_timeout)
+            if cause is None and len(self._copies) > 1:  # the only engine may recover
+                cause = copy.stuck()
+            if cause is not None:
+                self._replace(copy, cause)
         for helper in self._helpers:
             if helper.board.read().state is EngineState.FAILED:
                 raise Failure(f"the {helper.child.name} failed: {helper.board.read().reason}")
-        for child in (self._engine, self._web, *(helper.child for helper in self._helpers)):
+        for child in others:
             code = child.poll()
             if code is not None:
                 raise Failure(cause_of_death(child.name, code, child.last_lines()))
 
+    def _replace(self, copy: EngineCopy, cause: str) -> None:
+        """Plan the restart of one of several copies. Raises Failure: none is planned."""
+        if not self._was_ready or len(self._copies) == 1:
+            raise Failure(cause)
+        delay = copy.bury(cause)
+        if delay is None:
+            raise Failure(f"{copy.name} ended again and again; at last: {cause}")
+        self._say(f"warning: {cause}; {copy.name} is started again in {delay:g} s, the others serve")
+
+    def _welcome(self, copy: EngineCopy) -> None:
+        """Give a copy that was started again the settings of the others' schedulers, which may have changed."""
+
+        def settings(of: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
+            def lives() -> bool:
+                return of.child.poll() is None and not self._signals.count
+
+            return of.control.scheduler(changes, _SETTINGS_SECONDS, lives)
+
+        others = (other for other in self._copies if other is not copy and other.was_ready)
+        if in_force := next(filter(None, (settings(other, {}) for other in others)), None):
+            settings(copy, asdict(in_force))
+        self._say(f"{copy.name} serves again")
+
     def _stop(self) -> int:
-        """Let running requests finish, then stop. At once after a second signal, or if the engine is too slow."""
-        self._board.set_state(EngineState.DRAINING)
-        code = 0
+        """Let running requests finish, then stop. At once after a second signal, or if an engine is too slow."""
+        for copy in self._copies:
+            if copy.alive:  # else its clients may not have read yet that it has failed
+                copy.board.set_state(EngineState.DRAINING)
+        broken = []
         if self._was_ready:
             self._say(f"stopping: running requests have {self._times.drain:g} s to finish")
-            code = self._drain()
-        self._engine.kill_all()
-        self._board.set_state(EngineState.STOPPED)
+            broken = self._drain([copy for copy in self._copies if copy.was_ready])
+        for copy in self._copies:
+            copy.child.kill_all()
+            copy.board.set_state(EngineState.STOPPED)
         if self._signals.count < 2:
             self._end_web()
         if self._signals.count > 1:
             self._say("stopped at once after a second signal")
             return 1
-        if code != 0:
-            self._say(f"error: {cause_of_death(self._engine.name, code, self._engine.last_lines())}")
-            return 1
-        self._say("stopped")
-        return 0
+        for child, code in broken:
+            self._say(f"error: {cause_of_death(child.name, code, child.last_lines())}")
+        if not broken:
+            self._say("stopped")
+        return 1 if broken else 0
 
-    def _drain(self) -> int:
-        """Returns the engine's exit code; 0 also when it was too slow and still runs."""
-        self._control.drain(self._times.drain)
+    def _drain(self, copies: Sequence[EngineCopy]) -> list[tuple[Child, int]]:
+        """Returns the engines that ended with another exit code than 0; not those that were too slow and still run."""
+        for copy in copies:
+            copy.control.drain(self._times.drain)
         deadline = time.monotonic() + self._times.engine_end
-        while self._engine.poll() is None and self._signals.count < 2:
+        while any(copy.child.poll() is None for copy in copies) and self._signals.count < 2:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self._say(f"the engine did not stop within {self._times.engine_end:g} s and is killed")
                 break
             self._signals.wait(min(remaining, _POLL_SECONDS))
-        return self._engine.poll() or 0
+        return [(copy.child, code) for copy in copies if (code := copy.child.poll())]
 
     def _fail(self, cause: str) -> int:
         """Report the failure to clients, stop everything, and print the cause."""
-        self._board.set_state(EngineState.FAILED, cause)
-        self._engine.kill_all()
+        for copy in self._copies:
+            copy.board.set_state(EngineState.FAILED, cause)
+            copy.child.kill_all()
         if self._web.poll() is None:
             until = time.monotonic() + self._times.report_errors
             while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:

@@ -1,7 +1,8 @@
-"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine.
+"""`GET` and `PATCH /admin/scheduler`: the limits and the order of the running engine. `GET /admin/copies`: its copies.
 
 The routes exist only with `LMI_ADMIN_TOKEN` in the server's environment, and need it as `Authorization: Bearer`. A
-`PATCH` changes all the settings in its body at one step boundary, or none. Both answer with the settings in force.
+`PATCH` changes all the settings in its body at one step boundary, in all copies, or none. Both answer with the
+settings in force.
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ def api(context: ApiContext) -> Blueprint:
     def patch_scheduler() -> Response:
         with context.bodies.json_object(request) as body:
             return _configure(context, _changes(body))
+
+    @blueprint.get("/admin/copies")
+    def get_copies() -> Response:
+        health = context.engine.health()
+        copies = [
+            {
+                "copy": number,
+                "serves": copy.ready,
+                "state": copy.state.name.lower(),
+                "reason": copy.describe(),
+            }
+            for number, copy in enumerate(health.copies or (health,), 1)
+        ]
+        return json_response({"copies": copies})
 
     return blueprint
 

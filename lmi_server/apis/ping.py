@@ -1,9 +1,12 @@
-"""`GET /ping`, `GET /health`: 200 only while the engine makes progress on a loaded model."""
+"""`GET /ping`, `GET /health`: 200 only while the engine, or one of its copies, makes progress on a loaded model."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from flask import Blueprint, Response
 
+from engines.health import Health
 from lmi_server.apis.base import ServerContext
 from lmi_server.http.json_reply import json_response
 
@@ -17,11 +20,19 @@ def api(context: ServerContext) -> Blueprint:
     @blueprint.get("/health")
     def ping() -> Response:
         health = context.engine.health()
+        copies = _copies(health)
         if health.ready:
-            return json_response({"status": "Healthy"})
+            return json_response({"status": "Healthy", **copies})
         body = {"status": "Unhealthy", "state": health.state.name.lower(), "reason": health.describe()}
-        response = json_response(body, 503)
+        response = json_response({**body, **copies}, 503)
         response.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
         return response
 
     return blueprint
+
+
+def _copies(health: Health) -> dict[str, Any]:
+    """Where there are several copies of the model: how many serve."""
+    if not health.copies:
+        return {}
+    return {"copies": {"serving": sum(copy.ready for copy in health.copies), "total": len(health.copies)}}

@@ -21,6 +21,8 @@ _TARGETS = {
         for part in _PARTS
         for field in dataclasses.fields(getattr(LmiConfig(), part))
     },
+    "minWorkers": "options.min_workers",
+    "maxWorkers": "options.max_workers",
 }
 """Of each name of a field: the path to it."""
 

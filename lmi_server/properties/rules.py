@@ -35,7 +35,7 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     """
     decided = batching.for_handler(values) if has_handler else batching.decide(values)
     problems = [*decided.problems, *_equal_names(values), *_needs_paging(values), *_needs_s3(values)]
-    problems += [] if has_handler else _one_copy(values)
+    problems += [] if has_handler else _copies(values)
     notes = [decided.note] if decided.note else []
     notes += _needs_pauses(values, decided.engine)
     contradicting = {problem.source for problem in decided.problems}
@@ -48,17 +48,22 @@ def apply(values: dict[str, OptionValue], has_handler: bool = False) -> Verdict:
     return Verdict(decided.engine, decided.source, tuple(problems), tuple(notes))
 
 
-def _one_copy(values: dict[str, OptionValue]) -> list[Problem]:
-    """Refuse several workers without a handler."""
-    reason = (
-        "known to LMI but not done here: one copy of the model is served; several copies are not built yet"
+def _copies(values: dict[str, OptionValue]) -> list[Problem]:
+    """Refuse numbers of copies that contradict each other."""
+    size, least, most = (
+        values.get(name) for name in ("option.data_parallel_size", "minWorkers", "maxWorkers")
     )
-    items = (values.get(name) for name in ("minWorkers", "maxWorkers"))
     return [
-        Problem(item.source, item.written, item.text, reason, "1")
-        for item in items
-        if item is not None and item.value != 1
+        Problem(
+            high.source, high.written, high.text, f"less than {low} ({low.place})", f"at least {low.value}"
+        )
+        for low, high in ((least, most), (least, size), (size, most))
+        if low is not None and high is not None and _is_less(high.value, low.value)
     ]
+
+
+def _is_less(one: Scalar, other: Scalar) -> bool:
+    return isinstance(one, int) and isinstance(other, int) and one < other
 
 
 def _idle(item: OptionValue, engine: str) -> bool:

@@ -96,8 +96,7 @@ def web_config(
         model_name="test-model",
         model_path=str(folder),
         max_model_len=MAX_MODEL_LEN,
-        engine_address="ipc:///nowhere",
-        status_path="/nowhere",
+        engines=(("ipc:///nowhere", "/nowhere"),),
         admin_token_digest=token_digest(admin_token) if admin_token else "",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,3 +197,13 @@ def test_only_a_ready_engine_is_asked(state: EngineState, client: FlaskClient, e
 
 def test_other_methods(client: FlaskClient) -> None:
     assert "GET" in error(client.post(PATH, json={}), 405)
+
+
+def test_the_copies_are_listed(client: FlaskClient, engine: FakeEngine) -> None:
+    up, down = Health(EngineState.READY, "", 0.0), Health(EngineState.FAILED, "killed", 0.0)
+    first = {"copy": 1, "serves": True, "state": "ready", "reason": "ready"}
+    second = {"copy": 2, "serves": False, "state": "failed", "reason": "the engine has failed: killed"}
+    assert client.get("/admin/copies").get_json() == {"copies": [first]}
+    engine.state = replace(up, copies=(up, down))
+    assert client.get("/admin/copies").get_json() == {"copies": [first, second]}
+    error(client.get("/admin/copies", headers={"Authorization": ""}), 401)

@@ -7,14 +7,17 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from container.measure.compare import scrape
 from engines.health import STALE_AFTER_SECONDS, EngineState, Health
-from tests.lmi_server.fakes import FakeEngine
+from tests.lmi_server.fakes import FakeEngine, make_stats
+from tests.support.metrics import parse_metrics
 
 
 def samples(client: FlaskClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -54,6 +57,22 @@ def test_ping_says_why_not(
     assert int(reply.headers["Retry-After"]) > 0
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("serving", [1, 0])
+def test_ping_says_how_many_copies_serve(
+    path: str, serving: int, client: FlaskClient, engine: FakeEngine
+) -> None:
+    up, down = Health(EngineState.READY, "", 0.0), Health(EngineState.FAILED, "killed", 0.0)
+    engine.state = replace(up if serving else down, copies=(down, up if serving else down, down))
+    reply = client.get(path)
+    assert reply.status_code == (200 if serving else 503)
+    assert reply.get_json()["copies"] == {"serving": serving, "total": 3}
+
+
+def test_ping_of_one_engine_does_not_speak_of_copies(client: FlaskClient) -> None:
+    assert client.get("/ping").get_json() == {"status": "Healthy"}
+
+
 def test_version(client: FlaskClient) -> None:
     assert client.get("/version").get_json() == {"version": importlib.metadata.version("lmi-server")}
 
@@ -73,6 +92,28 @@ def test_metrics_show_the_engines_snapshot(client: FlaskClient) -> None:
     assert found["lmi_step_seconds_bucket", frozenset(attention | {("le", "+Inf")})] == 4
     assert found["lmi_step_seconds_sum", frozenset(attention)] == 3.5
     assert found["lmi_engine_up", none] == 1
+
+
+def test_metrics_have_the_sum_and_each_copys_own(client: FlaskClient, engine: FakeEngine) -> None:
+    one = make_stats()
+    engine.engine_stats = replace(
+        one,
+        counters={name: 2 * value for name, value in one.counters.items()},
+        copies={"1": one, "3": replace(one, gauges={**one.gauges, "lmi_kv_blocks_free": 5.0})},
+    )
+    found = samples(client)
+    assert found["lmi_steps_total", frozenset()] == 34
+    assert found["lmi_steps_total", frozenset({("copy", "1")})] == 17
+    assert found["lmi_kv_blocks_free", frozenset()] == 60
+    assert found["lmi_kv_blocks_free", frozenset({("copy", "3")})] == 5
+    attention = frozenset({("part", "attention")})
+    assert found["lmi_step_seconds_sum", attention] == 3.5
+    assert found["lmi_step_seconds_sum", attention | {("copy", "3")}] == 3.5
+    assert found["lmi_batch_size_count", frozenset({("copy", "1")})] == 11
+    # Those who add up label sets leave out the copies' own.
+    text = client.get("/metrics").text
+    assert parse_metrics(text).samples["lmi_steps_total"] == 34
+    assert scrape.parse_metrics(text).samples["lmi_steps_total"] == 34
 
 
 def test_metrics_count_requests_by_route_and_status(client: FlaskClient) -> None:
@@ -99,7 +140,8 @@ def test_metrics_without_an_answer_of_the_engine(client: FlaskClient, engine: Fa
 _TWO_WORKERS = """
 import os, sys
 from lmi_server.metrics import Metrics
-from tests.lmi_server.fakes import FakeEngine
+from tests.lmi_server.fakes import FakeEngine, make_stats
+from tests.support.metrics import parse_metrics
 metrics = Metrics()
 child = os.fork()
 metrics.count_request("/invocations", 200)

@@ -23,7 +23,8 @@ class Metrics:
     """One scrape."""
 
     samples: dict[str, float]
-    """Sample name (`..._count`, `..._bucket` and so on included) to its value, summed over label sets."""
+    """Sample name (`..._count`, `..._bucket` and so on included) to its value, summed over label sets; without those of
+    single copies."""
     families: dict[str, str]
     """Metric family name, as in its TYPE line, to its type."""
 
@@ -48,6 +49,8 @@ def parse_metrics(text: str) -> Metrics:
     for family in text_string_to_metric_families(text):
         families[family.name] = family.type
         for sample in family.samples:
+            if "copy" in sample.labels:
+                continue
             samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
     return Metrics(samples, families)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from container.explain.resolve import dynamic, handler, rolling, shared_memory
+from container.explain.resolve import copies, dynamic, handler, rolling, shared_memory
 from container.explain.resolve.decisions import CannotServe, Decisions, Resolved
 from container.machine import Machine
 from engines.config import EngineConfig
@@ -20,11 +20,22 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     """Why this configuration cannot be served here, judged without the model's files."""
     if config.handler is not None:
         return handler.obstacles(config, machine)
-    engine = rolling if config.engine == "MPI" else dynamic
-    degree = config.options.tensor_parallel_degree
-    ranks = degree if config.engine == "MPI" and isinstance(degree, int) else 1
-    lack = shared_memory.shortage(ranks, machine)
-    return (*engine.obstacles(config.options, machine), *([lack] if lack else []))
+    options, rolls = config.options, config.engine == "MPI"
+    engine = rolling if rolls else dynamic
+    count, degree = copies.number(options, machine), options.tensor_parallel_degree
+    lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
+    found = engine.obstacles(options, machine)
+    if not found:  # for one copy alone
+        shared = engine.obstacles(options, copies.share(options, machine))
+        found = (
+            *copies.obstacles(options, machine, rolling.most_ranks(machine)),
+            *(_do_not_fit(count, reason) for reason in shared),
+        )
+    return (*found, *([lack] if lack else []))
+
+
+def _do_not_fit(count: int, reason: str) -> str:
+    return f"{count} copies do not fit, each with its share of this machine: {reason}"
 
 
 def resolve(
@@ -42,6 +53,7 @@ def resolve(
         made.notes.append(machine.note)
     engine: EngineConfig
     capacity = None
+    count = 1
     if config.formatter is not None:
         handler.require_permission(config.formatter, allow_remote_code)
         made.notes.append(f"bodies and answers pass through the formatters in {config.formatter.file}")
@@ -49,12 +61,27 @@ def resolve(
         engine = handler.resolve(config, config.handler, model_path, machine, made, allow_remote_code)
     elif model_path is None:
         raise CannotServe("there is no model; set option.model_id")
-    elif config.engine == "MPI":
-        engine, capacity = rolling.resolve(config, model_path, machine, made)
-        if lack := shared_memory.shortage(engine.parallel.tp_size, machine):
-            raise CannotServe(lack)
     else:
-        engine = dynamic.resolve(config, model_path, machine, made, allow_remote_code)
+        count = copies.number(config.options, machine)
+        path, share = model_path, copies.share(config.options, machine)
+
+        def decide(machine: Machine, made: Decisions) -> tuple[EngineConfig, int | None]:
+            if config.engine == "MPI":
+                return rolling.resolve(config, path, machine, made)
+            return dynamic.resolve(config, path, machine, made, allow_remote_code), None
+
+        try:
+            engine, capacity = decide(share, made)
+        except CannotServe as error:
+            if count > 1:
+                decide(machine, Decisions())  # raises where one copy alone cannot be served either
+                raise CannotServe(_do_not_fit(count, str(error))) from error
+            raise
+        copies.explain(config.options, machine, engine.parallel.tp_size, made)
+        if config.engine == "MPI" and (
+            lack := shared_memory.shortage(engine.parallel.tp_size, machine, count)
+        ):
+            raise CannotServe(lack)
     user = config.formatter
     formatter = None if user is None or model_path is None else handler.formatter(config, user, model_path)
-    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity, formatter)
+    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity, count, formatter)

@@ -16,6 +16,7 @@ class Resolved:
     """Everything decided."""
 
     config: EngineConfig
+    """Of each copy."""
     notes: tuple[str, ...]
     origins: dict[str, str]
     """How each open value was decided (`computed: ...`), by option name; values from the file have no entry."""
@@ -23,6 +24,8 @@ class Resolved:
     """Each decided value as written in a file, by option name."""
     kv_capacity_tokens: int | None
     """Capacity of the KV cache in tokens; None on a GPU, where it is known after loading, and under engine=Python."""
+    copies: int = 1
+    """Engines with this configuration."""
     formatter: HandlerEngineConfig | None = None
     """The processes that run a user's formatters."""
 

@@ -121,8 +121,6 @@ def _degree(options: EngineOptions, machine: Machine, made: Decisions) -> int:
     name, given = "option.tensor_parallel_degree", options.tensor_parallel_degree
     gpus = max(1, machine.gpu_count)
     if isinstance(given, int):
-        if given < machine.gpu_count:
-            made.notes.append(f"one copy on the first {given} of {gpus} GPUs; the others stay idle")
         return given
     made.computed(name, gpus, "all GPUs" if machine.gpu_count else "there is no GPU")
     return gpus

@@ -21,6 +21,11 @@ _LEAST_RANKS = 4
 """Ranks allowed on any machine, even if they are slow."""
 
 
+def most_ranks(machine: Machine) -> int:
+    """Ranks of a CPU, which wait for each other actively."""
+    return max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+
+
 def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
     """Why it cannot be served here, judged without the model's files."""
     found = []
@@ -29,7 +34,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
         found.append(
             f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has {machine.gpu_count}"
         )
-    ranks = max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+    ranks = most_ranks(machine)
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
         found.append(
             f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has none, and its"
@@ -154,10 +159,6 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
             made.notes.append(f"{given} ranks share {heads} kv heads: some are stored several times")
         if not machine.gpu_count and given > machine.cpu_count:
             made.notes.append(f"{given} ranks on {machine.cpu_count} cores: correct, but slow")
-        if 0 < given < machine.gpu_count:
-            made.notes.append(
-                f"one copy on the first {given} of {machine.gpu_count} GPUs; the others stay idle"
-            )
         return given
     if not machine.gpu_count:
         made.computed(name, 1, "there is no GPU")

@@ -13,21 +13,21 @@ _RANK_FILES = _MIB
 _DOCKER_STEP = 64 * _MIB
 
 
-def needed_bytes(ranks: int) -> int:
-    """Bytes that a run may take at most. A single rank has no segment."""
-    return _OWN_FILES + (ranks * (SEGMENT_BYTES + _RANK_FILES) if ranks > 1 else 0)
+def needed_bytes(ranks: int, copies: int = 1) -> int:
+    """Bytes that a run may take at most. ranks: of each copy; a single rank has no segment."""
+    return _OWN_FILES + (copies * ranks * (SEGMENT_BYTES + _RANK_FILES) if ranks > 1 else 0)
 
 
-def shortage(ranks: int, machine: Machine) -> str | None:
+def shortage(ranks: int, machine: Machine, copies: int = 1) -> str | None:
     """Why a run does not fit into /dev/shm, with a sufficient size; None if it fits.
 
     Segments grow as they are used: ranks that start may be killed by SIGBUS much later.
     """
-    free, needed = machine.shared_memory_bytes, needed_bytes(ranks)
+    free, needed = machine.shared_memory_bytes, needed_bytes(ranks, copies)
     if free is None or free >= needed:
         return None
     size = -(-needed // _DOCKER_STEP) * _DOCKER_STEP
-    whose = f"{ranks} ranks need" if ranks > 1 else "a run needs"
+    whose = f"{copies * ranks} ranks need" if ranks > 1 else "a run needs"
     return (
         f"shared memory is too small: {whose} {needed / _MIB:.0f} MiB in /dev/shm, and {free / _MIB:.0f} MiB are free;"
         f" the default of docker is 64 MiB; set docker run --shm-size={size // _MIB}m"

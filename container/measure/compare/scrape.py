@@ -93,7 +93,7 @@ class MetricsSnapshot:
     """Samples of `/metrics`."""
 
     samples: dict[str, float]
-    """By name, summed over label sets."""
+    """By name, summed over label sets; without those of single copies."""
     engine_info: dict[str, str] = field(default_factory=dict)
     """Labels of `lmi_engine_info`; none for a server of another kind."""
 
@@ -141,6 +141,8 @@ def parse_metrics(text: str) -> MetricsSnapshot:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if "copy" in sample.labels:  # the sum over the copies is a sample of its own
+                    continue
                 samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
                 if sample.name == "lmi_engine_info":
                     info = dict(sample.labels)

@@ -96,6 +96,7 @@ def test_what_is_given_is_taken(model: Path) -> None:
         "dtype": "fp16",
         "model_impl": "lmi",
         "tensor_parallel_degree": 2,
+        "data_parallel_size": 2,
         "max_rolling_batch_size": 5,
         "max_rolling_batch_prefill_tokens": 99,
         "max_num_batched_tokens": 120,
@@ -184,11 +185,6 @@ def test_more_ranks_than_cores_has_a_note(model: Path) -> None:
     resolved = resolve(config(tensor_parallel_degree=3), model, dataclasses.replace(CPU, cpu_count=2))
     assert resolved.config.parallel.threads_per_rank == 1
     assert "3 ranks on 2 cores" in resolved.notes[0]
-
-
-def test_a_degree_below_the_gpus_says_that_there_is_one_copy(model: Path) -> None:
-    [note] = resolve(config(tensor_parallel_degree=2), model, GPUS).notes
-    assert "one copy on the first 2 of 4 GPUs" in note
 
 
 def test_trust_remote_code_has_a_note(model: Path) -> None:

@@ -1,26 +1,33 @@
 """A program for test_supervise: the real supervisor over a fake engine and a fake web server.
 
 `python supervised_run.py FOLDER ENGINE_MODE WEB_MODE [LOADING_TIMEOUT]`; or, as a child of itself, one of the fakes.
-Prints a line `pids ENGINE WEB`, then `ready`, and what the supervisor says; ends with the supervisor's exit code.
+COPIES in the environment is the number of engines. Prints a line `pids WEB ENGINE ...`, then `ready`, and what the
+supervisor says; ends with the supervisor's exit code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import zmq
 
 from container.run.control import EngineControl
+from container.run.engine_copy import EngineCopy, RestartRule
+from container.run.launch import RuntimePaths
 from container.run.processes import Child
 from container.run.stop_signals import StopSignals
 from container.run.supervise import ShutdownTimes, Supervisor
+from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
-from engines.wire import Drain, decode_to_engine
+from engines.wire import ConfigureScheduler, Drain, SchedulerState, decode_to_engine, encode
 
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 
@@ -74,8 +81,14 @@ def fake_engine(folder: Path, mode: str) -> int:
     if mode == "reports-failure":
         board.set_state(EngineState.FAILED, "rank 0: no memory for the cache")
         return 1
+    settings = SchedulerSettings(int((folder / "seqs").read_text()), 8, 8, 8)
     while True:
-        message = decode_to_engine(socket.recv_multipart()[1])
+        client, data = socket.recv_multipart()
+        message = decode_to_engine(data)
+        if isinstance(message, ConfigureScheduler):
+            settings = dataclasses.replace(settings, **message.changes)
+            (folder / "seqs").write_text(str(settings.max_num_seqs))
+            socket.send_multipart([client, encode(SchedulerState(message.token, settings, {}))])
         if isinstance(message, Drain) and mode != "ignores-drain":
             board.set_state(EngineState.STOPPED)
             return 7 if mode == "breaks-in-drain" else 0
@@ -100,17 +113,29 @@ def main() -> int:
     end = float(os.environ["END"])
     times = ShutdownTimes(drain=end / 2, engine_end=end, report_errors=0.3, web_end=end)
     loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 60.0
-    board = StatusBoard.create(folder / "status", 1)
-    with (
-        StopSignals(float(os.environ.get("BURST", "0"))) as signals,
-        EngineControl(f"ipc://{folder}/engine.sock") as control,
-    ):
+    count = int(os.environ.get("COPIES", "1"))
+    rule = RestartRule(delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")))
+    here = [sys.executable, __file__]
+
+    def start(paths: RuntimePaths) -> tuple[Child, StatusBoard]:
+        paths.folder.mkdir(exist_ok=True)
+        paths.clear()
+        (paths.folder / "seqs").write_text("1")
+        board = paths.new_board(1)
+        name = "engine" if count == 1 else paths.folder.name
+        return Child.start(name, [*here, str(paths.folder), "engine", engine_mode], os.environ), board
+
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals(float(os.environ.get("BURST", "0"))))
         signals.raising = False
-        here = [sys.executable, __file__, str(folder)]
-        engine = Child.start("engine", [*here, "engine", engine_mode], os.environ)
-        web = Child.start("web server", [*here, "web", web_mode], os.environ, nice=5)
-        say(f"pids {engine.pid} {web.pid}")
-        supervisor = Supervisor(engine, web, board, control, signals, say, times)
+        copies = []
+        for paths in RuntimePaths(folder).copies(count):
+            control = stack.enter_context(EngineControl(paths.engine_address))
+            name = "the engine" if count == 1 else paths.folder.name
+            copies.append(EngineCopy(name, partial(start, paths), control, rule))
+        web = Child.start("web server", [*here, str(folder), "web", web_mode], os.environ, nice=5)
+        say(" ".join(map(str, ["pids", web.pid, *(copy.child.pid for copy in copies)])))
+        supervisor = Supervisor(copies, web, signals, say, times)
         return supervisor.run(loading_timeout, lambda: say("ready"))
 
 

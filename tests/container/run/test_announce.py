@@ -53,3 +53,8 @@ def test_the_ready_line_is_one_line_with_all_facts() -> None:
         ":8080",
     ):
         assert fact in line
+
+
+def test_the_ready_line_says_how_many_copies_there_are() -> None:
+    assert "engine=MPI 3 copies, each of 2 ranks device=cpu" in announce.ready_line(INFO, ":8080", copies=3)
+    assert "copies" not in announce.ready_line(INFO, ":8080")

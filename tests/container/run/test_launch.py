@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from container.run import launch
 from container.run.launch import MpiRun, RuntimePaths
+from container.run.serve import config_of_copy
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
+from engines.health import EngineState, StatusBoard
 from lmi_server.admin_token import is_token
 
 PATHS = RuntimePaths(Path("/run/lmi-x"))
@@ -138,3 +141,61 @@ def test_the_port_is_sagemaker_s_or_8080() -> None:
 def test_a_port_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(launch.BadVariable, match=r"SAGEMAKER_BIND_TO_PORT.*1 to 65535"):
         launch.default_port({"SAGEMAKER_BIND_TO_PORT": text})
+
+
+@pytest.mark.parametrize(
+    ("visible", "copy", "expected"),
+    [
+        (None, 1, "0,1,2"),
+        (None, 2, "3,4,5"),
+        ("7, 6,5,4,3,2", 2, "4,3,2"),
+        ("GPU-a,GPU-b,GPU-c", 1, "GPU-a,GPU-b,GPU-c"),
+    ],
+)
+def test_each_copy_has_gpus_of_its_own(visible: str | None, copy: int, expected: str) -> None:
+    base = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    parallel = replace(CONFIG.parallel, device="cuda", copy=copy)
+    assert (
+        launch.engine_environment(base, replace(CONFIG, parallel=parallel), PATHS)["CUDA_VISIBLE_DEVICES"]
+        == expected
+    )
+
+
+def test_the_only_copy_sees_what_the_server_sees() -> None:
+    config = replace(CONFIG, parallel=replace(CONFIG.parallel, device="cuda"))
+    assert "CUDA_VISIBLE_DEVICES" not in launch.engine_environment({}, config, PATHS)
+    env = launch.engine_environment({"CUDA_VISIBLE_DEVICES": "7,6,5"}, config, PATHS)
+    assert env["CUDA_VISIBLE_DEVICES"] == "7,6,5"
+
+
+def test_copies_have_folders_of_their_own(tmp_path: Path) -> None:
+    paths = RuntimePaths(tmp_path)
+    assert [each.folder for each in paths.copies(1)] == [tmp_path]
+    assert [each.folder for each in paths.copies(2)] == [tmp_path / "copy1", tmp_path / "copy2"]
+
+
+def test_what_an_engine_left_is_removed_for_its_successor(tmp_path: Path) -> None:
+    paths = RuntimePaths(tmp_path)
+    paths.engine_config.write_text("{}")
+    paths.new_board(2)
+    old = StatusBoard.open(paths.status)  # as a web process does
+    (tmp_path / "plans.sock").touch()
+    (tmp_path / "prte" / "x").mkdir(parents=True)
+    paths.clear()
+    assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
+    assert not old.replaced
+    paths.new_board(2).set_state(EngineState.READY)
+    assert old.replaced
+    assert old.read().state is EngineState.STARTING
+    assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
+
+
+def test_the_configuration_of_a_copy_has_its_number_and_a_trace_of_its_own() -> None:
+    config = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_trace="/t/steps.jsonl"))
+    of_copy = config_of_copy(config, 2)
+    assert isinstance(of_copy, MpiEngineConfig)
+    assert of_copy.parallel.copy == 2
+    assert of_copy.scheduler.step_trace == "/t/steps-copy2.jsonl"
+    without = config_of_copy(CONFIG, 1)
+    assert isinstance(without, MpiEngineConfig)
+    assert without.scheduler.step_trace == ""

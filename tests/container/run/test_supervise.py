@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from container.run.processes import session_members
+from container.run.control import EngineControl
+from container.run.processes import process_tree, session_members
+from engines.health import EngineState, Health, StatusBoard
 from tests.support.namespaces import NEW_PIDS, require
 
 PROGRAM = Path(__file__).with_name("supervised_run.py")
@@ -22,18 +24,34 @@ ROOT = Path(__file__).resolve().parents[3]
 class Run:
     """One supervised run as a child process."""
 
-    def __init__(self, folder: Path, *arguments: str, burst: float = 0.0, end: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        burst: float = 0.0,
+        end: float = 60.0,
+        copies: int = 1,
+        long_service: float = 600.0,
+    ) -> None:
         """end: seconds that the engine and the web server are given to stop."""
+        self.folder = folder
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(folder), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path, "BURST": str(burst), "END": str(end)},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "BURST": str(burst),
+                "END": str(end),
+                "COPIES": str(copies),
+                "LONG_SERVICE": str(long_service),
+            },
         )
-        words = self.line().split()
-        self.engine, self.web = int(words[1]), int(words[2])
+        self.web, *self.engines = map(int, self.line().split()[1:])
+        self.engine = self.engines[0]
 
     def line(self) -> str:
         """The next line of stdout; empty at its end."""
@@ -48,11 +66,27 @@ class Run:
     def left(self) -> set[int]:
         """Processes that outlived the supervisor; waits a moment, for death takes one."""
         deadline = time.monotonic() + 60
-        while (
-            left := session_members(self.engine) | session_members(self.web)
-        ) and time.monotonic() < deadline:
+        while (left := self.members()) and time.monotonic() < deadline:
             time.sleep(0.01)
         return left
+
+    def members(self) -> set[int]:
+        """Living processes of the engines that were started first, and of the web server."""
+        return set().union(*(session_members(pid) for pid in (self.web, *self.engines)))
+
+    def state(self, copy: int) -> Health:
+        """What the status board of a copy says."""
+        return StatusBoard.open(self.folder / f"copy{copy}" / "status").read()
+
+    def restarted(self, copy: int) -> int:
+        """The process of a copy's new engine."""
+        old = {*self.engines, self.web}
+        found = [
+            pid
+            for pid in process_tree(self.process.pid) - old
+            if f"copy{copy}" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
+        return found[0]
 
 
 @pytest.fixture
@@ -67,7 +101,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield starter
     for run in runs:
-        for pid in (*session_members(run.engine), *session_members(run.web)):
+        for pid in run.members():
             os.kill(pid, signal.SIGKILL)
         run.process.kill()
         run.process.communicate()
@@ -207,3 +241,61 @@ def test_the_first_process_of_a_container_collects_what_others_leave(tmp_path: P
     assert done.returncode == 1, done.stderr
     # Nor is the engine's own exit code lost to the collecting.
     assert "engine ended with exit code 3: left: []" in done.stdout
+
+
+def test_one_of_several_copies_is_started_again_and_gets_the_settings_of_the_others(
+    start: Callable[..., Run],
+) -> None:
+    run = start("obeys", "obeys", copies=2)
+    assert run.line() == "ready"
+    with EngineControl(f"ipc://{run.folder}/copy2/engine.sock") as control:
+        assert control.scheduler({"max_num_seqs": 7}, 60, lambda: True) is not None
+    old = StatusBoard.open(run.folder / "copy1" / "status")
+    os.kill(run.engine, signal.SIGKILL)
+    warning = run.line()
+    assert "copy1 ended by SIGKILL" in warning
+    assert "started again in 0.1 s" in warning
+    assert run.line() == "copy1 serves again"
+    assert old.read().state is EngineState.FAILED
+    assert old.replaced
+    assert [run.state(copy).state for copy in (1, 2)] == [EngineState.READY] * 2
+    assert (run.folder / "copy1" / "seqs").read_text() == "7"
+    run.process.terminate()
+    code, out, _ = run.end()
+    assert (code, run.left()) == (0, set())
+    assert out.splitlines()[-1] == "stopped"
+
+
+def test_a_copy_that_ends_three_times_in_a_row_ends_the_server(start: Callable[..., Run]) -> None:
+    run = start("obeys", "obeys", copies=2)
+    assert run.line() == "ready"
+    os.kill(run.engine, signal.SIGKILL)
+    for delay in ("0.1", "0.2"):
+        assert f"in {delay} s" in run.line()
+        assert run.line() == "copy1 serves again"
+        os.kill(run.restarted(1), signal.SIGKILL)
+    code, out, _ = run.end()
+    assert (code, run.left()) == (1, set())
+    assert "the server stops: copy1 ended again and again; at last: copy1 ended by SIGKILL" in out
+
+
+def test_ends_after_long_service_are_no_row(start: Callable[..., Run]) -> None:
+    run = start("obeys", "obeys", copies=2, long_service=0.0)
+    assert run.line() == "ready"
+    os.kill(run.engine, signal.SIGKILL)
+    for _ in range(3):
+        assert "in 0.1 s" in run.line()
+        assert run.line() == "copy1 serves again"
+        os.kill(run.restarted(1), signal.SIGKILL)
+    assert "in 0.1 s" in run.line()
+    run.process.terminate()
+    code, out, _ = run.end()
+    assert (code, run.left()) == (0, set())
+    assert out.splitlines()[-1] == "stopped"
+
+
+def test_a_copy_that_cannot_load_at_the_start_ends_the_server(start: Callable[..., Run]) -> None:
+    code, out, _ = start("dies-loading", "obeys", copies=2).end()
+    assert code == 1
+    assert "ended with exit code 3: ValueError: the file model.safetensors is cut short" in out
+    assert "started again" not in out

@@ -133,11 +133,10 @@ def test_a_bad_line_stays_bad_where_sagemaker_overrides_it(tmp_path: Path) -> No
         load_with(tmp_path, {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "60"}, "option.predict_timeout=soon\n")
 
 
-def test_several_workers_are_refused(tmp_path: Path) -> None:
+def test_workers_are_copies_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("")
-    with pytest.raises(PropertiesError, match="one copy of the model is served") as caught:
-        load(tmp_path, {"SAGEMAKER_NUM_MODEL_WORKERS": "2"})
-    assert {problem.key for problem in caught.value.problems} == {"minWorkers", "maxWorkers"}
+    options = load(tmp_path, {"SAGEMAKER_NUM_MODEL_WORKERS": "2"}).config.options
+    assert (options.min_workers, options.max_workers) == (2, 2)
 
 
 class TestLoadModels:

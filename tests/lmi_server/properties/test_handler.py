@@ -143,10 +143,11 @@ def test_the_built_in_handler_is_noted(folder: Path) -> None:
     assert any("the server's own text generation is used" in note for note in loaded.notes)
 
 
-@pytest.mark.parametrize("line", ["minWorkers=2", "maxWorkers=2"])
-def test_several_workers_need_a_handler(folder: Path, line: str) -> None:
+@pytest.mark.parametrize("engine", ["Python", "MPI"])
+def test_without_a_handler_workers_are_copies_of_the_model(folder: Path, engine: str) -> None:
     (folder / "model.py").unlink()
-    assert "one copy of the model is served" in refusal(folder, "engine=Python", line)
+    options = with_properties(folder, f"engine={engine}", "minWorkers=2", "maxWorkers=3").config.options
+    assert (options.min_workers, options.max_workers) == (2, 3)
 
 
 def test_secure_mode_forbids_what_its_controls_name(folder: Path) -> None:

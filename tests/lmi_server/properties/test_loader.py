@@ -110,7 +110,7 @@ def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
 @pytest.mark.parametrize(
     "line",
     [
-        "maxWorkers=2",
+        "gpu.maxWorkers=2",
         "option.pipeline_parallel_degree=2",
         "option.speculative_draft_model=x",
         "translator=com.example.X",
@@ -286,3 +286,23 @@ def test_load_format_is_the_models_and_safetensors_is_what_auto_reads(tmp_path: 
         assert loaded.config.source.load_format == meant
         assert loaded.notes == ()
     assert load_text(tmp_path, "engine=Python\noption.load_format=auto\n").config.source.load_format == "auto"
+
+
+@pytest.mark.parametrize(
+    ("lines", "bad", "reason"),
+    [
+        ("minWorkers=3\nmaxWorkers=2", "maxWorkers", "less than minWorkers=3"),
+        ("minWorkers=3\noption.data_parallel_size=2", "option.data_parallel_size", "less than minWorkers=3"),
+        ("option.data_parallel_size=3\nmaxWorkers=2", "maxWorkers", "less than option.data_parallel_size=3"),
+    ],
+)
+def test_numbers_of_copies_must_agree(tmp_path: Path, lines: str, bad: str, reason: str) -> None:
+    problem = the_problem(tmp_path, f"option.model_id=m\n{lines}\n")
+    assert problem.key == bad
+    assert reason in problem.reason
+    assert problem.accepted == "at least 3"
+
+
+def test_numbers_of_copies_that_agree(tmp_path: Path) -> None:
+    text = "minWorkers=1\noption.data_parallel_size=2\nmaxWorkers=2\n"
+    assert load_text(tmp_path, text).config.options.data_parallel_size == 2

@@ -1,0 +1,80 @@
+"""How many copies of the model are served, and what each has of the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from container.explain.resolve.decisions import Decisions
+from container.machine import Machine
+from lmi_server.config import EngineOptions
+
+_GIB = 1024**3
+_OPTION = "option.data_parallel_size"
+
+
+def number(options: EngineOptions, machine: Machine) -> int:
+    """The number of copies: as the options say, else as many as fit on the GPUs; 1 on a CPU."""
+    if options.data_parallel_size is not None:
+        return options.data_parallel_size
+    degree = options.tensor_parallel_degree
+    fit = machine.gpu_count // degree if isinstance(degree, int) else 1
+    most = options.max_workers if options.max_workers is not None else fit
+    return max(1, options.min_workers, min(fit, most))
+
+
+def share(options: EngineOptions, machine: Machine) -> Machine:
+    """What one of the copies may use."""
+    count = number(options, machine)
+    if count == 1:
+        return machine
+    degree = options.tensor_parallel_degree
+    gpus = min(degree, machine.gpu_count) if isinstance(degree, int) else machine.gpu_count // count
+    return dataclasses.replace(
+        machine,
+        cpu_count=max(1, machine.cpu_count // count),
+        memory_available_bytes=machine.memory_available_bytes // count,
+        gpu_count=max(gpus, 1) if machine.gpu_count else 0,
+        gpu_names=machine.gpu_names[:gpus],
+    )
+
+
+def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> tuple[str, ...]:
+    """Why so many copies do not fit. most_processes: those that the cores of a CPU can run at once."""
+    count, degree = number(options, machine), options.tensor_parallel_degree
+    each = degree if isinstance(degree, int) else 1
+    available = machine.gpu_count or most_processes
+    if count == 1 or each > available or count * each <= available:
+        return ()
+    kind, has = "GPUs", f"this machine has {available}"
+    if not machine.gpu_count:
+        kind, has = "processes", f"this machine's {machine.cpu_count} core(s) can run at most {available}"
+    return (
+        f"{count} copies with {each} rank(s) each need {count * each} {kind}; {has}; allowed: at most"
+        f" {available // each} ({_OPTION}, minWorkers)",
+    )
+
+
+def explain(options: EngineOptions, machine: Machine, degree: int, made: Decisions) -> None:
+    """Note how many copies there are, why, and what each has. degree: GPUs or ranks of one copy."""
+    count = number(options, machine)
+    if options.data_parallel_size is None:
+        why = f"{machine.gpu_count} GPUs, {degree} for each" if machine.gpu_count else "minWorkers"
+        made.computed(_OPTION, count, why if count > 1 else "one copy, unless minWorkers says more")
+    used = count * degree
+    if used < machine.gpu_count:
+        copies = "one copy" if count == 1 else f"{count} copies"
+        made.notes.append(f"{copies} on the first {used} of {machine.gpu_count} GPUs; the others stay idle")
+    if not machine.gpu_count and (options.max_workers or 0) > count:
+        made.notes.append(
+            f"maxWorkers={options.max_workers}: copies are not added under load; minWorkers says how many there are"
+        )
+    if count == 1:
+        return
+    of_each = share(options, machine)
+    gpus = f"{degree} GPU(s), " if machine.gpu_count else ""
+    made.notes.append(
+        f"{count} copies of the model, each with {gpus}{of_each.cpu_count} core(s) and"
+        f" {of_each.memory_available_bytes / _GIB:.1f} GiB of free memory; option.kv_cache_gb is that of one copy"
+    )
+    if not machine.gpu_count and count * degree > machine.cpu_count:
+        made.notes.append(f"{count} copies on {machine.cpu_count} core(s): correct, but slow")

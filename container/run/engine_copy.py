@@ -1,0 +1,117 @@
+"""One copy of the model: its engine, which is started again when it ends, and the connection to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from container.run.cause import cause_of_death
+from container.run.control import EngineControl
+from container.run.processes import Child
+from engines.health import EngineState, StatusBoard
+
+_FAILED_ENGINE_SECONDS = 2.0
+"""How long an engine that has reported its failure may take to end by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRule:
+    """When an engine that has ended is started again."""
+
+    max_deaths: int = 3
+    """Ends in a row after which it is not."""
+    delay: float = 1.0
+    """Seconds until the first restart; doubled for each end in a row."""
+    long_service: float = 60.0
+    """Seconds of service after which an end is the first of a row."""
+    stuck_looks: int = 300
+    """Looks in a row at a ready engine without progress after which it is replaced, some 60 s. Looks and not seconds,
+    so that a paused container does not count."""
+
+
+class EngineCopy:
+    """An engine and its successors. One thread, the main one."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], tuple[Child, StatusBoard]],
+        control: EngineControl,
+        rule: RestartRule = RestartRule(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """name: for messages; start: start an engine with a new status board."""
+        self.name = name
+        self.control = control
+        self._start = start
+        self._rule = rule
+        self._clock = clock
+        self._started_at = clock()
+        self._ready_at: float | None = None
+        self._restart_at: float | None = None
+        self._deaths = 0
+        self._looks_without_progress = 0
+        self.child, self.board = start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is an engine, not only a plan to start one."""
+        return self._restart_at is None
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the engine has been ready since it was started."""
+        return self._ready_at is not None
+
+    def failure(self, loading_timeout: float) -> str | None:
+        """The cause in one line if the engine has failed, has ended, or takes too long to load; else None."""
+        if not self.alive:
+            return None
+        health = self.board.read()
+        if health.state is EngineState.FAILED:
+            self.child.wait(_FAILED_ENGINE_SECONDS)
+            return f"{self.name} failed: {self.board.read().reason}"
+        if (code := self.child.poll()) is not None:
+            return cause_of_death(self.child.name, code, self.child.last_lines())
+        if not self.was_ready and self._clock() - self._started_at > loading_timeout:
+            return f"{self.name} was not ready within {loading_timeout:g} s (option.model_loading_timeout)"
+        return None
+
+    def stuck(self) -> str | None:
+        """The cause in one line if a ready engine makes no progress any more; else None. One look for each call."""
+        health = self.board.read()
+        hangs = self.alive and health.state is EngineState.READY and not health.ready
+        self._looks_without_progress = self._looks_without_progress + 1 if hangs else 0
+        if self._looks_without_progress < self._rule.stuck_looks:
+            return None
+        return f"{self.name} made no progress for {health.heartbeat_age:.0f} s"
+
+    def bury(self, cause: str) -> float | None:
+        """Remove a failed engine. Returns the seconds until it is started again; None if it has failed too often."""
+        self.child.kill_all()
+        self.board.set_state(EngineState.FAILED, cause)
+        now, rule = self._clock(), self._rule
+        if self._ready_at is not None and now - self._ready_at >= rule.long_service:
+            self._deaths = 0
+        self._deaths += 1
+        self._ready_at = None
+        self._looks_without_progress = 0
+        if self._deaths >= rule.max_deaths:
+            return None
+        delay: float = rule.delay * 2 ** (self._deaths - 1)
+        self._restart_at = now + delay
+        return delay
+
+    def advance(self) -> bool:
+        """Start the engine again once it is time. Returns whether the engine has become ready since the last call."""
+        now = self._clock()
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._restart_at, self._started_at = None, now
+                self.child, self.board = self._start()
+            return False
+        if self.was_ready or self.board.read().state is not EngineState.READY:
+            return False
+        self._ready_at = now
+        return True

@@ -1,0 +1,130 @@
+"""When an engine counts as failed, and when it is started again. Its process is a fake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.run.engine_copy import EngineCopy, RestartRule
+from engines.health import EngineState, StatusBoard
+
+RULE = RestartRule(max_deaths=3, delay=1.0, long_service=60.0, stuck_looks=5)
+
+
+class FakeChild:
+    name = "copy 1"
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.killed = False
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, timeout: float) -> int | None:
+        return self.code
+
+    def last_lines(self) -> list[str]:
+        return []
+
+    def kill_all(self) -> bool:
+        self.killed = True
+        return True
+
+
+class Lab:
+    """A copy with a clock that a test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.children: list[Any] = []
+        self._folder = folder
+        self.copy = EngineCopy("copy 1", self._start, control=Any, rule=RULE, clock=lambda: self.now)  # type: ignore[arg-type]
+
+    def _start(self) -> tuple[Any, StatusBoard]:
+        self.children.append(FakeChild())
+        return self.children[-1], StatusBoard.create(self._folder / str(len(self.children)), 1)
+
+    def ready(self) -> None:
+        self.copy.board.beat(0)
+        self.copy.board.set_state(EngineState.READY)
+        assert self.copy.advance()
+        assert not self.copy.advance()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_an_engine_that_is_well_is_left_alone(lab: Lab) -> None:
+    assert lab.copy.failure(10) is None
+    lab.ready()
+    lab.now = 1000.0
+    assert lab.copy.failure(10) is None
+    assert not lab.copy.advance()
+    assert len(lab.children) == 1
+
+
+def test_a_restart_waits_longer_each_time_until_there_is_none(lab: Lab) -> None:
+    lab.ready()
+    for delay in (1.0, 2.0):
+        lab.children[-1].code = -9
+        assert "SIGKILL" in (lab.copy.failure(10) or "")
+        assert lab.copy.bury("killed") == delay
+        assert lab.children[-1].killed
+        assert lab.copy.board.read().state is EngineState.FAILED
+        assert not lab.copy.alive
+        lab.now += delay - 0.1
+        assert not lab.copy.advance()
+        assert lab.copy.failure(10) is None  # nothing runs that could fail
+        started = len(lab.children)
+        lab.now += 0.2
+        lab.copy.advance()
+        assert lab.copy.alive
+        assert len(lab.children) == started + 1
+        lab.ready()
+    assert lab.copy.bury("killed") is None
+
+
+def test_long_service_begins_a_new_row(lab: Lab) -> None:
+    lab.ready()
+    for _ in range(5):
+        lab.now += 61
+        assert lab.copy.bury("killed") == 1.0
+        lab.now += 1
+        lab.copy.advance()
+        lab.ready()
+
+
+def test_a_successor_that_does_not_load_in_time_has_failed(lab: Lab) -> None:
+    lab.ready()
+    lab.now = 100.0
+    assert lab.copy.bury("killed") is not None
+    lab.now = 101.0
+    lab.copy.advance()
+    lab.now = 110.0
+    assert lab.copy.failure(10) is None
+    lab.now = 112.0
+    assert "copy 1 was not ready within 10 s" in (lab.copy.failure(10) or "")
+
+
+def test_a_ready_engine_without_progress_is_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.ready()
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
+    for _ in range(4):
+        assert lab.copy.stuck() is None
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 1e9)
+    assert lab.copy.stuck() is None
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
+    for _ in range(4):
+        assert lab.copy.stuck() is None
+    assert "copy 1 made no progress" in (lab.copy.stuck() or "")
+
+
+def test_an_engine_that_loads_is_not_stuck(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", -1.0)
+    for _ in range(9):
+        assert lab.copy.stuck() is None

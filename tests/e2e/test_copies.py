@@ -1,0 +1,140 @@
+"""Two copies of a model in one server: even shares, the death of one of them, and its return."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.conftest import SCHEDULER, in_force
+from tests.support.client import Ask, Ending, Outcome
+from tests.support.metrics import wait_metrics
+from tests.support.server import ADMIN_HEADERS, READY_SECONDS, Server, properties_text
+
+pytestmark = [pytest.mark.e2e]
+
+BOTH = {"serving": 2, "total": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    text = properties_text(tiny_model, data_parallel_size=2, kv_cache_gb=0.01)
+    with Server(tmp_path_factory.mktemp("copies"), text) as server:
+        server.wait_ready()
+        wait_for_both(server)
+        yield server
+
+
+def copies(server: Server) -> object:
+    """What `/ping` says about them; the server is healthy."""
+    answer = server.client.get("/ping")
+    assert answer.status == 200
+    return answer.json()["copies"]
+
+
+def wait_for_both(server: Server) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while copies(server) != BOTH:
+        assert time.monotonic() < deadline, server.log_tail()
+        time.sleep(0.05)
+
+
+def wait_for_log(server: Server, words: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while words not in server.log():
+        assert time.monotonic() < deadline, server.log_tail()
+        time.sleep(0.05)
+
+
+def finished(server: Server) -> dict[str, float]:
+    """Requests that each copy has finished, by its number."""
+    return {
+        sample.labels["copy"]: sample.value
+        for family in text_string_to_metric_families(server.client.get("/metrics").body)
+        for sample in family.samples
+        if sample.name == "lmi_requests_finished_total" and "copy" in sample.labels
+    }
+
+
+def engine_of(server: Server, copy: int) -> psutil.Process:
+    [found] = [
+        process
+        for process in server.processes()
+        if any(f"/copy{copy}/" in word for word in process.cmdline())
+    ]
+    return found
+
+
+def ask_all(server: Server, prompts: list[str], num_tokens: int, at_once: int) -> list[Outcome]:
+    parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
+    asks = [Ask(prompt, parameters, stream=number % 2 == 0) for number, prompt in enumerate(prompts)]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(server.client.outcome, asks))
+
+
+def token_ids(outcomes: list[Outcome]) -> list[list[int]]:
+    return [outcome.token_ids for outcome in outcomes]
+
+
+def test_requests_are_shared_evenly_and_answered_rightly(server: Server) -> None:
+    before = finished(server)
+    prompts = [f"{number} is the number of this prompt" for number in range(40)]
+    # One after the other: were there several at once, a copy that gets more of a busy machine would serve more.
+    alone = ask_all(server, prompts, 10, at_once=1)
+    assert {outcome.ending for outcome in alone} == {Ending.COMPLETE}
+    after = finished(server)
+    shares = [(after[copy] - before[copy]) / len(prompts) for copy in ("1", "2")]
+    assert sum(shares) == 1
+    assert abs(shares[0] - 0.5) <= 0.05
+    assert server.client.metrics()["lmi_requests_finished_total"] == sum(after.values())
+    # Whichever copy answered then: the same answers, many at once.
+    assert token_ids(ask_all(server, prompts, 10, at_once=8)) == token_ids(alone)
+
+
+def limit_batch(server: Server, size: int) -> None:
+    with server.client.call("PATCH", SCHEDULER, {"max_rolling_batch_size": size}, ADMIN_HEADERS) as call:
+        assert call.read().status == 200
+
+
+def test_settings_change_in_both_copies(server: Server) -> None:
+    limit_batch(server, 5)
+    listed = server.client.get("/admin/copies", headers=ADMIN_HEADERS).json()["copies"]
+    assert [(copy["copy"], copy["serves"], copy["state"]) for copy in listed] == [
+        (1, True, "ready"),
+        (2, True, "ready"),
+    ]
+    assert {in_force(server.client)["max_rolling_batch_size"] for _ in range(4)} == {5}
+
+
+def test_a_killed_copy_loses_only_its_own_requests_and_comes_back(server: Server) -> None:
+    prompts = [f"{number} is what this prompt begins with" for number in range(8)]
+    expected = token_ids(ask_all(server, prompts, 20, at_once=1))
+    limit_batch(server, 6)
+    before = finished(server)
+    engine = engine_of(server, 1)
+    engine.suspend()  # so that its requests run when it is killed
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask_all, server, prompts, 20, at_once=len(prompts))
+        # The other copy has the smaller load, so it gets half of them at least.
+        wait_metrics(server.client, lambda _: finished(server).get("2", 0.0) - before["2"] >= 4, 60)
+        engine.send_signal(signal.SIGKILL)
+        outcomes = asked.result()
+    lost = [outcome for outcome in outcomes if outcome.ending is Ending.TOLD]
+    kept = zip(outcomes, expected, strict=True)
+    assert 1 <= len(lost) <= 4, [outcome.describe() for outcome in outcomes]
+    assert all("the engine has ended" in outcome.error for outcome in lost)
+    assert sum(outcome.token_ids == right for outcome, right in kept) == len(prompts) - len(lost)
+    wait_for_log(server, "copy 1 serves again")
+    assert "copy 1 is started again in 1 s" in server.log()
+    assert copies(server) == BOTH
+    assert token_ids(ask_all(server, prompts * 5, 20, at_once=8)) == expected * 5
+    assert finished(server)["1"] > 0
+    # It has the settings of the other one, and so they can be changed in both.
+    assert in_force(server.client)["max_rolling_batch_size"] == 6
+    limit_batch(server, 32)
