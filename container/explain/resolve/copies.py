@@ -76,5 +76,5 @@ def explain(options: EngineOptions, machine: Machine, degree: int, made: Decisio
         f"{count} copies of the model, each with {gpus}{of_each.cpu_count} core(s) and"
         f" {of_each.memory_available_bytes / _GIB:.1f} GiB of free memory; option.kv_cache_gb is that of one copy"
     )
-    if not machine.gpu_count and count * degree > machine.cpu_count:
+    if not machine.gpu_count and count > machine.cpu_count:
         made.notes.append(f"{count} copies on {machine.cpu_count} core(s): correct, but slow")
