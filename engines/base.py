@@ -70,6 +70,7 @@ class Engine(Protocol):
         """Change fields of `SchedulerSettings` between two steps, all or none. Without changes, only read them.
 
         Returns None when there is no reply within `timeout` seconds; the change may still take effect.
+        Raises `engines.errors.Unavailable` while one of several copies does not serve.
         """
 
     def close(self) -> None:

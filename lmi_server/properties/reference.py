@@ -20,7 +20,7 @@ OPEN_DEFAULTS = {
     "option.output_formatter": "by the request",
     "option.revision": "none",
     "option.max_queued_tokens": "no bound",
-    "maxWorkers": "minWorkers for a handler, else no bound",
+    "maxWorkers": "minWorkers, or no bound",
     "option.step_trace": "none",
 }
 """The meaning of no value, where it is not decided at the start."""
