@@ -21,6 +21,7 @@ class Device:
 
     name: str
     memory_bytes: int
+    """As published; drivers report up to 3 % less or 7 % more."""
     bandwidth: float
     """Bytes a second between the device and its memory."""
     flops: Mapping[str, float]
@@ -47,7 +48,7 @@ class Instance:
     disk_bytes: int
     """Local storage; 0 where there is none."""
     network: float
-    """Bytes a second to storage such as S3 at most."""
+    """Sustained bytes a second to storage such as S3, through one network card of at most 100 Gbit/s."""
     source: str
 
 
@@ -82,7 +83,10 @@ def _read(file: str, kind: type[_Item]) -> list[_Item]:
 def _found(what: str, name: str, known: Mapping[str, _Item]) -> _Item:
     by_lower = {key.lower(): value for key, value in known.items()}
     if (item := by_lower.get(name.lower())) is None:
-        likely = nearest(name, known)
-        hint = f"; did you mean {likely}?" if likely else f"; known: {', '.join(known)}"
+        likely = [key for key in known if key.lower().startswith(f"{name.lower()}-")] or [
+            nearest(name, known)
+        ]
+        families = dict.fromkeys(key.rpartition(".")[0] or key for key in known)
+        hint = f"; did you mean {' or '.join(likely)}?" if any(likely) else f"; known: {', '.join(families)}"
         raise NoSuchHardwareError(f"{what}: there is none of this name (got {name}){hint}")
     return item
