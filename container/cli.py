@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from container import machine
-from container.explain import check as checking
+from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain.resolve import CannotServe
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
@@ -25,12 +24,12 @@ from lmi_server.config import ModelSource
 from lmi_server.properties import reference
 from lmi_server.properties.problems import PropertiesError
 
-_DEFAULT_PATH = "/opt/ml/model"
 _WIDTH = 100
 
 
 _LATER = Registry(
     {
+        "check": "container.explain.check_command:check",
         "bench": "container.measure.bench.bench_command:bench",
         "compare": "container.measure.compare.compare_command:compare",
         "endpoint": "container.endpoint.endpoint_command:endpoint",
@@ -56,22 +55,7 @@ def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""
 
 
-def _path(path: str | None) -> Path:
-    return Path(path or launch.environment().get("LMI_MODEL_DIR") or _DEFAULT_PATH)
-
-
-_lenient = click.option(
-    "--lenient",
-    is_flag=True,
-    help="Warn about unknown keys and unused files instead of refusing them. Same as LMI_LENIENT=true.",
-)
-_PATH_HELP = (
-    "PATH is a folder with a serving.properties, or such a file. "
-    f"The default is LMI_MODEL_DIR, else {_DEFAULT_PATH}."
-)
-
-
-@main.command(epilog=_PATH_HELP)
+@main.command(epilog=PATH_HELP)
 @click.argument("path", required=False)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
 @click.option(
@@ -79,7 +63,7 @@ _PATH_HELP = (
     type=click.IntRange(0, 65535),
     help="Port to listen on. The default is SAGEMAKER_BIND_TO_PORT, else 8080.",
 )
-@_lenient
+@lenient_option
 @click.option(
     "--allow-remote-code",
     is_flag=True,
@@ -91,28 +75,10 @@ def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_re
     try:
         port = launch.default_port(environ) if port is None else port
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
-        options = ServeOptions(_path(path), host, port, lenient, allowed)
+        options = ServeOptions(model_path(path), host, port, lenient, allowed)
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         raise click.ClickException(str(error)) from error
-
-
-@main.command(epilog=_PATH_HELP)
-@click.argument("path", required=False)
-@_lenient
-def check(path: str | None, lenient: bool) -> None:
-    """Explain a configuration and check it on this machine.
-
-    Prints all effective values, where they come from, and whether the configuration can be served here.
-    Exit code 0 when the file is valid, else 1.
-    """
-    environ = launch.environment()
-    allowed = launch.remote_code_allowed(environ)
-    report = checking.check(
-        _path(path), environ, machine.detect(environ), lenient=lenient, allow_remote_code=allowed
-    )
-    click.echo(report.render())
-    sys.exit(report.exit_code)
 
 
 @main.command()

@@ -35,6 +35,8 @@ class Machine:
     """The instruction set of the native CPU kernels; empty where torch serves instead."""
     note: str = ""
     """Why existing GPUs are not counted; else empty."""
+    name: str = "this machine"
+    """As messages call it."""
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:

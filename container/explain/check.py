@@ -1,4 +1,4 @@
-"""`lmi check PATH`: explain a configuration, its effective values on this machine, and whether it can be served here.
+"""`lmi check PATH`: explain a configuration, its effective values, and whether this or named hardware can serve it.
 
 Opens no connection and imports no torch. `lmi serve` does what is printed: both read the configuration by
 `lmi_server.properties.loader` and decide by `container.explain.resolve`.
@@ -6,87 +6,42 @@ Opens no connection and imports no torch. `lmi serve` does what is printed: both
 
 from __future__ import annotations
 
-import dataclasses
-import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from container.explain.lines import decided, explain_lines
+from container.explain.prediction.memory import (
+    MemoryPrediction,
+    predict_dynamic,
+    predict_rolling,
+    read_model,
+)
+from container.explain.prediction.startup import StartPrediction, platform_advice, predict_start
+from container.explain.report import CheckReport
 from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
-from container.machine import Machine, describe
+from container.explain.target import ServingTarget, this_machine
+from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files.bundled import BUNDLED_MODEL
+from container.models.files.folder import weights_problem
+from engines.config import MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
-from lmi_server.properties.grammar import Entry
-from lmi_server.properties.handler import acts_on
-from lmi_server.properties.loader import EffectiveValue, Examination, examine
-from lmi_server.properties.option import Option, Status
-from lmi_server.properties.options import by_name
-from lmi_server.properties.reference import OPEN_DEFAULTS
-from lmi_server.values.show import masked, one_line
+from lmi_server.properties.loader import EffectiveValue, examine
 
 Locate = Callable[[ModelSource], Path | None]
-_WIDTH = 110
-_INDENT = " " * 9
 
 
-@dataclass(frozen=True, slots=True)
-class LineExplained:
-    """One line of the file."""
-
-    line: int
-    text: str
-    explanation: str
+def without_weights(source: ModelSource) -> ModelSource:
+    """The source without the content of its weights: with their headers where the location has ranges, S3."""
+    in_s3 = (source.model_id or "").startswith("s3://")
+    return replace(source, load_format="stream" if in_s3 else "dummy")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """The result of `lmi check`."""
-
-    path: str
-    machine: str
-    lines: tuple[LineExplained, ...]
-    values: tuple[EffectiveValue, ...]
-    """Empty if the file is not valid."""
-    model: str
-    """Where the model is, and whether it is available; empty if the file is not valid."""
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    reasons: tuple[str, ...]
-    """Why it cannot be served here; empty if it can."""
-
-    @property
-    def can_serve(self) -> bool:
-        return not self.reasons
-
-    @property
-    def exit_code(self) -> int:
-        """0 for a correct configuration, even if it cannot be served here."""
-        return 1 if self.problems else 0
-
-    def render(self) -> str:
-        """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""
-        parts = [self.path, f"this machine: {self.machine}"]
-        if self.lines:
-            parts += ["", "The file, line by line"]
-            for line in self.lines:
-                parts.append(f"  {line.line:>3}  {one_line(line.text)}")
-                parts += textwrap.wrap(
-                    line.explanation, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
-                )
-        if self.values:
-            parts += ["", "Effective values", *_table(self.values)]
-        if self.model:
-            parts += ["", f"model: {self.model}"]
-        parts.append("")
-        for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", self.problems)):
-            parts += [f"{label}: {text}" for text in texts]
-        parts.append(
-            f"can serve here: no: {'; '.join(self.reasons)}" if self.reasons else "can serve here: yes"
-        )
-        return "\n".join(parts)
+def _described(source: ModelSource) -> Path | None:
+    """A copy in the cache without weights, if there is one."""
+    return model_files.locate(without_weights(source)) if model_files.is_fetched(source) else None
 
 
 def check(
@@ -96,67 +51,153 @@ def check(
     locate: Locate = model_files.locate,
     lenient: bool = False,
     allow_remote_code: bool = False,
+    *,
+    target: ServingTarget | None = None,
+    describe: Locate = _described,
+    length: int | None = None,
 ) -> CheckReport:
-    """Examine PATH (a folder with a serving.properties, or such a file) for this machine.
+    """Examine PATH (a folder with a serving.properties, or such a file) for this machine, or for `target`.
 
     locate: finds a model's files on this disk, without work and without a connection.
+    describe: finds config.json, and perhaps headers of weights, of a model that is not on this disk.
+    length: tokens of the requests whose number is predicted; None: option.max_model_len.
     """
+    target = target or this_machine(machine)
     found = examine(path, environ, lenient)
-    lines = []
-    for entry in found.entries:
-        option = by_name().get(entry.key)
-        text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
-        lines.append(LineExplained(entry.line, text, _explanation(entry, option, found)))
-    values: tuple[EffectiveValue, ...] = ()
-    notes = list(found.notes)
-    model = ""
+    findings = _Findings(notes=list(found.notes), warnings=list(found.warnings))
     if found.loaded is None:
         count = len(found.problems)
-        reasons = [f"the configuration has {count} problem{'s' if count > 1 else ''}"]
+        findings.reasons.append(f"the configuration has {count} problem{'s' if count > 1 else ''}")
     else:
         config = found.loaded.config
         folder = locate(config.source) if config.handler is None else None
-        model, refusal = _model(config.source, folder) if config.handler is None else ("", "")
-        resolved, reasons = _resolve(config, folder, machine, allow_remote_code)
-        reasons += [refusal] if refusal else []
+        basis = folder or (describe(config.source) if config.handler is None else None)
+        _decide(findings, config, folder, basis, target.machine, allow_remote_code)
+        if basis is not None:
+            _predict(findings, config, basis, target, length)
+        _judge(findings, config, folder, basis, target)
         # Sources are relative to the folder, which is at the head of the report.
-        shorter = (
-            dataclasses.replace(value, source=value.source.removeprefix(f"{found.folder}/"))
+        values = (
+            replace(value, source=value.source.removeprefix(f"{found.folder}/"))
             for value in found.loaded.values
         )
-        values = tuple(_with_decision(value, resolved) for value in shorter)
-        notes += _notes(resolved, config, machine)
-        if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
-            notes.append(note)
-        if folder is None and config.handler is None and not reasons:
-            notes.append("the model's files are not on this disk, so they are not checked")
+        findings.values = tuple(decided(value, findings.plan) for value in values)
     return CheckReport(
         path=str(found.file if found.file.exists() else path),
-        machine=describe(machine),
-        lines=tuple(lines),
-        values=values,
-        model=model,
+        target=target.machine.name,
+        machine=target.description,
+        lines=tuple(explain_lines(found, findings.plan)),
+        values=findings.values,
+        model=findings.model,
+        memory=findings.memory,
+        start=findings.start,
+        advice=tuple(findings.advice),
         problems=tuple(str(problem) for problem in found.problems),
-        warnings=tuple(found.warnings),
-        notes=tuple(notes),
-        reasons=tuple(reasons),
+        warnings=tuple(findings.warnings),
+        notes=tuple(findings.notes),
+        reasons=tuple(findings.reasons),
+        named=target.named,
     )
 
 
+@dataclass(slots=True)
+class _Findings:
+    """What is found out about a valid file, as in `CheckReport`."""
+
+    notes: list[str]
+    warnings: list[str]
+    reasons: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    values: tuple[EffectiveValue, ...] = ()
+    model: str = ""
+    plan: Resolved | None = None
+    """The decisions, even where the model lacks weights; None where they cannot be made."""
+    memory: MemoryPrediction | None = None
+    start: StartPrediction | None = None
+
+
+def _decide(
+    findings: _Findings,
+    config: LmiConfig,
+    folder: Path | None,
+    basis: Path | None,
+    machine: Machine,
+    allow_remote_code: bool,
+) -> None:
+    """Make the decisions, and say why it cannot be served.
+
+    folder: has the whole model; basis: has config.json at least, and may be another folder.
+    """
+    resolved, reasons = _resolve(config, folder, basis, machine, allow_remote_code)
+    findings.reasons += reasons
+    findings.notes += _notes(resolved, config, machine)
+    if config.handler is None:
+        findings.model, refusal = _model(config.source, folder)
+        findings.reasons += [refusal] if refusal else []
+    if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
+        findings.notes.append(note)
+    if resolved is None and basis is not None:
+        resolved, _ = _resolve(config, None, basis, machine, allow_remote_code)
+    findings.plan = resolved
+
+
 def _resolve(
-    config: LmiConfig, folder: Path | None, machine: Machine, allow_remote_code: bool
+    config: LmiConfig, folder: Path | None, basis: Path | None, machine: Machine, allow_remote_code: bool
 ) -> tuple[Resolved | None, list[str]]:
-    """The decisions, and why it cannot be served. Without the model's files there are no decisions."""
-    if folder is None and config.handler is None:
+    """The decisions, and why it cannot be served. Without any of the model's files there are no decisions.
+
+    folder: has the whole model; basis: has config.json at least.
+    """
+    if folder is None and basis is None and config.handler is None:
         return None, list(obstacles(config, machine))
+    if bare := folder is None and basis is not None and weights_problem(basis) is not None:
+        config = replace(config, source=replace(config.source, load_format="dummy"))
     try:
-        resolved = resolve(config, folder, machine, allow_remote_code)
+        resolved = resolve(config, folder or basis, machine, allow_remote_code)
     except CannotServe as error:
         return None, [str(error)]
     if folder is None:
-        return resolved, []
+        return replace(resolved, notes=()) if bare else resolved, []
     refusal = tokenizer_files.refusal(folder, config.source.load_format)
     return resolved, [refusal] if refusal else []
+
+
+def _predict(
+    findings: _Findings, config: LmiConfig, folder: Path, target: ServingTarget, length: int | None
+) -> None:
+    engine, model = findings.plan and findings.plan.config, read_model(folder)
+    if engine is None or model is None:
+        return
+    if isinstance(engine, MpiEngineConfig):
+        findings.memory = predict_rolling(engine, model, target, length)
+    elif isinstance(engine, PythonEngineConfig):
+        findings.memory = predict_dynamic(engine, folder, model, target, length)
+    findings.start = predict_start(config, folder, model, target)
+
+
+def _judge(
+    findings: _Findings, config: LmiConfig, folder: Path | None, basis: Path | None, target: ServingTarget
+) -> None:
+    """Compare what is needed with what the target has. Of this machine predictions only warn: the server measures."""
+    findings.advice = platform_advice(config, findings.start, target)
+    shortage = findings.memory.shortage if findings.memory is not None else ""
+    if shortage:
+        (findings.reasons if target.named else findings.warnings).append(f"it does not fit: {shortage}")
+    if folder is None and config.handler is None and not findings.reasons:
+        if target.named and basis is None:
+            findings.reasons.append(
+                "the model is not on this disk, so its memory is unknown; --remote reads its config.json, and in S3"
+                " the headers of its weights"
+            )
+        else:
+            findings.notes.append("the model's files are not on this disk, so they are not checked")
+    device, engine = target.device, findings.plan and findings.plan.config
+    if device is None:
+        return
+    if not device.compute_capability:
+        findings.reasons.append(f"this server runs on CPUs and NVIDIA GPUs, not on {device.name}")
+    if isinstance(engine, MpiEngineConfig | PythonEngineConfig) and engine.model.dtype not in device.flops:
+        findings.warnings.append(f"{device.name} has no {engine.model.dtype} products; set option.dtype=fp16")
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
@@ -175,47 +216,13 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
     return f"{name}: not available", refusal
 
 
-def _explanation(entry: Entry, option: Option | None, found: Examination) -> str:
-    if any(problem.line == entry.line for problem in found.problems):
-        return "see the error below"
-    if found.handler is not None and not acts_on(option.name if option else entry.key):
-        return "passed to the handler"
-    if option is None:
-        return "unknown key; ignored"
-    alias = f"another name of {option.name}. " if entry.key != option.name else ""
-    again = [other.line for other in found.entries if other.key == entry.key and other.line > entry.line]
-    if again:
-        return f"{alias}not used: line {again[-1]} sets the key again"
-    effective = found.values.get(option.name)
-    if effective is not None and effective.source.line != entry.line:
-        return f"{alias}not used: {effective.place} has precedence"
-    effect = {
-        Status.WORKS: "",
-        Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",
-        Status.REFUSED: " Accepted: the server always does this.",
-    }
-    return f"{alias}{option.help}{effect[option.status]}"
-
-
-def _with_decision(value: EffectiveValue, resolved: Resolved | None) -> EffectiveValue:
-    """The value as decided, with the reason; open values say so."""
-    if resolved is not None and value.key in resolved.origins:
-        setting = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
-        decided = resolved.values[value.key] or "(at start)"
-        return EffectiveValue(value.key, decided, f"{resolved.origins[value.key]}{setting}", value.note)
-    if value.value:
-        return value
-    meaning = OPEN_DEFAULTS.get(value.key, "at start")
-    return EffectiveValue(value.key, f"({meaning})", value.source, value.note)
-
-
 def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> list[str]:
     if resolved is None:
         notes = [machine.note] if machine.note else []
         degree = config.options.tensor_parallel_degree
         if config.engine == "MPI" and isinstance(degree, int) and degree > 1 and not machine.gpu_count:
             notes.append(
-                f"without GPUs {degree} ranks would share this machine's {machine.cpu_count} core(s)"
+                f"without GPUs {degree} ranks would share the {machine.cpu_count} core(s) of {machine.name}"
             )
         return notes
     notes = list(resolved.notes)
@@ -226,13 +233,3 @@ def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> li
     if resolved.kv_capacity_tokens is not None:
         notes.append(f"the KV cache holds {resolved.kv_capacity_tokens} tokens")
     return notes
-
-
-def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
-    keys = max(len(value.key) for value in values)
-    texts = max(len(one_line(value.value, 40)) for value in values)
-    rows = []
-    for value in values:
-        note = f" ({value.note})" if value.note else ""
-        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
-    return rows

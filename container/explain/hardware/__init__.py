@@ -32,6 +32,8 @@ class Device:
     """Where the figures are published."""
     measured: bool = False
     """Whether the figures were measured, and not taken from a data sheet."""
+    compute_capability: str = ""
+    """Of NVIDIA's GPUs; empty: this server's GPU kernels do not run on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class Instance:
     network: float
     """Sustained bytes a second to storage such as S3, through one network card of at most 100 Gbit/s."""
     source: str
+
+
+CPU = "CPU"
+"""The device that is no accelerator."""
 
 
 class NoSuchHardwareError(ValueError):

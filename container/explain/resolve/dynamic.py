@@ -25,7 +25,7 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
     degree = options.tensor_parallel_degree
     if not isinstance(degree, int) or degree <= max(1, machine.gpu_count):
         return ()
-    has = f"this machine has {machine.gpu_count or 'none'}"
+    has = f"{machine.name} has {machine.gpu_count or 'none'}"
     return (
         f"option.tensor_parallel_degree={degree} spreads the layers over {degree} GPUs under engine=Python; {has}",
     )
@@ -37,7 +37,8 @@ def resolve(
     """The engine's configuration. Raises CannotServe."""
     data = weights.read_config(model_path)
     remote_code = _remote_code(config, data, allow_remote_code, made)
-    weights.require_safetensors(model_path)
+    if config.source.load_format != "dummy":
+        weights.require_safetensors(model_path)
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
     checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")

@@ -32,12 +32,12 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
     degree = options.tensor_parallel_degree
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         found.append(
-            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has {machine.gpu_count}"
+            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
         )
     ranks = most_ranks(machine)
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
         found.append(
-            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; this machine has none, and its"
+            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; {machine.name} has none, and its"
             f" {machine.cpu_count} core(s) can run at most {ranks} ranks, which wait for each other actively"
         )
     kv_gb = options.kv_cache_gb
@@ -168,7 +168,7 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
         return 1
     degree = min(machine.gpu_count, heads)
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
-    made.computed(name, degree, f"{cause} ({machine.gpu_count} here)")
+    made.computed(name, degree, f"{cause} ({machine.gpu_count})")
     return degree
 
 
@@ -242,12 +242,16 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
     )
 
 
+def stored_kv_dtype(cache: CacheConfig, device: str, dtype: str) -> str:
+    """The dtype of keys and values. dtype: the model's."""
+    return cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
+
+
 def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: str, dtype: str) -> int | None:
-    """Capacity in tokens of whole blocks. On a CPU the default dtype of the cache is fp32."""
+    """Capacity in tokens of whole blocks."""
     if cache.kv_cache_bytes is None:
         return None
-    stored = cache.dtype if cache.dtype != "auto" else "fp32" if device == "cpu" else dtype
-    bytes_per_token = model.kv_bytes_per_token(stored, degree)
+    bytes_per_token = model.kv_bytes_per_token(stored_kv_dtype(cache, device, dtype), degree)
     tokens = cache.kv_cache_bytes // (bytes_per_token * cache.block_size) * cache.block_size
     if tokens == 0:
         raise CannotServe(

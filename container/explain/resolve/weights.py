@@ -28,11 +28,16 @@ def require_memory(path: Path, bytes_per_weight: int, machine: Machine) -> None:
 
     bytes_per_weight: the least that each takes in memory.
     """
+    _require_free(count_numbers(path) * bytes_per_weight, machine)
+
+
+def count_numbers(path: Path) -> int:
+    """How many numbers the weights in a folder are, by the headers of its files."""
     count = 0
     for file in path.glob("*.safetensors"):
         with contextlib.suppress(DamagedFile):  # not the model's own: those are checked
             count += require_complete(file)
-    _require_free(count * bytes_per_weight, machine)
+    return count
 
 
 def _require_free(num_bytes: int, machine: Machine) -> None:
@@ -45,11 +50,13 @@ def _require_free(num_bytes: int, machine: Machine) -> None:
 
 def hold_on_cpu(model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine) -> None:
     """Raises CannotServe when the weights take more of a CPU's memory than is free."""
-    _require_free(model.weight_bytes(_element(model, dtype, quantize, machine), degree) * degree, machine)
+    _require_free(model.weight_bytes(element(model, dtype, quantize, machine), degree) * degree, machine)
 
 
-def _element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
-    """Bytes of a number on a CPU."""
+def element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
+    """Bytes of each number of a matrix under engine=MPI, at most."""
+    if machine.gpu_count:
+        return 4 if dtype == "fp32" else 2
     return element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
 
 
@@ -61,8 +68,7 @@ def make_random(
     Raises: CannotServe: on a CPU, more than is free.
     """
     on_gpu = machine.gpu_count > 0
-    element = (4 if dtype == "fp32" else 2) if on_gpu else _element(model, dtype, quantize, machine)
-    size = model.weight_bytes(element, degree)
+    size = model.weight_bytes(element(model, dtype, quantize, machine), degree)
     if not on_gpu:
         _require_free(size * degree, machine)
     where = f"on each of {degree} {'GPUs' if on_gpu else 'ranks'}" if degree > 1 else "in memory"

@@ -1,25 +1,19 @@
-"""The step that takes the most memory: what it is, and a pass that shows what it takes."""
+"""The step that takes the most memory. Plain Python: `lmi check` predicts what it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from engines.core import SamplingParams, SchedulerSettings
-from engines.mpi.runner.prompt_logprobs import PromptTargets
-from engines.mpi.runner.step_runner import StepRunner
+from engines.core import SchedulerSettings
 from engines.mpi.scheduler.step_plan import (
     WANT_LOGITS,
     WANT_NOTHING,
     WANT_PROMPT_LOGPROBS,
     StepPlan,
 )
-from engines.sampling.batch import SamplingRow
-from engines.sampling.sampler import Sampler
 
 NUM_BLOCKS = 2
-"""Of the cache that the pass runs on: its tables name these again and again, for nobody reads what is computed."""
+"""Of the cache that it is computed on: its tables name these again and again, for nobody reads what is computed."""
 _SCORED_TOKENS = 128
 
 
@@ -67,35 +61,3 @@ class LargestStep:
         table = [1 - i % NUM_BLOCKS for i in range(-(-self.max_model_len // block_size))]
         count = len(query_lens)
         return StepPlan.of_rows([self.max_model_len] * count, query_lens, wants, [table] * count)
-
-
-def run_largest(
-    step: LargestStep, steps: StepRunner, block_size: int, vocab_size: int, device: torch.device
-) -> None:
-    """Compute and sample the largest step, on a cache of `NUM_BLOCKS` blocks."""
-    for plan in step.plans(block_size):
-        steps.update(plan)
-        batch = steps.prepare(plan)
-        targets = [PromptTargets((0,) * count, num_top=1) for count in plan.scored_lens]
-        rows = [SamplingRow(f"profile {i}", _PARAMS, [0, 0], 1) for i in range(plan.num_sampled)]
-        logits = steps.compute(batch, targets, rows).logits
-        if logits is not None:
-            Sampler(vocab_size, device).sample(logits, rows)
-
-
-_PARAMS = SamplingParams(
-    max_new_tokens=8,
-    temperature=0.7,
-    top_p=0.9,
-    min_p=0.01,
-    typical_p=0.95,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    logit_bias=((0, 1.0),),
-    min_new_tokens=4,
-    stop_token_ids=(0,),
-    logprobs=True,
-    top_logprobs=1,
-)
-"""With everything on that holds a copy of the logits, and `top_k` off, which would make the others' work small."""

@@ -20,11 +20,12 @@ from engines.models.native import EagerModel, NativeModel, RecordedModel, record
 from engines.models.parts import Parts
 from engines.models.progress import LoadProgress
 from engines.mpi.cache.block_manager import Window
-from engines.mpi.runner import memory
+from engines.mpi.runner import budget, memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
 from engines.mpi.runner.gpu_steps import GpuSteps, TableShape
-from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep, run_largest
+from engines.mpi.runner.largest_run import run_largest
+from engines.mpi.runner.largest_step import NUM_BLOCKS, LargestStep
 from engines.mpi.runner.native_steps import NativeSteps
 from engines.mpi.runner.prompt_logprobs import SLICE_ROWS
 from engines.mpi.runner.rehearsal import rehearse
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 _KV_STORAGES = {"fp32": Storage.FP32, "bf16": Storage.BF16, "fp16": Storage.FP16, "int8": Storage.INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_SPARE = 1.1
-"""The largest step may take so much more than what was measured: memory is never filled without gaps."""
 _PROFILED_LAYERS = 2
 """On a CPU the largest step's memory is measured with so many layers: each takes what the one before gave back."""
 
@@ -102,7 +101,7 @@ def load_model(
         activations = part.measure(largest)
     stopwatch.reset()
     with _timed(report, "cache"):
-        cache = part.make_cache(largest, report.memory["weights"], int(activations * _SPARE))
+        cache = part.make_cache(largest, report.memory["weights"], int(activations * budget.SPARE))
     steps = part.make_steps(largest, cache)
     with _timed(report, "kernels"):
         if isinstance(steps, GpuSteps) and device.type == "cuda":
@@ -281,8 +280,8 @@ class _ModelPart:
         memory.require_fit(cache, activations * ranks, weights * ranks, free, step.num_tokens)
 
     def _local(self, cache: int) -> int:
-        """This rank's part of bytes of the cache over all ranks. Beyond as many ranks as KV heads each has one."""
-        return cache // max(self.model_config.num_kv_heads, self.comm.world_size) * self.kv_heads
+        """This rank's part of bytes of the cache over all ranks."""
+        return budget.local_bytes(cache, self.model_config.num_kv_heads, self.comm.world_size, self.kv_heads)
 
     def _new_cache(self, num_blocks: int, block_size: int, num_layers: int) -> KvCache | NativeKvCache:
         shape = num_layers, self.kv_heads, num_blocks, block_size, self.model_config.head_dim

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from engines.mpi.runner import budget
+
 _GIB = 1024**3
 _MOST_OUTSIDE = 256 * 1024**2
 """Bytes that one CUDA graph may take outside of torch's allocator: one of 600 kernels takes some 10 MB."""
@@ -72,11 +74,11 @@ def give_back() -> None:
 
 
 def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) -> int:
-    """What one GPU's KV cache may take: its share of the memory, less weights, the largest step and all that is on
-    the device beside this process's tensors. Negative when nothing is left."""
+    """Measure what one GPU's KV cache may take beside this process's tensors, the largest step and everything else."""
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    return int(total * utilization) - others - torch.cuda.memory_allocated(device) - activations
+    weights = torch.cuda.memory_allocated(device)
+    return budget.gpu_cache_bytes(total, utilization, others, weights, activations)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,0 +1,89 @@
+"""`lmi check`: explain a configuration, and predict what it needs, here or on named hardware."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from container import machine
+from container.command_line import PATH_HELP, lenient_option, model_path
+from container.explain import check as checking
+from container.explain.hardware import CPU, NoSuchHardwareError, devices
+from container.explain.target import ServingTarget, device_target, instance_target
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from container.progress import view_for
+from container.run import launch
+from lmi_server.config import ModelSource
+
+
+@click.command(epilog=PATH_HELP)
+@click.argument("path", required=False)
+@lenient_option
+@click.option("--instance", help="Predict for an instance, such as ml.g5.48xlarge, instead of this machine.")
+@click.option("--device", help=f"Predict for devices: {', '.join(devices())}.")
+@click.option(
+    "--count", type=click.IntRange(1, 64), help=f"Number of devices; not for {CPU}. The default is 1."
+)
+@click.option(
+    "--length", type=click.IntRange(1), help="Tokens of a request; the default is option.max_model_len."
+)
+@click.option(
+    "--remote", is_flag=True, help="Read config.json, and in S3 the headers of weights, over the network."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(
+    path: str | None,
+    lenient: bool,
+    instance: str | None,
+    device: str | None,
+    count: int | None,
+    length: int | None,
+    remote: bool,
+    as_json: bool,
+) -> None:
+    """Explain a configuration and check it on this machine, or on an instance or devices.
+
+    Prints all effective values, where they come from, whether the configuration can be served, and predictions of
+    memory, requests at once and start-up.
+    Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve it, or
+    the model is not here to tell.
+    """
+    environ = launch.environment()
+    report = checking.check(
+        model_path(path),
+        environ,
+        machine.detect(environ),
+        lenient=lenient,
+        allow_remote_code=launch.remote_code_allowed(environ),
+        target=_target(instance, device, count),
+        length=length,
+        **({"describe": _fetched} if remote else {}),
+    )
+    click.echo(report.to_json() if as_json else report.render())
+    sys.exit(report.exit_code)
+
+
+def _target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
+    if instance and (device or count):
+        raise click.UsageError("--instance has its own devices: leave out --device and --count")
+    if count and not device:
+        raise click.UsageError("--count needs --device")
+    try:
+        if instance:
+            return instance_target(instance)
+        return device_target(device, count or 1) if device else None
+    except NoSuchHardwareError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _fetched(source: ModelSource) -> Path | None:
+    """Fetch the model without its weights into the cache."""
+    if not model_files.is_fetched(source):
+        return None
+    try:
+        return model_files.obtain(checking.without_weights(source), view_for(sys.stderr))
+    except ModelNotAvailable as error:
+        raise click.ClickException(str(error)) from error

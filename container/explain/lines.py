@@ -1,0 +1,72 @@
+"""The lines of a serving.properties and its effective values, in sentences."""
+
+from __future__ import annotations
+
+from container.explain.report import LineExplained
+from container.explain.resolve import Resolved
+from lmi_server.properties.grammar import Entry
+from lmi_server.properties.handler import acts_on
+from lmi_server.properties.loader import EffectiveValue, Examination
+from lmi_server.properties.option import Option, Status
+from lmi_server.properties.options import by_name
+from lmi_server.properties.reference import OPEN_DEFAULTS
+from lmi_server.values.show import masked
+
+_DEPRECATED = {
+    "option.s3url": "deprecated: LMI no longer reads it",
+    "option.enable_streaming": "deprecated by LMI since 0.25",
+}
+"""Keys that a file should no longer have."""
+
+
+def explain_lines(found: Examination, plan: Resolved | None) -> list[LineExplained]:
+    """Explain each line of the file. plan: the decisions, if they could be made."""
+    lines = []
+    for entry in found.entries:
+        option = by_name().get(entry.key)
+        text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
+        lines.append(LineExplained(entry.line, text, _explanation(entry, option, found, plan)))
+    return lines
+
+
+def _explanation(entry: Entry, option: Option | None, found: Examination, plan: Resolved | None) -> str:
+    if any(problem.line == entry.line for problem in found.problems):
+        return "see the error below"
+    if found.handler is not None and not acts_on(option.name if option else entry.key):
+        return "passed to the handler"
+    if option is None:
+        return "unknown key; ignored"
+    alias = f"another name of {option.name}. " if entry.key != option.name else ""
+    if old := _DEPRECATED.get(entry.key):
+        alias = f"{old}. {alias}"
+    again = [other.line for other in found.entries if other.key == entry.key and other.line > entry.line]
+    if again:
+        return f"{alias}not used: line {again[-1]} sets the key again"
+    effective = found.values.get(option.name)
+    if effective is not None and effective.source.line != entry.line:
+        return f"{alias}not used: {effective.place} has precedence"
+    effect = {
+        Status.WORKS: "",
+        Status.NO_EFFECT: f" Accepted without effect: {option.reason}.",
+        Status.REFUSED: " Accepted: the server always does this.",
+    }
+    return f"{alias}{option.help}{effect[option.status]}{_decision(option.name, plan)}"
+
+
+def _decision(name: str, plan: Resolved | None) -> str:
+    """What became of an open value."""
+    if plan is None or not plan.values.get(name):
+        return ""
+    return f" Becomes {plan.values[name]} ({plan.origins[name].removeprefix('computed: ')})."
+
+
+def decided(value: EffectiveValue, plan: Resolved | None) -> EffectiveValue:
+    """The value as decided, with the reason; open values say so."""
+    if plan is not None and value.key in plan.origins:
+        setting = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
+        text = plan.values[value.key] or "(at start)"
+        return EffectiveValue(value.key, text, f"{plan.origins[value.key]}{setting}", value.note)
+    if value.value:
+        return value
+    meaning = OPEN_DEFAULTS.get(value.key, "at start")
+    return EffectiveValue(value.key, f"({meaning})", value.source, value.note)

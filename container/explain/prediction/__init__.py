@@ -1,0 +1,1 @@
+"""What a configuration will need, from config.json and the headers of weights alone. Imports no torch."""

@@ -1,0 +1,212 @@
+"""Memory of weights, the largest step and the KV cache, and how many requests it holds.
+
+Weights and KV cache are computed by the code that the engine uses. The largest step, which the engine measures when it
+starts, is estimated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from container.explain.resolve import weights
+from container.explain.resolve.rolling import stored_kv_dtype
+from container.explain.target import ServingTarget
+from engines.config import MpiEngineConfig, PythonEngineConfig
+from engines.models.architectures import read_config
+from engines.models.config import ModelConfig, UnsupportedModel
+from engines.models.foreign.description import describe
+from engines.mpi.cache.window import Window
+from engines.mpi.runner.budget import SPARE, gpu_cache_bytes, local_bytes
+from engines.mpi.runner.largest_step import LargestStep
+from engines.partition import split_evenly, split_heads
+
+_CONTEXT_BYTES = 1 << 29
+"""Assumed for the driver's context on a GPU, beside all tensors."""
+_LOGIT_COPIES = 4
+"""fp32 copies of the logits that sampling holds at once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrediction:
+    """Bytes on each rank, which has a GPU of its own or shares the CPU's memory; under engine=Python on each GPU."""
+
+    ranks: int
+    available: int
+    """Memory of each GPU; on a CPU what is free, for all ranks."""
+    weights: int
+    weights_in_all: int
+    """Without what several ranks hold."""
+    activations: int
+    """While the largest step runs."""
+    step_tokens: int
+    """Of the largest step."""
+    kv_cache: int
+    kv_bytes_per_token: int
+    """Over all ranks."""
+    kv_tokens: int
+    """That the KV cache holds."""
+    length: int
+    """Tokens of each request, prompt and answer."""
+    kv_wanted: int
+    """KV cache over all ranks for as many requests of this length as the configuration allows at once."""
+    requests_at_once: int
+    limited_by: str
+    """What keeps more requests from running at once."""
+    shortage: str = ""
+    """Why it does not fit; empty if it does."""
+
+
+def read_model(folder: Path) -> ModelConfig | None:
+    """The model's shape, if it is of a known architecture."""
+    for read in (read_config, describe):
+        try:
+            return read(folder)
+        except UnsupportedModel:
+            continue
+    return None
+
+
+def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, element: int) -> int:
+    """Estimate what a step takes beside weights and KV cache on rank 0.
+
+    tokens, sampled: of the step, and rows of logits; element: bytes of a number in products.
+    """
+    share = split_heads(model.num_heads, model.num_kv_heads, ranks, 0)
+    attention = (2 * share.queries.size + 2 * share.keys_values.size) * model.head_dim
+    middle = split_evenly(model.intermediate_size, ranks, 0).size
+    if model.experts is not None:
+        expert = split_evenly(model.experts.intermediate_size, ranks, 0).size
+        middle = max(middle, model.experts.top_k * (expert + model.hidden_size))
+    widest = max(attention, (3 if model.gated_mlp else 2) * middle)
+    # The residual stream, its norm, and the result of attention or MLP.
+    layer = tokens * (3 * model.hidden_size + widest) * element
+    return layer + sampled * model.vocab_size * 4 * _LOGIT_COPIES
+
+
+def predict_rolling(
+    engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None = None
+) -> MemoryPrediction | None:
+    """Predict for engine=MPI; None where the memory of the GPUs is unknown. length: None: option.max_model_len."""
+    found = _predict_rolling(engine, model, target, length)
+    if found is None or not found.shortage:
+        return found
+    return replace(found, shortage=f"{found.shortage}; {_remedy(engine, model, target, length)}")
+
+
+def _predict_rolling(
+    engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None
+) -> MemoryPrediction | None:
+    available = target.device_bytes
+    if available is None:
+        return None
+    ranks, on_gpu = engine.parallel.tp_size, engine.parallel.device == "cuda"
+    dtype, longest = engine.model.dtype, engine.model.max_model_len
+    element = weights.element(model, dtype, engine.model.quantize, target.machine)
+    own = model.weight_bytes(element, ranks)
+    largest = LargestStep.of(engine.scheduler.settings, longest)
+    product = 2 if on_gpu and dtype != "fp32" else 4
+    step = activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product)
+    step = int(step * SPARE)
+    cache = engine.cache
+    token_bytes = model.kv_bytes_per_token(stored_kv_dtype(cache, engine.parallel.device, dtype), ranks)
+    block_bytes = cache.block_size * token_bytes
+    heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).keys_values.size
+    local_block = local_bytes(block_bytes, model.num_kv_heads, ranks, heads)
+    if cache.kv_cache_bytes is None:
+        left = gpu_cache_bytes(available, cache.gpu_memory_utilization, _CONTEXT_BYTES, own, step)
+        blocks = max(0, left) // local_block
+    else:
+        blocks = cache.kv_cache_bytes // block_bytes
+    kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)
+    each = _request_blocks(engine, model, largest, wanted)
+    allowed, fitting = engine.scheduler.settings.max_num_seqs, blocks // each
+    limit = f"option.max_rolling_batch_size; the KV cache has room for {fitting:,}"
+    found = MemoryPrediction(
+        ranks=ranks,
+        available=available,
+        weights=own,
+        weights_in_all=model.weight_bytes(element),
+        activations=step,
+        step_tokens=largest.num_tokens,
+        kv_cache=blocks * local_block,
+        kv_bytes_per_token=token_bytes,
+        kv_tokens=kv_tokens,
+        length=wanted,
+        kv_wanted=allowed * each * block_bytes,
+        requests_at_once=min(fitting, allowed),
+        limited_by=limit if allowed <= fitting else "the KV cache",
+    )
+    shared = 1 if on_gpu else ranks
+    taken = (own + step + found.kv_cache) * shared + (_CONTEXT_BYTES if on_gpu else 0)
+    if taken <= available and kv_tokens >= longest:
+        return found
+    if taken <= available:
+        reason = f"the KV cache holds {kv_tokens:,} tokens, and option.max_model_len is {longest:,}"
+    else:
+        reason = f"{gigabytes(taken)} are needed, and there are {gigabytes(available)}"
+    return replace(found, shortage=reason)
+
+
+def _request_blocks(engine: MpiEngineConfig, model: ModelConfig, largest: LargestStep, length: int) -> int:
+    """Blocks that a request of this length holds at most."""
+    blocks = -(-length // engine.cache.block_size)
+    if model.window is None or not engine.cache.paged:
+        return blocks
+    return min(blocks, Window(model.window, largest.num_tokens).most_blocks(engine.cache.block_size))
+
+
+def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:
+    """Name the smallest larger tensor-parallel degree that fits, else the options to change."""
+    for degree in range(engine.parallel.tp_size + 1, min(target.machine.gpu_count, model.num_kv_heads) + 1):
+        larger = replace(engine, parallel=replace(engine.parallel, tp_size=degree))
+        found = _predict_rolling(larger, model, target, length)
+        if found is not None and not found.shortage:
+            return f"option.tensor_parallel_degree={degree} fits"
+    return "lower option.max_model_len or option.max_num_batched_tokens, or use more or larger devices"
+
+
+def predict_dynamic(
+    engine: PythonEngineConfig,
+    folder: Path,
+    model: ModelConfig,
+    target: ServingTarget,
+    length: int | None = None,
+) -> MemoryPrediction | None:
+    """Predict for engine=Python, whose layers are spread over the GPUs; None where their memory is unknown."""
+    available = target.device_bytes
+    if available is None:
+        return None
+    on_gpu = engine.parallel.device == "cuda"
+    dtype = engine.model.dtype if on_gpu else "fp32"
+    element, devices = (4 if dtype == "fp32" else 2), engine.parallel.tp_size if on_gpu else 1
+    total = weights.count_numbers(folder) * element or model.weight_bytes(element)
+    longest = engine.model.max_model_len
+    rows, wanted = engine.batching.batch_size, min(length or longest, longest)
+    token_bytes = model.kv_bytes_per_token(dtype, 1)
+    step = activation_bytes(model, rows * wanted, rows, 1, element)
+    found = MemoryPrediction(
+        ranks=devices,
+        available=available,
+        weights=total // devices,
+        weights_in_all=total,
+        activations=step,
+        step_tokens=rows * wanted,
+        kv_cache=rows * wanted * token_bytes // devices,
+        kv_bytes_per_token=token_bytes,
+        kv_tokens=rows * wanted,
+        length=wanted,
+        kv_wanted=rows * wanted * token_bytes,
+        requests_at_once=rows,
+        limited_by="batch_size",
+    )
+    taken = found.weights + found.kv_cache + step + (_CONTEXT_BYTES if on_gpu else 0)
+    if taken <= available:
+        return found
+    reason = f"{gigabytes(taken)} are needed, and there are {gigabytes(available)}"
+    return replace(found, shortage=f"{reason}; lower batch_size or option.max_model_len")
+
+
+def gigabytes(count: int) -> str:
+    """A number of bytes for people, in powers of ten."""
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

@@ -1,0 +1,108 @@
+"""How long a start takes, and the platform's time-outs that match it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from container.explain.prediction.memory import gigabytes
+from container.explain.target import ServingTarget
+from container.models import files as model_files
+from engines.models.config import ModelConfig
+from lmi_server.config import LmiConfig
+
+DISK_RATE = 1e9
+"""Bytes a second assumed for a local disk, written by a download or read by all ranks together."""
+_MARGIN = 2
+"""Time-outs are so many times the predicted time."""
+_LEAST_TIMEOUT, _LONGEST_TIMEOUT = 60, 3600
+"""Of the platform, in seconds."""
+_INVOCATION_SECONDS = 60
+"""The platform ends a response after so long."""
+_DRIVER = "al2023-ami-sagemaker-inference-gpu-4-1"
+_LEAST_CAPABILITY = 7.5
+"""Of CUDA 13."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrediction:
+    """Seconds for bytes at the network's rate and the disk's, an assumed 1 GB/s."""
+
+    file_bytes: int
+    """Of the files of weights."""
+    download_seconds: float | None
+    """By the server itself or by the platform; None where the network's rate is unknown."""
+    load_seconds: float
+    """From the disk, or from S3 with option.load_format=stream, into memory."""
+
+
+def predict_start(
+    config: LmiConfig, folder: Path, model: ModelConfig, target: ServingTarget
+) -> StartPrediction:
+    """folder: has the files of weights, their headers, or only config.json."""
+    on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    size = on_disk or model.weight_bytes(4 if model.dtype == "float32" else 2)
+    network = target.instance.network if target.instance else None
+    if config.source.load_format == "stream":
+        return StartPrediction(size, 0.0, size / (network or DISK_RATE))
+    return StartPrediction(size, size / min(network, DISK_RATE) if network else None, size / DISK_RATE)
+
+
+def platform_advice(config: LmiConfig, start: StartPrediction | None, target: ServingTarget) -> list[str]:
+    """What an endpoint on SageMaker must be given, one sentence for each setting."""
+    if target.instance is None:
+        return []
+    advice = []
+    limit = config.options.model_loading_timeout
+    needed = 0.0
+    if start is not None:
+        fetched = model_files.is_fetched(config.source)
+        download = start.download_seconds or 0.0
+        needed = start.load_seconds + (download if fetched else 0.0)
+        if not fetched:
+            advice.append(
+                f"model_data_download_timeout={_timeout(download)}: the platform copies"
+                f" {gigabytes(start.file_bytes)}, which takes about {_seconds(download)}"
+            )
+        if start.load_seconds * _MARGIN > limit:
+            advice.append(
+                f"option.model_loading_timeout={limit:g} is short: loading takes about"
+                f" {_seconds(start.load_seconds)}"
+            )
+    health = max(_timeout(needed), min(_LONGEST_TIMEOUT, math.ceil(limit)))
+    advice.append(
+        f"container_startup_health_check_timeout={health}: no less than option.model_loading_timeout ({limit:g} s), or"
+        " the platform ends a start that the server would still wait for"
+    )
+    if config.server.predict_timeout > _INVOCATION_SECONDS:
+        advice.append(
+            f"a response must be complete within {_INVOCATION_SECONDS} s, and option.predict_timeout is"
+            f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that work nobody waits for stops;"
+            " streams may take longer"
+        )
+    return [*advice, *_driver(target)]
+
+
+def _driver(target: ServingTarget) -> list[str]:
+    if target.device is None or not target.device.compute_capability:
+        return []
+    if float(target.device.compute_capability) < _LEAST_CAPABILITY:
+        return [
+            f"the CUDA image is made with CUDA 13, which does not run on {target.device.name} (compute capability"
+            f" {target.device.compute_capability}; allowed: {_LEAST_CAPABILITY} and above)"
+        ]
+    return [
+        f"InferenceAmiVersion={_DRIVER}: the CUDA image needs the NVIDIA driver 580, and the platform's default hosts"
+        " have 470 to 550"
+    ]
+
+
+def _timeout(seconds: float) -> int:
+    """The time-out for work that takes so long, in whole minutes."""
+    minutes = math.ceil(seconds * _MARGIN / 60)
+    return max(_LEAST_TIMEOUT, min(_LONGEST_TIMEOUT, 60 * minutes))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 1 else "less than 1 s"

@@ -1,0 +1,141 @@
+"""The result of `lmi check`, as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from dataclasses import dataclass
+
+from container.explain.prediction.memory import MemoryPrediction, gigabytes
+from container.explain.prediction.startup import StartPrediction
+from lmi_server.properties.loader import EffectiveValue
+from lmi_server.values.show import one_line
+
+_WIDTH = 110
+_INDENT = " " * 9
+FINE, WRONG_FILE, CANNOT_SERVE = 0, 1, 3
+"""Exit codes; 2 is the command line's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineExplained:
+    """One line of the file."""
+
+    line: int
+    text: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The result of `lmi check`."""
+
+    path: str
+    target: str
+    """`this machine`, or the hardware that was named."""
+    machine: str
+    """What the target has, in one line."""
+    lines: tuple[LineExplained, ...]
+    values: tuple[EffectiveValue, ...]
+    """Empty if the file is not valid."""
+    model: str
+    """Where the model is, and whether it is available; empty if the file is not valid."""
+    memory: MemoryPrediction | None
+    """None where the model or the memory is unknown."""
+    start: StartPrediction | None
+    advice: tuple[str, ...]
+    """Settings of the platform that match, for an instance."""
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """Why the target cannot serve it; empty if it can."""
+    named: bool = False
+    """Whether the hardware was named."""
+
+    @property
+    def can_serve(self) -> bool:
+        return not self.reasons
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a correct configuration, even if this machine cannot serve it; named hardware must be able to."""
+        if self.problems:
+            return WRONG_FILE
+        return CANNOT_SERVE if self.named and self.reasons else FINE
+
+    def to_json(self) -> str:
+        """One JSON object; its fields are those of this class, with `can_serve` and `exit_code`."""
+        fields = dataclasses.asdict(self) | {"can_serve": self.can_serve, "exit_code": self.exit_code}
+        return json.dumps(fields, indent=2)
+
+    def render(self) -> str:
+        """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""
+        parts = [self.path, f"{self.target}: {self.machine}"]
+        if self.lines:
+            parts += ["", "The file, line by line"]
+            for line in self.lines:
+                parts.append(f"  {line.line:>3}  {one_line(line.text)}")
+                parts += _wrapped(line.explanation, _INDENT)
+        if self.values:
+            parts += ["", "Effective values", *_table(self.values)]
+        if self.model:
+            parts += ["", f"model: {self.model}"]
+        if self.memory is not None:
+            parts += ["", f"Prediction for {self.target}", *_predicted(self.memory, self.start)]
+        if self.advice:
+            parts += ["", "On SageMaker"]
+            for text in self.advice:
+                parts += _wrapped(text, "  ")
+        parts.append("")
+        for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", self.problems)):
+            parts += [f"{label}: {text}" for text in texts]
+        where = f"on {self.target}" if self.named else "here"
+        verdict = f"no: {'; '.join(self.reasons)}" if self.reasons else "yes"
+        return "\n".join([*parts, f"can serve {where}: {verdict}"])
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
+    keys = max(len(value.key) for value in values)
+    texts = max(len(one_line(value.value, 40)) for value in values)
+    rows = []
+    for value in values:
+        note = f" ({value.note})" if value.note else ""
+        rows.append(f"  {value.key:<{keys}}  {one_line(value.value, 40):<{texts}}  {value.source}{note}")
+    return rows
+
+
+def _predicted(memory: MemoryPrediction, start: StartPrediction | None) -> list[str]:
+    each = f" on each of {memory.ranks}" if memory.ranks > 1 else ""
+    rows = [
+        (
+            "weights",
+            f"{gigabytes(memory.weights)} of {gigabytes(memory.available)}{each}"
+            + (f"; {gigabytes(memory.weights_in_all)} in all" if each else ""),
+        ),
+        ("largest step", f"about {gigabytes(memory.activations)}{each}, for {memory.step_tokens:,} tokens"),
+        (
+            "KV cache",
+            f"{gigabytes(memory.kv_cache)}{each}: {memory.kv_tokens:,} tokens of"
+            f" {memory.kv_bytes_per_token:,} bytes",
+        ),
+        (
+            "at once",
+            f"{memory.requests_at_once:,} requests of {memory.length:,} tokens; limit: {memory.limited_by}",
+        ),
+        (
+            "KV wanted",
+            f"{gigabytes(memory.kv_wanted)} over all ranks for as many of this length as the file allows",
+        ),
+    ]
+    rows.append(("fits", f"no: {memory.shortage}" if memory.shortage else "yes"))
+    if start is not None:
+        fetch = f"about {start.download_seconds:.3g} s to fetch, " if start.download_seconds else ""
+        size = gigabytes(start.file_bytes)
+        rows.append(("start", f"{fetch}about {start.load_seconds:.3g} s to load {size}"))
+    return [f"  {name:<12}  {text}" for name, text in rows]

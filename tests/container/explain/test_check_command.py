@@ -1,0 +1,179 @@
+"""`lmi check` as a command: named hardware, exit codes, JSON, and what it says of a platform."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from container.cli import main
+from container.explain.check import check
+from container.explain.target import instance_target
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from lmi_server.config import ModelSource
+from tests.container.explain.predictions import CPU_MACHINE, FALCON_40B, LLAMA_3_8B, check_model
+
+ROOT = Path(__file__).parents[3]
+DRIVER = "InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1"
+
+
+def write(folder: Path, config: dict[str, Any], text: str) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "serving.properties").write_text(f"option.load_format=dummy\n{text}")
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+def lmi_check(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code"),
+    [
+        ("", [], 0),
+        ("option.dtpye=fp16\n", [], 1),
+        ("option.dtpye=fp16\n", ["--instance", "ml.g5.48xlarge"], 1),
+        ("", ["--instance", "ml.g5.48xlarge"], 0),
+        ("option.tensor_parallel_degree=4\n", ["--instance", "ml.g5.48xlarge"], 3),
+        ("", ["--device", "H200"], 0),
+        ("", ["--device", "A10G", "--count", "2"], 3),
+        ("", ["--device", "Gaudi3", "--count", "8"], 3),
+    ],
+)
+def test_exit_codes_are_for_ci(tmp_path: Path, text: str, arguments: list[str], code: int) -> None:
+    result = lmi_check(write(tmp_path, FALCON_40B, text), *arguments)
+    assert result.exit_code == code, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--instance", "ml.g5.47xlarge"], "did you mean ml.g5.4xlarge?"),
+        (["--device", "A10"], "did you mean A10G?"),
+        (["--count", "2"], "--count needs --device"),
+        (["--instance", "ml.g5.xlarge", "--device", "A10G"], "leave out --device"),
+        (["--length", "0"], "--length"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str) -> None:
+    result = lmi_check("somewhere", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_json_has_what_the_text_has(tmp_path: Path) -> None:
+    path = write(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n")
+    result = lmi_check(path, "--instance", "ml.g5.48xlarge", "--length", "1000", "--json")
+    found = json.loads(result.output)
+    assert (found["exit_code"], found["can_serve"], found["target"]) == (3, False, "ml.g5.48xlarge")
+    assert found["memory"]["length"] == 1000
+    assert found["memory"]["weights"] == pytest.approx(20.9e9, rel=0.01)
+    assert found["memory"]["shortage"] in found["reasons"][0]
+    assert [line["line"] for line in found["lines"]] == [1, 2]
+    assert {"key": "engine", "value": "MPI", "source": "default", "note": ""} in found["values"]
+    text = lmi_check(path, "--instance", "ml.g5.48xlarge").output
+    assert text.splitlines()[-1].startswith("can serve on ml.g5.48xlarge: no: it does not fit: ")
+    assert "20.9 GB of 24 GB on each of 4; 83.7 GB in all" in text
+
+
+def advice(folder: Path, config: dict[str, Any], instance: str, text: str = "") -> str:
+    return "\n".join(check_model(folder, config, text, instance_target(instance)).advice)
+
+
+def test_an_instance_comes_with_the_time_outs_that_match(tmp_path: Path) -> None:
+    found = advice(tmp_path, FALCON_40B, "ml.g5.48xlarge")
+    assert "model_data_download_timeout=180: the platform copies 83.7 GB" in found
+    assert "container_startup_health_check_timeout=1200: " in found
+    assert "option.predict_timeout is 240: set it to 60" in found
+    short = "option.model_loading_timeout=100\noption.predict_timeout=60\n"
+    found = advice(tmp_path, FALCON_40B, "ml.g5.48xlarge", short)
+    assert "option.model_loading_timeout=100 is short: loading takes about 84 s" in found
+    assert "container_startup_health_check_timeout=180: " in found
+    assert "within 60 s" not in found
+
+
+def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FALCON_40B))
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=s3://bucket/falcon/\noption.tensor_parallel_degree=8\n")
+    target = instance_target("ml.g5.2xlarge")
+    report = check(
+        file, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: tmp_path
+    )
+    found = "\n".join(report.advice)
+    assert "model_data_download_timeout" not in found
+    assert "container_startup_health_check_timeout=1200" in found
+
+
+@pytest.mark.parametrize(
+    ("instance", "driver"), [("ml.g5.48xlarge", True), ("ml.p3.2xlarge", False), ("ml.inf2.xlarge", False)]
+)
+def test_gpu_hosts_need_a_newer_driver(tmp_path: Path, instance: str, driver: bool) -> None:
+    found = advice(tmp_path, LLAMA_3_8B, instance)
+    assert (DRIVER in found) == driver
+    assert ("does not run on V100" in found) == instance.startswith("ml.p3")
+
+
+def test_a_gpu_without_bf16_is_a_warning(tmp_path: Path) -> None:
+    target = instance_target("ml.g4dn.12xlarge")
+    assert check_model(tmp_path, LLAMA_3_8B, "", target).warnings == (
+        "T4 has no bf16 products; set option.dtype=fp16",
+    )
+    assert not check_model(tmp_path, LLAMA_3_8B, "option.dtype=fp16\n", target).warnings
+
+
+def test_open_values_are_explained_with_what_became_of_them(tmp_path: Path) -> None:
+    report = check_model(
+        tmp_path, LLAMA_3_8B, "option.tensor_parallel_degree=max\n", instance_target("ml.g5.12xlarge")
+    )
+    assert report.lines[1].explanation.endswith(" Becomes 4 (all GPUs (4)).")
+
+
+def test_an_old_name_is_called_deprecated(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.s3url=s3://bucket/model/\n")
+    [line] = check(tmp_path, {}, CPU_MACHINE, lambda source: None, describe=lambda source: None).lines
+    assert line.explanation.startswith("deprecated: LMI no longer reads it. another name of option.model_id.")
+
+
+def test_a_model_that_is_nowhere_leaves_named_hardware_unjudged() -> None:
+    example = ROOT / "properties_examples" / "aws-post-rolling"
+    target = instance_target("ml.g5.48xlarge")
+    report = check(example, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: None)
+    assert report.exit_code == 3
+    assert report.memory is None
+    assert "--remote reads its config.json" in report.reasons[0]
+
+
+def test_remote_fetches_the_model_without_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[ModelSource] = []
+
+    def obtain(source: ModelSource, view: object) -> Path:
+        fetched.append(source)
+        return tmp_path
+
+    monkeypatch.setattr(model_files, "obtain", obtain)
+    (tmp_path / "config.json").write_text(json.dumps(FALCON_40B))
+    example = str(ROOT / "properties_examples" / "aws-post-rolling")
+    result = lmi_check(example, "--instance", "ml.g5.48xlarge", "--remote")
+    assert [(source.model_id, source.load_format) for source in fetched] == [
+        ("s3://my-bucket/falcon-40b/", "stream")
+    ]
+    assert result.exit_code == 0, result.output
+    assert "10.5 GB of 24 GB on each of 8" in result.output
+
+
+def test_remote_says_why_a_model_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: ModelSource, view: object) -> Path:
+        raise ModelNotAvailable("s3://my-bucket/falcon-40b/: access denied")
+
+    monkeypatch.setattr(model_files, "obtain", refuse)
+    result = lmi_check(str(ROOT / "properties_examples" / "aws-post-rolling"), "--remote")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "Error: s3://my-bucket/falcon-40b/: access denied"

@@ -1,0 +1,110 @@
+"""Mistyped keys find the right name, and good files get no complaint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from container.explain.check import check
+from lmi_server.properties.options import by_name
+from tests.container.explain.predictions import CPU_MACHINE, LLAMA_3_8B
+
+ROOT = Path(__file__).parents[3]
+NUM_TYPOS = 200
+NUM_GOOD = 60
+SMALL = LLAMA_3_8B | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}
+GOOD: dict[str, dict[str, tuple[str, ...]]] = {
+    "MPI": {
+        "option.dtype": ("auto", "fp32", "bf16"),
+        "option.tensor_parallel_degree": ("1", "2", "max"),
+        "option.max_rolling_batch_size": ("1", "32", "256"),
+        "option.max_model_len": ("128", "8192"),
+        "option.block_size": ("8", "16", "32"),
+        "option.kv_cache_gb": ("0.5", "2"),
+        "option.scheduling_policy": ("fcfs", "priority", "fair"),
+        "option.rolling_batch": ("auto", "vllm"),
+        "option.max_num_batched_tokens": ("512", "2048"),
+        "job_queue_size": ("10", "1000"),
+        "option.predict_timeout": ("60", "240"),
+        "option.output_formatter": ("json", "jsonlines"),
+    },
+    "Python": {
+        "batch_size": ("1", "4", "32"),
+        "max_batch_delay": ("0", "100"),
+        "option.dtype": ("auto", "fp32"),
+        "option.max_model_len": ("128", "4096"),
+        "option.model_loading_timeout": ("600",),
+        "option.rolling_batch": ("disable",),
+        "job_queue_size": ("10", "1000"),
+        "max_request_size": ("1048576",),
+    },
+}
+
+
+def mistyped(key: str, choose: random.Random) -> str:
+    """The key with one letter too many, too few, wrong, or with two in the wrong order."""
+    place, letter = choose.randrange(len(key)), choose.choice(string.ascii_lowercase + "_")
+    head, tail = key[:place], key[place:]
+    return choose.choice(
+        [head + letter + tail, head + tail[1:], head + letter + tail[1:], head + tail[1::-1] + tail[2:]]
+    )
+
+
+def typos() -> Iterator[tuple[str, str]]:
+    """(key, the same mistyped), for ever the same; a typo that is a key itself is none."""
+    known, choose = by_name(), random.Random(7)
+    names = sorted(known)
+    while True:
+        key = choose.choice(names)
+        if (typo := mistyped(key, choose)) not in known:
+            yield key, typo
+
+
+def test_the_right_name_comes_first_for_nearly_every_typo(tmp_path: Path) -> None:
+    """Spread over few files, each with many lines: what a line says does not depend on the others."""
+    known, wrong = by_name(), []
+    chosen = dict(reversed(pair) for pair in itertools.islice(typos(), NUM_TYPOS + 20))
+    pairs = list(chosen.items())[:NUM_TYPOS]
+    assert len(pairs) == NUM_TYPOS
+    for typo, key in pairs:
+        (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
+        report = check(tmp_path, {}, CPU_MACHINE, lambda source: None)
+        assert report.exit_code == 1
+        _, _, hint = report.problems[0].rpartition("did you mean ")
+        if known.get(hint.removesuffix("?")) is not known[key]:
+            wrong.append((key, typo, hint))
+    assert len(wrong) <= 0.05 * NUM_TYPOS, wrong
+
+
+def good_files() -> Iterator[str]:
+    choose = random.Random(11)
+    for number in itertools.count():
+        engine = ("MPI", "Python")[number % 3 == 2]
+        keys = choose.sample(sorted(GOOD[engine]), choose.randint(2, 6))
+        lines = [f"{key}={choose.choice(GOOD[engine][key])}" for key in keys]
+        yield "\n".join([f"engine={engine}", *lines, ""])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with config.json and a file of weights whose header is empty."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_good_files_get_no_complaint(tmp_path: Path, model: Path) -> None:
+    texts = [path.read_text() for path in sorted(ROOT.glob("properties_examples/*/serving.properties"))]
+    texts = [text for text in texts if "option.entryPoint" not in text and "engine" in text]
+    for text in [*texts, *itertools.islice(good_files(), NUM_GOOD - len(texts))]:
+        (tmp_path / "serving.properties").write_text(text)
+        report = check(tmp_path, {}, CPU_MACHINE, lambda source: model)
+        assert (report.exit_code, report.problems, report.warnings) == (0, (), ()), text
