@@ -39,7 +39,7 @@ def without_weights(source: ModelSource) -> ModelSource:
     return replace(source, load_format="stream" if in_s3 else "dummy")
 
 
-def _described(source: ModelSource) -> Path | None:
+def described_in_cache(source: ModelSource) -> Path | None:
     """A copy in the cache without weights, if there is one."""
     return model_files.locate(without_weights(source)) if model_files.is_fetched(source) else None
 
@@ -53,7 +53,7 @@ def check(
     allow_remote_code: bool = False,
     *,
     target: ServingTarget | None = None,
-    describe: Locate = _described,
+    describe: Locate = described_in_cache,
     length: int | None = None,
 ) -> CheckReport:
     """Examine PATH (a folder with a serving.properties, or such a file) for this machine, or for `target`.

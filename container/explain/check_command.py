@@ -60,7 +60,7 @@ def check(
         allow_remote_code=launch.remote_code_allowed(environ),
         target=_target(instance, device, count),
         length=length,
-        **({"describe": _fetched} if remote else {}),
+        describe=_fetched if remote else checking.described_in_cache,
     )
     click.echo(report.to_json() if as_json else report.render())
     sys.exit(report.exit_code)

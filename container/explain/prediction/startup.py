@@ -39,8 +39,10 @@ class StartPrediction:
 
 def predict_start(
     config: LmiConfig, folder: Path, model: ModelConfig, target: ServingTarget
-) -> StartPrediction:
-    """folder: has the files of weights, their headers, or only config.json."""
+) -> StartPrediction | None:
+    """Predict the start; None for random weights. folder: has the files of weights, their headers, or config.json."""
+    if config.source.load_format == "dummy":
+        return None
     on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     size = on_disk or model.weight_bytes(4 if model.dtype == "float32" else 2)
     network = target.instance.network if target.instance else None
