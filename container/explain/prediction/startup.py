@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from container.explain.hardware import Instance
 from container.explain.prediction.memory import gigabytes
 from container.explain.target import ServingTarget
 from container.models import files as model_files
@@ -20,6 +21,7 @@ _LEAST_TIMEOUT, _LONGEST_TIMEOUT = 60, 3600
 """Of the platform, in seconds."""
 _INVOCATION_SECONDS = 60
 """The platform ends a response after so long."""
+_VOLUME_MARGIN = 1.2
 _DRIVER = "al2023-ami-sagemaker-inference-gpu-4-1"
 _LEAST_CAPABILITY = 7.5
 """Of CUDA 13."""
@@ -83,7 +85,17 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
             f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that work nobody waits for stops;"
             " streams may take longer"
         )
-    return [*advice, *_driver(target)]
+    return [*advice, *_disk(target.instance, start), *_driver(target)]
+
+
+def _disk(instance: Instance, start: StartPrediction | None) -> list[str]:
+    if start is None or start.file_bytes <= instance.disk_bytes:
+        return []
+    size = gigabytes(start.file_bytes)
+    if instance.disk_bytes:
+        return [f"the files take {size}, and the instance's disk has {gigabytes(instance.disk_bytes)}"]
+    volume = math.ceil(_VOLUME_MARGIN * start.file_bytes / 1e9)
+    return [f"VolumeSizeInGB={volume}: the instance has no disk of its own, and the files take {size}"]
 
 
 def _driver(target: ServingTarget) -> list[str]:

@@ -110,6 +110,14 @@ def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> N
     assert "container_startup_health_check_timeout=1200" in found
 
 
+def test_files_need_a_disk(tmp_path: Path) -> None:
+    assert "VolumeSizeInGB=20: the instance has no disk" in advice(tmp_path, LLAMA_3_8B, "ml.p3.2xlarge")
+    assert "VolumeSizeInGB" not in advice(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
+    larger = FALCON_40B | {"num_hidden_layers": 120, "torch_dtype": "float32"}
+    found = advice(tmp_path, larger, "ml.g5.xlarge")
+    assert "the files take 330 GB, and the instance's disk has 250 GB" in found
+
+
 @pytest.mark.parametrize(
     ("instance", "driver"), [("ml.g5.48xlarge", True), ("ml.p3.2xlarge", False), ("ml.inf2.xlarge", False)]
 )
