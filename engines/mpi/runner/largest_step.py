@@ -14,7 +14,8 @@ from engines.mpi.scheduler.step_plan import (
 
 NUM_BLOCKS = 2
 """Of the cache that it is computed on: its tables name these again and again, for nobody reads what is computed."""
-_SCORED_TOKENS = 128
+SCORED_TOKENS = 128
+"""Of a prompt, scored at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class LargestStep:
         longest = max(1, self.max_model_len - 1)
         while left and len(chunks) < self.num_seqs:
             # One that is scored, as long as scoring looks at at once; then the rest.
-            size = _SCORED_TOKENS if not chunks and self.num_seqs > 1 else longest
+            size = SCORED_TOKENS if not chunks and self.num_seqs > 1 else longest
             chunks.append(min(size, longest, left))
             left -= chunks[-1]
         wants = [WANT_PROMPT_LOGPROBS, *[WANT_NOTHING] * (len(chunks) - 1)]
