@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from container.cli import main
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.models.files.s3.manifest import MANIFEST
@@ -17,6 +20,7 @@ from container.models.files.s3.ranges import S3Ranges
 from container.progress import LogLines
 from engines.models.safetensors_files import SafetensorsFiles
 from lmi_server.config import ModelSource
+from tests.container.explain.predictions import LLAMA_3_8B
 from tests.container.models.files.conftest import MODEL_BYTES
 from tests.container.models.files.s3_lab import NEEDED, S3Lab
 from tests.support.faulty_proxy import answer, every_object, object_named, truncate
@@ -117,3 +121,24 @@ def test_ranges_that_cannot_be_had_end_with_one_sentence(
         ranges.read(WEIGHTS, 0, out)
     assert "\n" not in str(caught.value)
     ranges.close()
+
+
+def test_check_predicts_from_headers_alone(
+    s3: S3Lab, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.upload(small_model)
+    s3.put("mine/config.json", json.dumps(LLAMA_3_8B).encode())
+    (tmp_path / "serving.properties").write_text(f"option.model_id={s3.address()}\n")
+    monkeypatch.setenv("LMI_CACHE_DIR", str(s3.cache))
+    command = ["check", str(tmp_path), "--device", "L4", "--json"]
+    asked = CliRunner().invoke(main, command)
+    assert asked.exit_code == 3
+    assert s3.proxy.object_bytes == 0
+    for arguments in (["--remote"], []):
+        found = CliRunner().invoke(main, [*command, *arguments])
+        assert found.exit_code == 0, found.output
+        report = json.loads(found.stdout)
+        assert report["memory"]["weights"] == pytest.approx(16.06e9, rel=0.01)
+        assert report["start"]["file_bytes"] == (small_model / WEIGHTS).stat().st_size
+        assert "not on this disk" in report["model"]
+    assert s3.proxy.object_bytes < 10_000
