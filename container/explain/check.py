@@ -20,6 +20,7 @@ from container.explain.prediction.memory import (
 from container.explain.prediction.startup import StartPrediction, platform_advice, predict_start
 from container.explain.report import CheckReport
 from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
+from container.explain.resolve.weights import count_numbers
 from container.explain.target import ServingTarget, this_machine
 from container.machine import Machine
 from container.models import files as model_files
@@ -30,6 +31,8 @@ from engines.config import MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import EffectiveValue, examine
 
+_MOST_DIFFERENCE = 1.5
+"""Of the numbers in the files from those that config.json describes; some tensors are stored twice or not used."""
 Locate = Callable[[ModelSource], Path | None]
 
 
@@ -173,6 +176,11 @@ def _predict(
     elif isinstance(engine, PythonEngineConfig):
         findings.memory = predict_dynamic(engine, folder, model, target, length)
     findings.start = predict_start(config, folder, model, target)
+    held, described = count_numbers(folder), model.weight_bytes(1)
+    if held and not 1 / _MOST_DIFFERENCE < held / described < _MOST_DIFFERENCE:
+        findings.warnings.append(
+            f"the files hold {held:,} numbers, and config.json describes {described:,}: they may not belong together"
+        )
 
 
 def _judge(

@@ -31,8 +31,10 @@ def test_predicted_weights_and_cache_are_those_of_the_engine(tmp_path: Path, kin
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "serving.properties").write_text(f"option.model_id={model}\n")
     here = Machine(2, 4 * GIB, cpu_kernels=detect({}).cpu_kernels)
-    found = check(tmp_path, {}, here).memory
+    report = check(tmp_path, {}, here)
+    found = report.memory
     assert found is not None
+    assert report.warnings == ()
     runner = make_runner(model, num_blocks=NUM_BLOCKS)
     assert found.weights == pytest.approx(runner.report.owned_bytes, rel=0.02)
     assert found.kv_bytes_per_token == runner.kv_bytes_per_token
