@@ -21,7 +21,7 @@ class Device:
 
     name: str
     memory_bytes: int
-    """As published; drivers report up to 3 % less or 7 % more."""
+    """As published, in powers of ten where the source says GB; what a driver reports differs by some percent."""
     bandwidth: float
     """Bytes a second between the device and its memory."""
     flops: Mapping[str, float]
@@ -50,7 +50,7 @@ class Instance:
     disk_bytes: int
     """Local storage; 0 where there is none."""
     network: float
-    """Sustained bytes a second to storage such as S3, through one network card of at most 100 Gbit/s."""
+    """Sustained bytes a second to storage such as S3. Capped at 100 Gbit/s, assumed for one network card."""
     source: str
 
 
