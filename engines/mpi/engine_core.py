@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from engines.core import (
@@ -51,8 +51,12 @@ class EngineCore:
         stopwatch: Stopwatch,
         trace: StepTrace,
         measured: LargestStep | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """measured: the step that memory was measured for; settings that allow a larger one are refused."""
+        """
+        measured: the step that memory was measured for; settings that allow a larger one are refused.
+        clock: that of the requests' arrivals and deadlines, in seconds.
+        """
         self.metrics = EngineMetrics()
         self._scheduler = scheduler
         self._blocks = blocks
@@ -61,6 +65,7 @@ class EngineCore:
         self._stopwatch = stopwatch
         self._trace = trace
         self._measured = measured
+        self._clock = clock
         self._num_beats = 0
         """Since the last step."""
         self._in_flight: _InFlight | None = None
@@ -85,7 +90,7 @@ class EngineCore:
         if sequence is not None:
             self.metrics.observe_abort(reason)
             if reason is AbortReason.STOP_SEQUENCE:
-                self._observe_tokens(sequence, time.monotonic())
+                self._observe_tokens(sequence, self._clock())
             self._trace.ended(request_id, str(reason))
         self._sampler.forget(request_id)
 
@@ -103,7 +108,7 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Plan and compute one step; with nothing to compute, only beat. Returns what its requests got."""
-        now = time.monotonic()
+        now = self._clock()
         self._stopwatch.start()
         outputs = self._scheduler.expire(now)
         for output in outputs:
@@ -179,7 +184,7 @@ class EngineCore:
         self._stopwatch.start()
         tokens = in_flight.choices.take()
         self._stopwatch.stop("wait")
-        outputs = self._scheduler.finish(in_flight.step, tokens, time.monotonic())
+        outputs = self._scheduler.finish(in_flight.step, tokens, self._clock())
         self._stopwatch.stop("update")
         self._count(in_flight.step, outputs, in_flight.started)
         return outputs
@@ -199,7 +204,7 @@ class EngineCore:
             logger.exception("sampling failed")
             return self._halve(step, started)
         self._stopwatch.stop("sample")
-        outputs = self._scheduler.update(step, tokens, time.monotonic(), result.prompt_logprobs)
+        outputs = self._scheduler.update(step, tokens, self._clock(), result.prompt_logprobs)
         self._stopwatch.stop("update")
         self._count(step, outputs, started)
         return outputs
@@ -238,7 +243,7 @@ class EngineCore:
 
     def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
-        now = time.monotonic()
+        now = self._clock()
         for sequence in self._scheduler.take_started():
             metrics.queue_time.observe(max(0.0, started - sequence.request.arrival_time))
             metrics.prompt_tokens += sequence.num_prompt_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
 from engines.errors import EngineError, RequestFailed, Unavailable
@@ -38,8 +39,16 @@ _LONGEST_PAUSE_SECONDS = 0.05
 class Leader:
     """Which client asked for what, when it is sent, and when to end."""
 
-    def __init__(self, core: EngineCore, board: StatusBoard, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        board: StatusBoard,
+        stopwatch: Stopwatch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: as the core's."""
         self._core = core
+        self._clock = clock
         self._board = board
         self._stopwatch = stopwatch
         self._clients: dict[str, bytes] = {}
@@ -66,7 +75,7 @@ class Leader:
     def serve(self, front: Front, info: EngineInfo) -> None:
         """Loop until a `Drain` has been carried out."""
         core = self._core
-        while self._deadline is None or (core.has_work and time.monotonic() < self._deadline):
+        while self._deadline is None or (core.has_work and self._clock() < self._deadline):
             timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
             for client, message in front.receive(timeout):
                 self._handle(front, info, client, message)
@@ -93,7 +102,7 @@ class Leader:
             case Drain(seconds):
                 logger.info("draining: at most %.0f s for %d requests", seconds, len(self._clients))
                 self._board.set_state(EngineState.DRAINING)
-                self._deadline = time.monotonic() + seconds
+                self._deadline = self._clock() + seconds
 
     def _submit(self, front: Front, client: bytes, request: Request) -> None:
         try:
@@ -125,7 +134,7 @@ class Leader:
         for output in ended_outputs(outputs):
             del clients[output.id]
             urgent = True
-        now = time.monotonic()
+        now = self._clock()
         pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
             self._sent_at = now
