@@ -58,7 +58,7 @@ def check(
         machine.detect(environ),
         lenient=lenient,
         allow_remote_code=launch.remote_code_allowed(environ),
-        target=_target(instance, device, count),
+        target=named_target(instance, device, count),
         length=length,
         describe=_fetched if remote else checking.described_in_cache,
     )
@@ -66,7 +66,8 @@ def check(
     sys.exit(report.exit_code)
 
 
-def _target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
+def named_target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
+    """Return the hardware that a command line names; None: this machine. Raises click.UsageError."""
     if instance and (device or count):
         raise click.UsageError("--instance has its own devices: leave out --device and --count")
     if count and not device:

@@ -20,7 +20,14 @@ from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.figures import Figures, figures
 from container.measure.bench.lengths import Fixed
 from container.measure.bench.load import LoadRun, run_with_progress
-from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
+from container.measure.bench.options import (
+    count_option,
+    dialect_option,
+    load_options,
+    seed_option,
+    slo_option,
+    tokenizer_option,
+)
 from container.measure.bench.preflight import server_url, wait_ready
 from container.measure.bench.report import (
     REQUEST_COLUMNS,
@@ -31,7 +38,7 @@ from container.measure.bench.report import (
 )
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.search import RateTrial, judge, search_rate
-from container.measure.bench.slo import Slo, parse_slo
+from container.measure.bench.slo import Slo
 from container.measure.bench.workload import (
     BenchError,
     BenchRequest,
@@ -85,13 +92,6 @@ class _Client:
         return run_with_progress(self.url, DIALECTS[self.dialect], sessions, self.timeout, self.view, title)
 
 
-def _read_slo(context: click.Context, option: click.Parameter, text: str | None) -> Slo | None:
-    try:
-        return parse_slo(text) if text is not None else None
-    except BenchError as error:
-        raise click.UsageError(str(error)) from error
-
-
 @click.command(
     epilog="Times start when a request was due. Exit code 0 when every request succeeded (--find-rate: when a rate is"
     " sustained), else 1; 2 when the command line is wrong. The same seed gives the same prompts: change it for a"
@@ -99,11 +99,8 @@ def _read_slo(context: click.Context, option: click.Parameter, text: str | None)
 )
 @click.argument("url")
 @load_options(_DEFAULT)
-@click.option(
-    "--slo",
-    callback=_read_slo,
-    help="Latency limits of a request, such as ttft=500ms,tpot=50ms,latency=2s: goodput counts those that keep all.",
-)
+@dialect_option
+@slo_option
 @click.option(
     "--find-rate",
     is_flag=True,

@@ -13,6 +13,8 @@ import click
 from container.measure.bench.choice import LENGTHS, PROCESSES, LoadChoice
 from container.measure.bench.dialects import DIALECTS
 from container.measure.bench.scenario import PRESETS, Scenario
+from container.measure.bench.slo import Slo, parse_slo
+from container.measure.bench.workload import BenchError
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _MAX_REQUESTS = 100_000
@@ -35,10 +37,31 @@ seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of prompts, lengths and arrivals."
 )
 _POSITIVE = click.FloatRange(0, min_open=True)
+dialect_option = click.option(
+    "--dialect",
+    type=click.Choice(sorted(DIALECTS)),
+    default="lmi",
+    show_default=True,
+    help="API to use: lmi is POST /invocations, openai is POST /v1/completions.",
+)
+
+
+def _read_slo(context: click.Context, option: click.Parameter, text: str | None) -> Slo | None:
+    try:
+        return parse_slo(text) if text is not None else None
+    except BenchError as error:
+        raise click.UsageError(str(error)) from error
+
+
+slo_option = click.option(
+    "--slo",
+    callback=_read_slo,
+    help="Latency limits of a request, such as ttft=500ms,tpot=50ms,latency=2s: goodput counts those that keep all.",
+)
 
 
 def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `load` (a LoadChoice), `dialect` and `timeout` (seconds).
+    """Give a command `load` (a LoadChoice) and `timeout` (seconds).
 
     default: the load without a preset and a trace, for the help.
     """
@@ -97,13 +120,6 @@ def load_options(default: Scenario) -> Callable[[Callable[..., None]], Callable[
         ),
         _tokens_option("--input-tokens", "Mean tokens of a prompt.", workload.prompts.mean),
         _tokens_option("--output-tokens", "Mean tokens of an answer; EOS is ignored.", workload.outputs.mean),
-        click.option(
-            "--dialect",
-            type=click.Choice(sorted(DIALECTS)),
-            default="lmi",
-            show_default=True,
-            help="API to use: lmi is POST /invocations, openai is POST /v1/completions.",
-        ),
         click.option(
             "--timeout",
             type=_POSITIVE,

@@ -105,17 +105,22 @@ class BenchReport:
                     "bold",
                 )
             )
-        lines += [
-            (self.origin.notes, ""),
+        lines += [(self.origin.notes, ""), *self._own_lines()]
+        return lines + [(f"error: {one.count} x {one.text}", "red") for one in figures.errors]
+
+    def _own_lines(self) -> list[tuple[str, str]]:
+        """What is said of a real client."""
+        figures = self.figures
+        lines = [
             (
                 f"client: at most {1000 * figures.worst_lag_seconds:.1f} ms late, busy for"
                 f" {100 * figures.client_cpu_share:.0f} % of the time",
                 "",
-            ),
+            )
         ]
         if figures.client_limited:
             lines.append((f"note: {figures.client_limited}", "yellow"))
-        return lines + [(f"error: {one.count} x {one.text}", "red") for one in figures.errors]
+        return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,28 +114,44 @@ class _Word:
     """Tokens that it adds to a text when it follows a space."""
 
 
-def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
-    """The requests of a workload. Raises: BenchError when no prompt has that many tokens with this tokenizer."""
-    rng = random.Random(f"{seed}/{workload.prompts.mean:g}")
-    count, prefixes = workload.num_requests, workload.prefixes
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """The size of one request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...]
+    """Blocks that the prompt begins with, in the words of `Prefixes`."""
+
+
+def draw_shapes(workload: Workload, seed: int) -> list[RequestShape]:
+    """The sizes of a workload's requests, whatever their words."""
+    count = workload.num_requests
     # Generators of their own: a change of one mean leaves the other token counts unchanged.
     prompt_tokens = workload.prompts.draw(count, random.Random(f"{seed}/in"))
     output_tokens = workload.outputs.draw(count, random.Random(f"{seed}/out"))
-    shared = block_ids(prefixes, prompt_tokens, random.Random(f"{seed}/prefixes"))
-    block_tokens = prefixes.block_tokens if prefixes else 0
+    shared = block_ids(workload.prefixes, prompt_tokens, random.Random(f"{seed}/prefixes"))
+    return [RequestShape(*shape) for shape in zip(prompt_tokens, output_tokens, shared, strict=True)]
+
+
+def make_requests(workload: Workload, tokenizer: Tokenizer, seed: int) -> tuple[BenchRequest, ...]:
+    """The requests of a workload. Raises: BenchError when no prompt has that many tokens with this tokenizer."""
+    rng = random.Random(f"{seed}/{workload.prompts.mean:g}")
+    shapes = draw_shapes(workload, seed)
+    block_tokens = workload.prefixes.block_tokens if workload.prefixes else 0
     texts = _vocabulary(tokenizer)
     words = _measured(texts, tokenizer)
-    own_tokens = [tokens - len(ids) * block_tokens for tokens, ids in zip(prompt_tokens, shared, strict=True)]
-    openings = _openings(texts, count, min(own_tokens), tokenizer, rng)
+    own_tokens = [shape.prompt_tokens - len(shape.block_ids) * block_tokens for shape in shapes]
+    openings = _openings(texts, len(shapes), min(own_tokens), tokenizer, rng)
     blocks = {
         block: _words_of(block_tokens, words, random.Random(f"{seed}/block/{block}"))
-        for block in sorted(set(chain.from_iterable(shared)))
+        for block in sorted(set(chain.from_iterable(shape.block_ids for shape in shapes)))
     }
     requests = []
-    for index, (opening, ids) in enumerate(zip(openings, shared, strict=True)):
-        beginning = " ".join([*chain.from_iterable(blocks[block] for block in ids), opening])
-        prompt = _prompt(beginning, prompt_tokens[index], words, tokenizer, rng)
-        requests.append(BenchRequest(index, prompt, prompt_tokens[index], output_tokens[index]))
+    for index, (opening, shape) in enumerate(zip(openings, shapes, strict=True)):
+        beginning = " ".join([*chain.from_iterable(blocks[block] for block in shape.block_ids), opening])
+        prompt = _prompt(beginning, shape.prompt_tokens, words, tokenizer, rng)
+        requests.append(BenchRequest(index, prompt, shape.prompt_tokens, shape.output_tokens))
     return tuple(requests)
 
 

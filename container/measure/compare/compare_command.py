@@ -20,7 +20,13 @@ from container.machine import Machine, detect
 from container.measure.bench.arrivals import Users
 from container.measure.bench.choice import LoadChoice
 from container.measure.bench.lengths import Exponential, Uniform
-from container.measure.bench.options import count_option, load_options, seed_option, tokenizer_option
+from container.measure.bench.options import (
+    count_option,
+    dialect_option,
+    load_options,
+    seed_option,
+    tokenizer_option,
+)
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError, Workload
 from container.measure.compare import attribution, aws_post, report
@@ -130,6 +136,7 @@ class _Duration(click.ParamType[float]):
 )
 @count_option("--max-rounds", 50, "With --precision or --time: the most rounds.", most=1000)
 @load_options(_DEFAULT)
+@dialect_option
 @seed_option
 @tokenizer_option(
     "Model folder or tokenizer.json for the prompts of all configurations, instead of their own."
