@@ -36,6 +36,7 @@ _LATER = Registry(
         "models": "container.explain.models_command:models",
         "kv-waste": "container.measure.kv_waste_command:kv_waste",
         "profile": "container.measure.profile_command:profile",
+        "simulate": "container.measure.simulate.simulate_command:simulate",
     }
 )
 """Commands whose modules are loaded only when they are called, so that the others start faster."""

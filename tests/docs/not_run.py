@@ -17,6 +17,10 @@ NOT_RUN = {
     "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint asks for its figures",
     "export AWS_ENDPOINT_URL_": "sets what the programs of the pages are run with",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
+    "lmi simulate properties_examples/llama-dummy --calibrate ": "needs a trace;"
+    " tests/container/measure/simulate/test_calibration.py makes one",
+    "lmi simulate properties_examples/aws-post-dynamic ": "needs Falcon-40B's config.json;"
+    " tests/container/measure/simulate/test_aws_post.py has it",
     "lmi prepare s3://": "needs a bucket; tests/e2e/test_s3.py runs it on an S3 server",
     ".venv/bin/pre-commit ": "changes the hooks of the checkout",
     ".venv/bin/python -m pytest ": "is this test run",

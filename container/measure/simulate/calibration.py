@@ -1,0 +1,180 @@
+"""Step times fitted to a step trace (`option.step_trace`) of the real engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from container.measure.numbers import percent
+from container.measure.simulate.server import CannotSimulateError
+from container.measure.simulate.step_times import StepSeconds
+
+_Numbers = npt.NDArray[np.float64]
+_LEAST_STEPS = 50
+_HELD_OUT = 5
+"""Every fifth step is not fitted but predicted."""
+_ROUNDS = 5
+_HUBER = 1.345
+"""Residuals beyond so many standard deviations count less (Huber 1964)."""
+_MAX_LINE_BYTES = 1 << 24
+_WARM_UP = "warm-up"
+"""Id of the engine's own first request."""
+
+
+class _Record(msgspec.Struct):
+    """A line of the trace: see `engines/mpi/trace.py`."""
+
+    time: float
+    plan: list[tuple[str, int, int]]
+    seconds: dict[str, float]
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A step of the real engine."""
+
+    starts: list[int]
+    counts: list[int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedTimes:
+    """Times that are sums over features, those of the host included."""
+
+    trace: str
+    coefficients: tuple[float, ...]
+    """Seconds for each of the `features`, none negative."""
+    num_fitted: int
+    num_held_out: int
+    median_error: float
+    """Of held-out steps: absolute, as a share of the measured time."""
+    total_error: float
+    """Of all held-out steps together: the predicted time over the measured one, less 1."""
+
+    def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
+        """See `StepTimes`."""
+        pairs = zip(self.coefficients, features(starts, counts), strict=True)
+        return StepSeconds(0.0, sum(seconds * amount for seconds, amount in pairs))
+
+    def describe(self) -> str:
+        return (
+            f"fitted to {self.num_fitted} steps of {self.trace}; of {self.num_held_out} others the median error is"
+            f" {percent(self.median_error)}, and their total is predicted {percent(abs(self.total_error))} too"
+            f" {'high' if self.total_error > 0 else 'low'}"
+        )
+
+
+def features(starts: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
+    """Count what takes time: the step, whether it has prompts, its sequences, prompt tokens, tokens whose keys and
+    values are read, and pairs of a prompt's token with one that it sees."""
+    num_seqs, num_tokens = len(counts), sum(counts)
+    context = sum(starts) + num_tokens
+    if num_tokens == num_seqs:
+        return (1, 0, num_seqs, 0, context, 0)
+    chunks = [(start, count) for start, count in zip(starts, counts, strict=True) if count > 1]
+    prompt_tokens = sum(count for _, count in chunks)
+    pairs = sum(count * (start + (count + 1) / 2) for start, count in chunks)
+    return (1, 1, num_seqs, prompt_tokens, context, pairs)
+
+
+def calibrate(path: Path) -> CalibratedTimes:
+    """Fit step times to a trace.
+
+    Raises CannotSimulateError: it cannot be read, is no trace, or has too few steps.
+    """
+    steps = list(measured_steps(_read(path)))
+    if len(steps) < _LEAST_STEPS:
+        raise CannotSimulateError(
+            f"--calibrate: {path} has {len(steps)} steps that can be used; allowed: at least {_LEAST_STEPS}"
+        )
+    table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
+    seconds = np.array([step.seconds for step in steps])
+    held_out = np.arange(len(steps)) % _HELD_OUT == _HELD_OUT - 1
+    coefficients = fit(table[~held_out], seconds[~held_out])
+    predicted, measured = table[held_out] @ coefficients, seconds[held_out]
+    return CalibratedTimes(
+        trace=path.name,
+        coefficients=tuple(coefficients.tolist()),
+        num_fitted=int((~held_out).sum()),
+        num_held_out=len(measured),
+        median_error=float(np.median(abs(predicted / measured - 1))),
+        total_error=float(predicted.sum() / measured.sum() - 1),
+    )
+
+
+def measured_steps(records: Sequence[_Record]) -> Iterator[MeasuredStep]:
+    """The steps whose time is known. A step lasts until the next one starts, or as long as its parts if none does.
+
+    Where the device runs ahead (there is a part `wait`), the host starts the step after the next one when it ends.
+    Nobody waits for a step of prompts alone that gives no token, so these and what follows them are left out.
+    """
+    late = any("wait" in record.seconds for record in records)
+    unwaited = False
+    for record, begin, end in zip(records, records[late:], records[late + 1 :], strict=False):
+        starts, counts = [start for _, start, _ in record.plan], [count for _, _, count in record.plan]
+        goes_on = record.running + record.waiting > 0 and begin.running + begin.waiting > 0
+        seconds = end.time - begin.time if goes_on else sum(record.seconds.values())
+        is_known = not late or (goes_on and not unwaited and 1 in counts)
+        unwaited = 1 not in counts
+        if is_known and seconds > 0 and all(sequence != _WARM_UP for sequence, _, _ in record.plan):
+            yield MeasuredStep(starts, counts, seconds)
+
+
+def fit(table: _Numbers, seconds: _Numbers) -> _Numbers:
+    """Non-negative least squares of relative errors, in which outliers count little.
+
+    table: [num_steps, num_features]; seconds: [num_steps], above 0 -> [num_features].
+    """
+    relative = table / seconds[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1
+    weights = np.ones(len(seconds))
+    for _ in range(_ROUNDS):
+        rows = relative / scale * weights[:, None]
+        found = _nonnegative(rows, weights)
+        residuals = abs(relative / scale @ found - 1)
+        deviation = max(1.4826 * float(np.median(residuals)), 1e-9)
+        weights = np.sqrt(np.minimum(1, _HUBER * deviation / np.maximum(residuals, 1e-12)))
+    result: _Numbers = found / scale
+    return result
+
+
+def _nonnegative(rows: _Numbers, targets: _Numbers) -> _Numbers:
+    """Exact, by trying all sets of features: the best solution is the least-squares one of those that are above 0."""
+    gram, right = rows.T @ rows, rows.T @ targets
+    best, most = np.zeros(len(right)), 0.0
+    for size in range(1, len(right) + 1):
+        for chosen in map(list, itertools.combinations(range(len(right)), size)):
+            part = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=1e-12)[0]
+            if (part >= 0).all() and part @ right[chosen] > most:
+                most = float(part @ right[chosen])
+                best = np.zeros(len(right))
+                best[chosen] = part
+    return best
+
+
+def _read(path: Path) -> list[_Record]:
+    """Raises CannotSimulateError."""
+    decoder = msgspec.json.Decoder(_Record)
+    records: list[_Record] = []
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                records.append(decoder.decode(line))
+    except OSError as error:
+        raise CannotSimulateError(f"--calibrate: cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise CannotSimulateError(
+            f"--calibrate: {path}, line {len(records) + 1}: not a line of a step trace: {error}; allowed: what"
+            " option.step_trace writes"
+        ) from error
+    return records

@@ -1,0 +1,169 @@
+"""Clients in virtual time, in place of the web processes: they send the requests of a load and note the answers."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+
+from container.measure.bench.arrivals import UserSession
+from container.measure.bench.load import LoadRun, RequestOutcome
+from container.measure.bench.workload import BenchRequest
+from container.measure.simulate.clock import VirtualClock
+from engines.core import AbortReason, EngineStats, Request, RequestOutput, SamplingParams
+from engines.front import Front
+from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
+
+_CLIENT = b"virtual"
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A request in progress."""
+
+    request: BenchRequest
+    user: int
+    place: int
+    """In the user's session."""
+    due: float
+    token_times: list[float] = field(default_factory=list)
+
+
+class VirtualFront(Front):
+    """The engine's door in virtual time. It ends the engine's loop when all requests have ended.
+
+    Web processes are left out: requests arrive as tokens, and answers take no time to be written.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        sessions: Sequence[UserSession],
+        prompt: Callable[[BenchRequest], tuple[int, ...]],
+        timeout: float,
+        server_timeout: float,
+        on_done: Callable[[RequestOutcome], None],
+    ) -> None:
+        """
+        sessions: as for `run_load`; prompt: token ids of a request.
+        timeout, server_timeout: seconds after which the client leaves, and after which the server ends a request.
+        """
+        self.next_event: Callable[[], float] = lambda: math.inf
+        """When something else happens that the engine waits for."""
+        self.stats: EngineStats | None = None
+        """At the end of all requests."""
+        self._clock = clock
+        self._sessions = sessions
+        self._prompt = prompt
+        self._timeout = timeout
+        self._server_timeout = server_timeout
+        self._on_done = on_done
+        self._order = count()
+        self._due: list[tuple[float, int, int, int]] = []
+        """Heap of (time, order, user, place in the session)."""
+        self._limits: list[tuple[float, str]] = []
+        """Heap of (time, request id): when clients leave, also those whose requests have ended since."""
+        self._answers: dict[str, _Answer] = {}
+        self._outcomes: list[RequestOutcome] = []
+        for user, session in enumerate(sessions):
+            self._schedule(user, 0, session.start)
+
+    def run(self) -> LoadRun:
+        """The result, when the engine has ended."""
+        return LoadRun(
+            outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
+            wall_seconds=max(outcome.ended for outcome in self._outcomes),
+            client_cpu_seconds=0.0,
+            worst_lag_seconds=0.0,
+        )
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        """Yield what is due. Without any, move the clock on, at most by `timeout`, to what comes next."""
+        clock = self._clock
+        if timeout > 0 and (self._due or self._answers):
+            clock.advance_to(min(clock.now + timeout, self._next_time(), self.next_event()))
+        now = clock.now
+        while self._due and self._due[0][0] <= now:
+            due, _, user, place = heapq.heappop(self._due)
+            yield _CLIENT, Submit(self._submit(user, place, due))
+        while self._limits and self._limits[0][0] <= now:
+            moment, request_id = heapq.heappop(self._limits)
+            answer = self._answers.get(request_id)
+            if answer is not None:
+                self._end(answer, moment, f"no complete answer within {self._timeout:g} s", timed_out=True)
+                yield _CLIENT, Abort(request_id, AbortReason.CLIENT_LEFT)
+        if not self._due and not self._answers:
+            yield _CLIENT, GetStats(0)
+            yield _CLIENT, Drain(0.0)
+
+    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+        now, answers = self._clock.now, self._answers
+        for output in outputs:
+            answer = answers.get(output.id)
+            if answer is None:  # its client has left
+                continue
+            if output.token_ids:
+                answer.token_times.append(now)
+            if output.finish_reason is not None or output.error_kind:
+                self._end(answer, now, output.error_message)
+        return True
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        if isinstance(message, Stats):
+            self.stats = message.stats
+        return True
+
+    def watch(self, descriptor: int) -> None:
+        """Nothing to watch: see `next_event`."""
+
+    def unwatch(self, descriptor: int) -> None:
+        """Nothing is watched."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _next_time(self) -> float:
+        while self._limits and self._limits[0][1] not in self._answers:
+            heapq.heappop(self._limits)
+        return min(heap[0][0] for heap in (self._due, self._limits) if heap)
+
+    def _schedule(self, user: int, place: int, due: float) -> None:
+        if place < len(self._sessions[user].requests):
+            heapq.heappush(self._due, (due, next(self._order), user, place))
+
+    def _submit(self, user: int, place: int, due: float) -> Request:
+        request = self._sessions[user].requests[place]
+        request_id = str(request.index)
+        self._answers[request_id] = _Answer(request, user, place, due)
+        heapq.heappush(self._limits, (due + self._timeout, request_id))
+        sampling = _sampling(request.output_tokens)
+        return Request(request_id, self._prompt(request), sampling, due, due + self._server_timeout)
+
+    def _end(self, answer: _Answer, now: float, error: str, timed_out: bool = False) -> None:
+        request = answer.request
+        del self._answers[str(request.index)]
+        outcome = RequestOutcome(
+            index=request.index,
+            user=answer.user,
+            scheduled=answer.due,
+            sent=answer.due,
+            token_times=tuple(answer.token_times),
+            ended=now,
+            output_tokens=len(answer.token_times),
+            token_ids=(),
+            prompt_tokens=None,
+            error=error,
+            timed_out=timed_out,
+        )
+        self._outcomes.append(outcome)
+        self._on_done(outcome)
+        self._schedule(answer.user, answer.place + 1, now)
+
+
+@cache
+def _sampling(output_tokens: int) -> SamplingParams:
+    """Greedy, past EOS."""
+    return SamplingParams(output_tokens)

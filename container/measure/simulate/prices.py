@@ -1,0 +1,76 @@
+"""Prices of instances, from a file with their dates and sources: prices.json beside this, or the user's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from container.measure.numbers import number
+from container.measure.simulate.server import CannotSimulateError
+from container.measure.simulate.simulation import Simulation
+
+_OWN_FILE = Path(__file__).with_name("prices.json")
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of an instance on demand."""
+
+    instance: str
+    """Such as `ml.g5.48xlarge` on SageMaker, `g5.48xlarge` on EC2."""
+    per_hour: float
+    """In USD."""
+    region: str = ""
+    date: str = ""
+    """When it was read, such as 2026-01-21."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the tokens of a run cost, if the instance does nothing else."""
+
+    price: Price
+    per_million_output_tokens: float
+    """In USD; NaN without tokens."""
+    per_million_tokens: float
+    """Prompts and answers together."""
+
+    def describe(self) -> str:
+        price = self.price
+        origin = f"{price.instance}, {price.region}, {price.date}" if price.date else price.instance
+        return (
+            f"{number(self.per_million_output_tokens)} USD per million output tokens,"
+            f" {number(self.per_million_tokens)} USD per million tokens in and out, at {price.per_hour:g} USD an hour"
+            f" ({origin})"
+        )
+
+
+def read_prices(path: Path | None, instance: str) -> list[Price]:
+    """Prices of an instance, on SageMaker and on EC2. path: None: the file that comes with this.
+
+    Raises CannotSimulateError: the file cannot be read or has another form.
+    """
+    file = path or _OWN_FILE
+    try:
+        prices = msgspec.json.decode(file.read_bytes(), type=list[Price])
+    except OSError as error:
+        raise CannotSimulateError(f"--prices: cannot read {file}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise CannotSimulateError(
+            f"--prices: {file} is not a list of prices: {error}; allowed: the form of {_OWN_FILE}"
+        ) from error
+    return [price for price in prices if price.instance in (instance, instance.removeprefix("ml."))]
+
+
+def cost(price: Price, simulation: Simulation, copies: int = 1) -> Cost:
+    """The cost of the tokens of successful requests. copies: those on the machine, of which one was simulated."""
+    micro = _MILLION * price.per_hour / copies * simulation.figures.wall_seconds / 3600
+    outputs = simulation.figures.output_tokens
+    if not outputs:
+        return Cost(price, math.nan, math.nan)
+    return Cost(price, micro / outputs, micro / (outputs + simulation.prompt_tokens))

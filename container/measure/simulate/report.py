@@ -1,0 +1,81 @@
+"""The report of a simulation: that of `lmi bench`, marked as simulated, with cost and the engine's counters."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from container.measure.bench.report import BenchOrigin, BenchReport
+from container.measure.numbers import number
+from container.measure.simulate.calibration import CalibratedTimes
+from container.measure.simulate.prices import Cost
+from container.measure.simulate.server import SimulatedServer
+from container.measure.simulate.step_times import StepTimes
+from engines.core import EngineStats
+
+_COUNTERS = {
+    "lmi_steps_total": "steps",
+    "lmi_preemptions_total": "preemptions",
+    "lmi_recomputed_tokens_total": "recomputed tokens",
+    "lmi_prefix_hit_tokens_total": "prompt tokens from the prefix cache",
+    "lmi_padding_tokens_total": "tokens of padding",
+    "lmi_ended_row_tokens_total": "tokens computed for rows that had ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOrigin(BenchOrigin):
+    """Everything needed to repeat a simulation. `url` is the configuration's path."""
+
+    hardware: str
+    step_times: str
+
+    @property
+    def title(self) -> str:
+        scenario = self.scenario.describe()
+        return f"simulated: {self.url} on {self.hardware}: {scenario}, seed {self.seed}"
+
+    @property
+    def notes(self) -> str:
+        return f"simulated, not measured; step times: {self.step_times}; without web processes and network"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport(BenchReport):
+    """One run in virtual time."""
+
+    server: SimulatedServer
+    times: StepTimes
+    stats: EngineStats
+    costs: tuple[Cost, ...]
+
+    def json_values(self) -> dict[str, Any]:
+        """As of a benchmark; times in seconds, costs in USD."""
+        return {
+            "simulated": True,
+            **BenchReport.json_values(self),
+            "calibration": dataclasses.asdict(self.times)
+            if isinstance(self.times, CalibratedTimes)
+            else None,
+            "kv_cache_blocks": self.server.num_blocks,
+            "mean_batch_size": self._mean_batch(),
+            "counters": self.stats.counters,
+            "costs": [dataclasses.asdict(one) for one in self.costs],
+            "notes": self.server.notes,
+        }
+
+    def _own_lines(self) -> list[tuple[str, str]]:
+        counted = [
+            f"{count:.0f} {words}"
+            for name, words in _COUNTERS.items()
+            if (count := self.stats.counters.get(name, 0.0))
+        ]
+        lines = [(one.describe(), "bold") for one in self.costs]
+        lines.append((f"engine: {number(self._mean_batch())} sequences a batch, {', '.join(counted)}", ""))
+        return lines + [(f"note: {note}", "") for note in self.server.notes]
+
+    def _mean_batch(self) -> float:
+        """Sequences in a step of engine=MPI, or in a batch of engine=Python."""
+        (sizes,) = [one for one in self.stats.histograms if one.name == "lmi_batch_size"]
+        return sizes.sum / max(1, sum(sizes.counts))

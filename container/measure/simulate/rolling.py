@@ -1,0 +1,126 @@
+"""engine=MPI in virtual time: rank 0's own loop, scheduler and cache, on steps that compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from container.measure.simulate.clients import VirtualFront
+from container.measure.simulate.clock import VirtualClock
+from container.measure.simulate.server import SimulatedServer
+from container.measure.simulate.step_times import StepTimes
+from engines.config import MpiEngineConfig
+from engines.core import SampledToken
+from engines.health import StatusBoard
+from engines.mpi.cache.block_manager import Window, make_block_manager
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.leader import Leader
+from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.largest_step import LargestStep
+from engines.mpi.runner.prompt_logprobs import PromptTargets
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step_plan import StepPlan
+from engines.mpi.trace import StepTrace
+from engines.parallel import Communicator
+from engines.sampling.batch import SamplingRow
+from engines.sampling.sampler import Sampler
+from engines.stopwatch import Stopwatch
+
+_TOKEN = SampledToken(0)
+
+
+class VirtualChoices:
+    """Tokens that a device will have chosen when its step has ended."""
+
+    def __init__(self, clock: VirtualClock, ready: float, count: int, at_once: bool) -> None:
+        self.host_rows: Sequence[int] = range(count) if at_once else ()
+        """Rows that the host chooses for, so that it goes on only then: all where nothing runs ahead."""
+        self._clock = clock
+        self._ready = ready
+        self._count = count
+
+    def take(self) -> list[SampledToken]:
+        self._clock.advance_to(self._ready)
+        return [_TOKEN] * self._count
+
+
+class SilentStopwatch(Stopwatch):
+    """Measures nothing, for steps that nobody records: time moves in one part of a step only."""
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self, part: str) -> None:
+        """Nothing to add."""
+
+    def add(self, part: str, seconds: float) -> None:
+        """Nothing is added up."""
+
+
+class VirtualSteps:
+    """A `StepRunner` whose steps take their predicted time and give made-up tokens.
+
+    runs_ahead: as on a GPU, the host goes on while a step is computed, and plans the next one.
+    """
+
+    def __init__(self, clock: VirtualClock, times: StepTimes, runs_ahead: bool) -> None:
+        self._clock = clock
+        self._times = times
+        self._runs_ahead = runs_ahead
+        self._device_free = -math.inf
+        """When the device has computed all that was launched."""
+
+    def update(self, plan: StepPlan) -> None:
+        """No rank keeps block tables."""
+
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def compute(
+        self, batch: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
+        clock, count = self._clock, len(rows)
+        host, device = self._times.seconds(batch.starts, batch.query_lens, count)
+        clock.now += host
+        done = max(clock.now, self._device_free) + device
+        self._device_free = done
+        if not self._runs_ahead:
+            clock.now = done
+        if not count:
+            return StepResult()
+        return StepResult(choices=VirtualChoices(clock, done, count, at_once=not self._runs_ahead))
+
+
+def serve(
+    server: SimulatedServer,
+    engine: MpiEngineConfig,
+    times: StepTimes,
+    clock: VirtualClock,
+    front: VirtualFront,
+    folder: Path,
+    step_trace: str = "",
+) -> None:
+    """Serve the clients of `front` to their end.
+
+    engine: the server's; folder: an empty one, for the status board; step_trace: as `option.step_trace`.
+    """
+    cache, model, max_len = engine.cache, server.model, engine.model.max_model_len
+    largest = LargestStep.of(engine.scheduler.settings, max_len)
+    window = None if model.window is None else Window(model.window, largest.num_tokens)
+    blocks = make_block_manager(
+        server.num_blocks, cache.block_size, cache.paged, cache.prefix_caching, window
+    )
+    scheduler = Scheduler(engine.scheduler, blocks, max_len, model.vocab_size)
+    stopwatch = Stopwatch(clock) if step_trace else SilentStopwatch(clock)
+    board = StatusBoard.create(folder / "status", 1)
+    steps = VirtualSteps(clock, times, runs_ahead=engine.parallel.device == "cuda")
+    executor = StepExecutor(steps, Communicator(), board, stopwatch)
+    sampler = Sampler(model.vocab_size, torch.device("cpu"))
+    trace = StepTrace(step_trace)
+    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, trace, largest, clock)
+    Leader(core, board, stopwatch, clock).serve(front, server.info)
+    board.close()

@@ -1,0 +1,108 @@
+"""The server that is simulated: a configuration, resolved for a machine that need not be here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
+from container.explain.resolve import CannotServe, resolve
+from container.explain.resolve.rolling import stored_kv_dtype
+from container.explain.target import ServingTarget
+from engines.config import HandlerEngineConfig, MpiEngineConfig, PythonEngineConfig
+from engines.core import EngineInfo
+from engines.models.config import ModelConfig
+from lmi_server.config import LmiConfig
+
+
+class CannotSimulateError(Exception):
+    """There is no simulation of this. The text is for users."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedServer:
+    """What `simulate` runs. A variant is made by `dataclasses.replace`."""
+
+    engine: MpiEngineConfig | PythonEngineConfig
+    model: ModelConfig
+    predict_timeout: float
+    """Seconds after which the server ends a request."""
+    num_blocks: int = 0
+    """Blocks of the KV cache; 0 under engine=Python, which has none."""
+    copies: int = 1
+    """Engines on the machine, of which this is one."""
+    notes: tuple[str, ...] = ()
+    """What `lmi check` says of the configuration there."""
+
+    @property
+    def kv_stored(self) -> str:
+        """Dtype of keys and values."""
+        engine = self.engine
+        if isinstance(engine, MpiEngineConfig):
+            return stored_kv_dtype(engine.cache, engine.parallel.device, engine.model.dtype)
+        return engine.model.dtype
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine would report of itself."""
+        engine, ranks = self.engine, self.engine.parallel.tp_size
+        block_size, paged = 0, False
+        if isinstance(engine, MpiEngineConfig):
+            block_size, paged = engine.cache.block_size, engine.cache.paged
+            limit = engine.scheduler.settings.max_num_seqs
+        else:
+            limit = engine.batching.batch_size
+        capacity = self.num_blocks * block_size
+        return EngineInfo(
+            model=engine.model.name,
+            engine=engine.engine,
+            world_size=ranks,
+            device=engine.parallel.device,
+            dtype=engine.model.dtype,
+            kv_capacity_tokens=capacity,
+            kv_capacity_bytes=capacity * self.model.kv_bytes_per_token(self.kv_stored, ranks),
+            block_size=block_size,
+            max_num_seqs=limit,
+            max_model_len=engine.model.max_model_len,
+            paged_attention=paged,
+        )
+
+
+def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> SimulatedServer:
+    """Decide all open values as `lmi serve` would on the target, and predict its KV cache as `lmi check` does.
+
+    folder: has the model's config.json; no weights are needed.
+
+    Raises:
+        CannotServe: the configuration cannot be served there.
+        CannotSimulateError: there is no simulation of this configuration.
+    """
+    # Weights are not looked for.
+    source = replace(config.source, load_format="dummy")
+    resolved = resolve(replace(config, source=source), folder, target.machine)
+    engine, timeout = resolved.config, config.server.predict_timeout
+    notes = tuple(note for note in resolved.notes if "load_format" not in note)
+    copies = resolved.copies
+    if copies > 1:
+        notes += (
+            f"one of {copies} copies of the model is simulated: load, figures and costs are of it alone",
+        )
+    if isinstance(engine, HandlerEngineConfig):
+        raise CannotSimulateError("a user's handler has its own code, whose times cannot be predicted")
+    model = read_model(folder)
+    if model is None:
+        raise CannotSimulateError(f"{folder}: the architecture in config.json is not known")
+    if isinstance(engine, PythonEngineConfig):
+        memory = predict_dynamic(engine, folder, model, target)
+        if memory is not None and memory.weights > memory.available:
+            raise CannotServe(memory.shortage)
+        # It starts, and may run out of memory on the longest requests.
+        notes += (memory.shortage,) if memory is not None and memory.shortage else ()
+        return SimulatedServer(engine, model, timeout, copies=copies, notes=notes)
+    memory = predict_rolling(engine, model, target)
+    if memory is None:
+        raise CannotSimulateError("--device: not given, and the memory of this machine's GPUs is not known")
+    if memory.shortage:
+        raise CannotServe(memory.shortage)
+    num_blocks = memory.kv_tokens // engine.cache.block_size
+    return SimulatedServer(engine, model, timeout, num_blocks, copies, notes)

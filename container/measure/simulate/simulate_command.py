@@ -1,0 +1,165 @@
+"""`lmi simulate`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from container.explain import check as checking
+from container.explain.check_command import named_target
+from container.explain.resolve import CannotServe
+from container.explain.target import ServingTarget, this_machine
+from container.machine import detect
+from container.measure.bench.choice import LoadChoice
+from container.measure.bench.options import load_options, seed_option, slo_option
+from container.measure.bench.report import REQUEST_COLUMNS, request_rows
+from container.measure.bench.scenario import PRESETS, Scenario
+from container.measure.bench.slo import Slo
+from container.measure.bench.workload import BenchError
+from container.measure.output import (
+    console_for,
+    csv_option,
+    json_option,
+    require_folders,
+    write_csv,
+    write_json,
+)
+from container.measure.simulate.calibration import calibrate
+from container.measure.simulate.prices import Price, cost, read_prices
+from container.measure.simulate.report import SimulationOrigin, SimulationReport
+from container.measure.simulate.roofline import Roofline
+from container.measure.simulate.server import CannotSimulateError, SimulatedServer, resolve_server
+from container.measure.simulate.simulation import Simulation
+from container.measure.simulate.simulation import simulate as run_simulation
+from container.measure.simulate.step_times import StepTimes
+from container.models import files as model_files
+from container.progress import view_for
+from container.run import launch
+from engines.config import MpiEngineConfig
+from lmi_server.properties import loader
+from lmi_server.properties.problems import PropertiesError
+
+_DEFAULT = replace(PRESETS["aws-1"], name="")
+
+
+@click.command(
+    epilog="PATH is a folder with a serving.properties, or such a file. Nothing is loaded and nothing is sent. Without"
+    " --device and --instance the machine is this one, and --calibrate gives its step times. Exit code 0 when every"
+    " request succeeded, else 1; 2 when the command line is wrong."
+)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--instance", help="Machine to simulate, such as ml.g5.48xlarge.")
+@click.option("--device", help="Device to simulate, such as A10G or H100, instead of an instance.")
+@click.option(
+    "--count", type=click.IntRange(1, 64), help="With --device: number of devices.", show_default="1"
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help="Folder with the model's config.json, if the model of PATH is not on this disk.",
+)
+@click.option(
+    "--calibrate",
+    "step_trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Fit step times to this file that option.step_trace wrote, instead of predicting them from data sheets.",
+)
+@load_options(_DEFAULT)
+@slo_option
+@seed_option
+@click.option(
+    "--prices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file with prices of instances, in the form of container/measure/simulate/prices.json.",
+)
+@click.option(
+    "--price-per-hour", type=click.FloatRange(0, min_open=True), help="Price of the machine, in USD."
+)
+@csv_option
+@json_option
+def simulate(
+    path: Path,
+    instance: str | None,
+    device: str | None,
+    count: int | None,
+    model: Path | None,
+    step_trace: Path | None,
+    load: LoadChoice,
+    timeout: float,
+    slo: Slo | None,
+    seed: int,
+    prices: Path | None,
+    price_per_hour: float | None,
+    csv_path: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Predict latencies, throughput and cost of a configuration on a machine that need not be here.
+
+    The engine's own scheduler, KV cache and policies run in virtual time, on steps that take their predicted time. The
+    load is one of `lmi bench`; the same load, seed and machine give the same result.
+    """
+    require_folders(json_path, csv_path)
+    try:
+        target = named_target(instance, device, count)
+        if target is None and step_trace is None:
+            raise CannotSimulateError("--instance, --device: not given; allowed: one of them, or --calibrate")
+        scenario = load.scenario(_DEFAULT)
+        server = _server(path, model, target or this_machine(detect(launch.environment())))
+        times = _step_times(server, target, step_trace)
+        name = target.machine.name if target else "this machine"
+        price_list = [Price(name, price_per_hour)] if price_per_hour else read_prices(prices, name)
+    except (BenchError, CannotSimulateError) as error:
+        raise click.UsageError(str(error)) from error
+    except (PropertiesError, CannotServe) as error:
+        raise click.ClickException(str(error)) from error
+
+    found = _run(server, times, scenario, seed=seed, timeout=timeout, slo=slo)
+    origin = SimulationOrigin(str(path), "lmi", scenario, seed, slo, "", 0, name, times.describe())
+    costs = tuple(cost(price, found, server.copies) for price in price_list)
+    report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
+    console = console_for(json_path)
+    report.table().print_to(console)
+    for text, style in report.lines():
+        console.print(Text(text, style=style), soft_wrap=True)
+    write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path)
+    write_json(report.json_values(), json_path)
+    sys.exit(0 if report.succeeded else 1)
+
+
+def _server(path: Path, model: Path | None, target: ServingTarget) -> SimulatedServer:
+    config = loader.load(path, launch.environment()).config
+    source = config.source
+    folder = model or model_files.locate(source) or checking.described_in_cache(source)
+    if folder is None:
+        raise CannotSimulateError(
+            f"--model: not given, and {source.model_id or source.model_dir} is not on this disk; allowed: a folder"
+            " with its config.json, which lmi check --remote fetches"
+        )
+    return resolve_server(config, folder, target)
+
+
+def _step_times(server: SimulatedServer, target: ServingTarget | None, step_trace: Path | None) -> StepTimes:
+    if target is not None and step_trace is None:
+        return Roofline(server, target)
+    if step_trace is None or not isinstance(server.engine, MpiEngineConfig):
+        raise CannotSimulateError("--calibrate: engine=Python writes no step trace; allowed: with engine=MPI")
+    return calibrate(step_trace)
+
+
+def _run(server: SimulatedServer, times: StepTimes, scenario: Scenario, **options: Any) -> Simulation:
+    """As `simulation.simulate`, with a view of the progress."""
+    view = view_for(sys.stderr)
+    ended, total = itertools.count(1), scenario.workload.num_requests
+    view.start(f"simulating {scenario.arrivals.describe(total)}")
+    try:
+        return run_simulation(
+            server, times, scenario, on_done=lambda outcome: view.update(next(ended), total), **options
+        )
+    finally:
+        view.finish()

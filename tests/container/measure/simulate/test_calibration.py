@@ -1,0 +1,111 @@
+"""Step times fitted to traces whose true times are known."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from container.measure.bench.arrivals import OpenLoop
+from container.measure.bench.lengths import Exponential, Uniform
+from container.measure.simulate.calibration import calibrate, features, fit
+from container.measure.simulate.server import CannotSimulateError
+from container.measure.simulate.simulation import simulate
+from container.measure.simulate.step_times import StepSeconds
+from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
+
+TRUE = (5e-3, 1e-3, 2e-4, 5e-5, 4e-7, 1e-8)
+LOAD = scenario(60, Uniform(10, 300), Exponential(30, 100), OpenLoop(4.0))
+
+
+@dataclass
+class KnownTimes:
+    """Sums over features, with noise and outliers if wanted."""
+
+    noise: float = 0.0
+    outliers: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(1)
+
+    def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
+        amounts = zip(TRUE, features(starts, counts), strict=True)
+        exact = sum(seconds * amount for seconds, amount in amounts)
+        if self._rng.random() < self.outliers:
+            return StepSeconds(0.0, 5 * exact)
+        return StepSeconds(0.0, exact * self._rng.uniform(1 - self.noise, 1 + self.noise))
+
+    def describe(self) -> str:
+        return "known"
+
+
+def write_trace(file: Path, llama: Path, times: KnownTimes | Times, device: str = "cpu") -> Path:
+    simulate(rolling_server(llama, device=device), times, LOAD, step_trace=str(file))
+    return file
+
+
+def test_features_of_a_mixed_step() -> None:
+    """Two decodes, and 4 tokens of a prompt after 6 others: 7, 8, 9 and 10 pairs."""
+    assert features([10, 20, 6], [1, 1, 4]) == (1, 1, 3, 4, 42, 34)
+    assert features([10, 20], [1, 1]) == (1, 0, 2, 0, 32, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_exact_times_are_found_again(device: str, llama: Path, tmp_path: Path) -> None:
+    """Also where the device runs one step ahead of the host."""
+    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(), device))
+    assert found.coefficients == pytest.approx(TRUE, rel=0.02)
+    assert found.median_error < 1e-3
+    assert abs(found.total_error) < 1e-3
+
+
+def test_noise_and_outliers_hardly_matter(llama: Path, tmp_path: Path) -> None:
+    """Every twentieth step takes five times as long."""
+    found = calibrate(write_trace(tmp_path / "trace.jsonl", llama, KnownTimes(0.05, 0.05)))
+    exact = KnownTimes()
+    for step in (([100] * 8, [1] * 8), ([0, 50, 60], [62, 1, 1])):
+        expected = exact.seconds(*step, 1).device
+        assert found.seconds(*step, 1).device == pytest.approx(expected, rel=0.03)
+    assert 0.01 < found.median_error < 0.06
+    assert found.describe().startswith(f"fitted to {found.num_fitted} steps of trace.jsonl")
+
+
+def test_coefficients_are_never_negative() -> None:
+    """Times that fall with the second feature are best explained without it."""
+    table = np.array([[1.0, x] for x in range(1, 60)])
+    found = fit(table, 2.0 - table[:, 1] / 100)
+    assert found[1] == 0.0
+    assert found[0] == pytest.approx(1.7, rel=0.1)
+
+
+def test_steps_before_a_pause_are_not_as_long_as_the_pause(llama: Path, tmp_path: Path) -> None:
+    """One request every 100 s, of which two take a second."""
+    load = scenario(30, 8, 4, OpenLoop(0.01))
+    file = tmp_path / "trace.jsonl"
+    simulate(rolling_server(llama), Times(0.25), load, step_trace=str(file))
+    assert calibrate(file).seconds([8], [1], 1).device == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "has 0 steps"),
+        ("not JSON\n", "line 1: not a line of a step trace"),
+        (json.dumps({"time": 1.0}) + "\n", "line 1: not a line of a step trace"),
+    ],
+)
+def test_other_files_are_refused(content: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(content)
+    with pytest.raises(CannotSimulateError, match=problem):
+        calibrate(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CannotSimulateError, match="cannot read"):
+        calibrate(tmp_path / "none.jsonl")

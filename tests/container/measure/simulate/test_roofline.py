@@ -1,0 +1,128 @@
+"""Predicted step times, against what can be counted by hand and what others have published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from container.explain.resolve import CannotServe, resolve
+from container.explain.target import ServingTarget, device_target, this_machine
+from container.machine import Machine
+from container.measure.simulate.roofline import Roofline
+from container.measure.simulate.server import CannotSimulateError, SimulatedServer, resolve_server
+from engines.config import MpiEngineConfig
+from lmi_server.config import EngineOptions, LmiConfig
+from tests.container.measure.simulate.made_up import EIGHT, LLAMA_8B, write_model
+
+HERE = Machine(cpu_count=8, memory_available_bytes=64 << 30)
+H200 = device_target("H200", 1)
+
+
+def server(
+    folder: Path, target: ServingTarget = H200, engine: str = "MPI", **options: object
+) -> SimulatedServer:
+    config = LmiConfig(engine, options=EngineOptions(**options))  # type: ignore[arg-type]
+    return resolve_server(config, folder, target)
+
+
+def decode(folder: Path, target: ServingTarget, batch: int, context: int, **options: object) -> float:
+    """Seconds of the device."""
+    times = Roofline(server(folder, target, **options), target)  # type: ignore[arg-type]
+    return times.seconds([context - 1] * batch, [1] * batch, batch).device
+
+
+def test_a_decode_reads_all_weights_and_keys_once(llama: Path) -> None:
+    """Llama-3-8B reads 15.0 GB of weights, and 131,072 bytes for each token of context."""
+    launches = 32 * 10 * 2e-6
+    alone = 15.01e9 / (0.75 * 4.8e12) + launches
+    assert decode(llama, H200, 1, 1) == pytest.approx(alone, rel=0.001)
+    context = decode(llama, H200, 32, 1024) - decode(llama, H200, 32, 1)
+    assert context == pytest.approx(32 * 1023 * 131_072 / (0.85 * 4.8e12), rel=1e-6)
+
+
+def test_published_decode_times_are_near(llama: Path) -> None:
+    """vLLM on one H100: 6.44 ms and 43.7 ns for each token of context, batch 1."""
+    h100 = device_target("H100", 1)
+    assert decode(llama, h100, 1, 1) == pytest.approx(6.44e-3, rel=0.1)
+    slope = (decode(llama, h100, 1, 8001) - decode(llama, h100, 1, 1)) / 8000
+    assert slope == pytest.approx(43.7e-9, rel=0.1)
+
+
+def test_a_long_prompt_is_bound_by_products(llama: Path) -> None:
+    """14 GFLOP a token in linears, and a triangle of attention."""
+    times = Roofline(server(llama), H200)
+    seconds = times.seconds([0], [2048], 1)
+    linears = 2048 * 13.96e9 / (0.7 * 989.5e12)
+    attention = 2048 * 2049 / 2 * 4 * 4096 * 32 / (0.45 * 989.5e12)
+    assert seconds.device == pytest.approx(linears + attention, rel=0.03)
+    assert seconds.host > 32 * 10 * 5e-6
+
+
+def test_ranks_share_weights_and_pay_for_sums(falcon: Path) -> None:
+    """Falcon-40B reads 82.6 GB, an eighth on each rank; a parallel block sums once a layer."""
+    on_eight = decode(falcon, EIGHT, 1, 1, tensor_parallel_degree=8, dtype="fp16")
+    weights = 82.6e9 / 8 / (0.75 * 600e9)
+    sums = 61 * (14 * 3e-6 + 2 * 8192 * 14 / 8 / (0.75 * 32e9))
+    assert on_eight == pytest.approx(weights + sums + 600 * 2e-6, rel=0.01)
+
+
+def test_layers_with_a_window_read_no_more_than_it(tmp_path: Path) -> None:
+    windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 512}
+    folder = write_model(tmp_path / "mistral", LLAMA_8B | windowed)
+    assert decode(folder, H200, 8, 4096) == pytest.approx(decode(folder, H200, 8, 513), rel=1e-9)
+
+
+def test_few_tokens_read_few_experts(tmp_path: Path) -> None:
+    mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+    folder = write_model(tmp_path / "mixtral", LLAMA_8B | mixture | {"vocab_size": 32000})
+    floors = [decode(folder, H200, batch, 1) - 640e-6 for batch in (1, 32)]
+    # Mixtral-8x7B: 25.5 GB of 93.4 GB are read for one token.
+    assert [one * 0.75 * 4.8e12 / 1e9 for one in floors] == pytest.approx([25.5, 93.4], rel=0.02)
+
+
+def test_engine_python_computes_layer_after_layer(falcon: Path) -> None:
+    options = {"tensor_parallel_degree": 8, "dtype": "fp16", "batch_size": 4}
+    seconds = decode(falcon, EIGHT, 4, 1, engine="Python", **options)
+    assert seconds == pytest.approx(82.6e9 / (0.75 * 600e9), rel=0.03)
+
+
+def test_the_kv_cache_is_that_of_the_engines_description(llama: Path) -> None:
+    """On a CPU `lmi check` prints its capacity; a GPU's holds what the weights leave."""
+    config = LmiConfig(options=EngineOptions(kv_cache_gb=3.0))
+    found = resolve_server(config, llama, this_machine(HERE))
+    dummy = replace(config, source=replace(config.source, load_format="dummy"))
+    assert found.info.kv_capacity_tokens == resolve(dummy, llama, HERE).kv_capacity_tokens
+    assert found.info.kv_capacity_bytes == found.info.kv_capacity_tokens * 2 * 131_072
+    on_gpu = server(llama, H200)
+    assert on_gpu.info.kv_capacity_bytes == on_gpu.info.kv_capacity_tokens * 131_072
+    left = 0.9 * 141e9 - 16.06e9
+    assert 0.95 * left < on_gpu.info.kv_capacity_bytes < left
+
+
+def test_half_of_an_a10g_holds_the_weights_of_falcon_at_degree_8(falcon: Path) -> None:
+    """The post's arithmetic: some 10 of 24 GB at degree 8, 20 at degree 4."""
+    eight = server(falcon, EIGHT, tensor_parallel_degree=8, dtype="fp16")
+    weights = [eight.model.weight_bytes(2, degree) / 1e9 for degree in (4, 8)]
+    assert weights == pytest.approx([20.9, 10.5], abs=0.3)
+    local = eight.info.kv_capacity_tokens * 122_880 / 8
+    assert local == pytest.approx(0.9 * 24e9 - weights[1] * 1e9, abs=1.5e9)
+
+
+def test_what_cannot_be_simulated_is_refused(falcon: Path) -> None:
+    with pytest.raises(CannotServe, match=r"option\.tensor_parallel_degree=5 fits"):
+        server(falcon, EIGHT, tensor_parallel_degree=2, dtype="fp16")
+    with pytest.raises(CannotServe, match="GB are needed, and there are 24 GB"):
+        server(falcon, device_target("A10G", 1), engine="Python", dtype="fp16")
+    with pytest.raises(CannotSimulateError, match="--device"):
+        resolve_server(LmiConfig(), falcon, this_machine(replace(HERE, gpu_count=8)))
+
+
+def test_one_of_several_copies_is_simulated(llama: Path) -> None:
+    found = server(llama, EIGHT, tensor_parallel_degree=4)
+    assert isinstance(found.engine, MpiEngineConfig)
+    assert found.copies == 2
+    assert found.notes[-1].startswith("one of 2 copies of the model is simulated")
+    assert not any("load_format" in note for note in found.notes)
+    assert server(llama, EIGHT, tensor_parallel_degree=8).notes == ()

@@ -1,0 +1,114 @@
+"""`lmi simulate` as it is typed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from container.machine import Machine
+from container.measure.simulate import simulate_command
+from container.measure.simulate.simulate_command import simulate
+from container.measure.simulate.simulation import simulate as run_simulation
+from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
+from tests.support.paths import REPO_ROOT
+
+SMALL = ("--users", "4", "--requests", "8", "--input-tokens", "16", "--output-tokens", "4")
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    folder = tmp_path / "configuration"
+    folder.mkdir()
+    text = "engine=MPI\noption.model_id=s3://bucket/llama\noption.tensor_parallel_degree=1\n"
+    (folder / "serving.properties").write_text(text + "option.max_model_len=2048\n")
+    return folder
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(simulate, [*map(str, arguments), *SMALL])
+
+
+def test_the_report_of_bench_marked_as_simulated(configuration: Path, llama: Path) -> None:
+    done = invoke(configuration, "--model", llama, "--instance", "ml.g5.48xlarge", "--slo", "ttft=500ms")
+    assert (done.exit_code, done.exception) == (0, None)
+    for text in (
+        "simulated: ",
+        "on ml.g5.48xlarge: 8 requests by 4 users",
+        "to the first token (TTFT)",
+        "p99",
+        "goodput",
+        "simulated, not measured; step times: a roofline of ml.g5.48xlarge",
+        "USD per million output tokens",
+        "(ml.g5.48xlarge, us-east-1, 2025-01-26)",
+        "(g5.48xlarge, us-east-1, 2026-01-21)",
+        "0 of 8 requests failed",
+        "sequences a batch",
+        "note: one of 8 copies of the model is simulated",
+    ):
+        assert text in done.stdout
+    assert "client:" not in done.stdout
+
+
+def test_json_and_csv(configuration: Path, llama: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "requests.csv"
+    options = ("--device", "A10G", "--count", "2", "--price-per-hour", "1.5", "--csv", rows, "--json", "-")
+    done = invoke(configuration, "--model", llama, *options)
+    values = json.loads(done.stdout)
+    assert values["simulated"] is True
+    assert values["hardware"] == "2 x A10G"
+    assert values["figures"]["output_tokens"] == 32
+    assert values["costs"][0]["price"]["per_hour"] == 1.5
+    assert values["kv_cache_blocks"] > 100
+    assert values["counters"]["lmi_steps_total"] >= 8
+    assert values["calibration"] is None
+    with rows.open() as file:
+        assert len(list(csv.DictReader(file))) == 8
+
+
+def test_this_machine_with_times_of_its_trace(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate_command, "detect", lambda environ: Machine(2, 8 << 30))
+    trace = tmp_path / "trace.jsonl"
+    run_simulation(rolling_server(llama), Times(0.25), scenario(20, 40, 20), step_trace=str(trace))
+    example = REPO_ROOT / "properties_examples" / "llama-dummy"
+    values = json.loads(invoke(example, "--calibrate", trace, "--json", "-").stdout)
+    assert values["hardware"] == "this machine"
+    assert values["figures"]["tpot"]["p50"] == pytest.approx(0.25)
+    assert sum(values["calibration"]["coefficients"]) > 0
+    assert "fitted to" in values["step_times"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((), "--instance, --device: not given"),
+        (("--device", "A10X"), "device: there is none of this name (got A10X)"),
+        (("--instance", "ml.g5.48xlarg"), "did you mean ml.g5.48xlarge"),
+        (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance has its own devices"),
+        (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance has its own devices"),
+        (("--device", "A10G", "--prices", "none.json"), "--prices: cannot read none.json"),
+    ],
+)
+def test_wrong_options_are_named(
+    options: tuple[str, ...], problem: str, configuration: Path, llama: Path
+) -> None:
+    done = invoke(configuration, "--model", llama, *options)
+    assert done.exit_code == 2
+    assert problem in done.stderr
+
+
+def test_a_model_that_is_not_here_needs_its_config(configuration: Path) -> None:
+    done = invoke(configuration, "--device", "A10G")
+    assert done.exit_code == 2
+    assert "--model: not given, and s3://bucket/llama is not on this disk" in done.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused(configuration: Path, falcon: Path) -> None:
+    done = invoke(configuration, "--model", falcon, "--device", "A10G")
+    assert done.exit_code == 1
+    assert "GB are needed, and there are 24 GB" in done.stderr

@@ -1,0 +1,137 @@
+"""Virtual time: exact, the same every time, and the engine's own rules in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from container.measure.bench.arrivals import OpenLoop, Users
+from container.measure.bench.lengths import Exponential, Uniform
+from container.measure.bench.prefixes import SharedPrefixes
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.workload import Workload
+from container.measure.simulate.prompts import virtual_requests
+from container.measure.simulate.simulation import simulate
+from tests.container.measure.simulate.made_up import Times, dynamic_server, rolling_server, scenario
+
+
+def test_a_request_takes_as_long_as_its_steps(llama: Path) -> None:
+    """100 tokens in are two chunks of at most 64, and 5 tokens out four steps more."""
+    found = simulate(rolling_server(llama), Times(0.25), scenario(1, 100, 5))
+    (outcome,) = found.run.outcomes
+    assert outcome.ttft == 0.5
+    assert outcome.latency == found.run.wall_seconds == 1.5
+    assert found.figures.tpot.p50 == 0.25
+    assert found.stats.counters["lmi_steps_total"] == 6
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 1.25 * 40), ("cuda", 1.0 * 40 + 0.25)])
+def test_a_gpu_hides_the_time_of_the_host(llama: Path, device: str, seconds: float) -> None:
+    found = simulate(rolling_server(llama, device=device), Times(1.0, 0.25), scenario(1, 8, 40))
+    assert found.run.wall_seconds == seconds
+
+
+def test_the_same_arguments_give_the_same_result(llama: Path) -> None:
+    load = scenario(40, Uniform(8, 200), Exponential(20, 80), OpenLoop(30.0))
+    first, again = (simulate(rolling_server(llama), Times(), load, seed=3) for _ in range(2))
+    assert first.run == again.run
+    assert first.stats.counters == again.stats.counters
+    assert simulate(rolling_server(llama), Times(), load, seed=4).run != first.run
+
+
+def test_an_open_loop_waits_for_its_requests(llama: Path) -> None:
+    found = simulate(rolling_server(llama), Times(), scenario(20, 8, 2, OpenLoop(1.0, math.inf)))
+    assert found.run.wall_seconds == pytest.approx(found.run.outcomes[-1].scheduled + 0.02)
+    assert all(outcome.latency == pytest.approx(0.02) for outcome in found.run.outcomes)
+
+
+def test_a_user_sends_the_next_request_when_the_last_is_answered(llama: Path) -> None:
+    found = simulate(rolling_server(llama), Times(0.5), scenario(4, 8, 2, Users(2)))
+    assert [outcome.scheduled for outcome in found.run.outcomes] == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_preemptions_are_counted_and_no_token_is_lost(llama: Path) -> None:
+    """Twelve blocks of 16 are too few for eight sequences of 64 tokens."""
+    server = rolling_server(llama, num_blocks=12, prefix_caching=False)
+    found = simulate(server, Times(), scenario(16, 16, 48))
+    assert found.figures.num_errors == 0
+    assert found.stats.counters["lmi_preemptions_total"] > 0
+    assert found.figures.output_tokens == 16 * 48
+
+
+def test_prompts_with_a_common_prefix_hit_the_cache_and_others_do_not(llama: Path) -> None:
+    shared = Workload(Uniform(140, 160), Uniform(4, 8), 30, SharedPrefixes(2, 128))
+    found = simulate(rolling_server(llama), Times(), Scenario("", shared, Users(1)))
+    assert found.stats.counters["lmi_prefix_hit_tokens_total"] == 28 * 128
+    found = simulate(rolling_server(llama), Times(), scenario(30, 150, 8, Users(1)))
+    assert found.stats.counters["lmi_prefix_hit_tokens_total"] == 0
+
+
+def test_virtual_prompts_differ_in_their_first_tokens() -> None:
+    requests, prompt = virtual_requests(scenario(500, 8).workload, 0, vocab_size=64)
+    prompts = [prompt(request) for request in requests]
+    assert {len(ids) for ids in prompts} == {8}
+    assert len({ids[:2] for ids in prompts}) == 500
+    assert all(0 <= token < 64 for ids in prompts for token in ids)
+
+
+def test_a_client_that_waits_too_long_leaves_and_frees_its_place(llama: Path) -> None:
+    server = rolling_server(llama, max_num_seqs=1)
+    found = simulate(server, Times(0.25), scenario(2, 8, 20), timeout=6.0)
+    first, second = found.run.outcomes
+    assert (first.error, first.latency) == ("", 5.0)
+    assert (second.error, second.timed_out) == ("no complete answer within 6 s", True)
+    assert second.ended == 6.0
+    assert found.figures.num_timeouts == found.figures.num_errors == 1
+    assert found.stats.counters["lmi_requests_aborted_total"] == 1
+
+
+def test_the_server_ends_a_request_at_its_own_limit(llama: Path) -> None:
+    found = simulate(rolling_server(llama), Times(10.0), scenario(1, 8, 40))
+    (outcome,) = found.run.outcomes
+    assert "the request's time is over" in outcome.error
+    assert not outcome.timed_out
+
+
+def test_a_full_queue_refuses(llama: Path) -> None:
+    server = rolling_server(llama, max_num_seqs=2, max_waiting=3)
+    found = simulate(server, Times(), scenario(8, 8, 4))
+    assert found.figures.num_errors == 3
+    assert "queue is full" in found.figures.errors[0].text
+
+
+def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_row(llama: Path) -> None:
+    """Three users, batches of 2: the third request waits for the first batch, then for company."""
+    load = scenario(3, Uniform(8, 16), Uniform(2, 6))
+    found = simulate(dynamic_server(llama, 2), Times(0.5), load)
+    longest = max(outcome.output_tokens for outcome in found.run.outcomes[:2])
+    first, second, third = found.run.outcomes
+    assert (first.ttft, second.ttft) == (0.5, 0.5)
+    assert [one.latency for one in (first, second)] == [0.5 * one.output_tokens for one in (first, second)]
+    assert third.token_times[0] == pytest.approx(0.5 * longest + 0.1 + 0.5)
+    counters = found.stats.counters
+    lengths = [request.prompt_tokens for request in found.requests]
+    assert counters["lmi_padding_tokens_total"] == abs(lengths[0] - lengths[1])
+    assert counters["lmi_ended_row_tokens_total"] == abs(first.output_tokens - second.output_tokens)
+
+
+def test_a_dynamic_batch_is_stopped_at_its_limit(llama: Path) -> None:
+    found = simulate(dynamic_server(llama, 4), Times(100.0), scenario(4, 8, 4), timeout=1000.0)
+    assert {outcome.ended for outcome in found.run.outcomes} == {240.0}
+    assert all("option.predict_timeout" in outcome.error for outcome in found.run.outcomes)
+
+
+def test_rows_whose_clients_left_are_computed_until_the_batch_ends(llama: Path) -> None:
+    found = simulate(dynamic_server(llama, 1, 0.0), Times(1.0), scenario(2, 8, 10), timeout=5.5)
+    assert [outcome.timed_out for outcome in found.run.outcomes] == [True, True]
+    assert found.stats.counters["lmi_steps_total"] <= 7
+
+
+def test_static_batches_take_no_newcomers(llama: Path) -> None:
+    load = scenario(16, 8, Uniform(2, 40))
+    static = rolling_server(llama, policy="static_batch", max_num_seqs=4)
+    rolling = rolling_server(llama, max_num_seqs=4)
+    slow, fast = (simulate(server, Times(), load).run.wall_seconds for server in (static, rolling))
+    assert slow > 1.2 * fast
