@@ -257,7 +257,7 @@ class EngineCore:
             self._observe_tokens(by_id[output.id], now)
         seconds = self._stopwatch.reset()
         metrics.observe_step(len(step.sequences), step.plan.num_tokens, seconds)
-        self._trace.step(step, started, seconds, self._state())
+        self._trace.step(step, started, seconds, self._state)
         self._stopwatch.start()
 
     def _observe_tokens(self, sequence: Sequence, now: float) -> None:

@@ -6,7 +6,7 @@ Raw material for tests, simulators and anybody who asks why a request waited.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,12 @@ class StepTrace:
         if self._file is not None:
             self._ends.append({"id": request_id, "reason": reason})
 
-    def step(self, step: Step, start: float, seconds: Mapping[str, float], state: Mapping[str, int]) -> None:
+    def step(
+        self, step: Step, start: float, seconds: Mapping[str, float], state: Callable[[], Mapping[str, int]]
+    ) -> None:
         """A step was done.
 
-        start: on the clock of the arrivals, in seconds; seconds: by part; state: of queue and cache, after it.
+        start: on the clock of the arrivals, in seconds; seconds: by part; state: tells that of queue and cache.
         """
         if self._file is None:
             return
@@ -66,7 +68,7 @@ class StepTrace:
             ],
             "ends": self._ends,
             "seconds": {part: round(value, 7) for part, value in seconds.items()},
-            **state,
+            **state(),
         }
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._arrivals, self._ends = [], []

@@ -40,6 +40,8 @@ class Step:
     @property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences that gain a token, in the plan's order."""
+        if self.num_decodes == len(self.sequences):
+            return self.sequences
         others = [sequence for sequence, _, _, want in self.prefills if want & WANT_LOGITS]
         return (*self.sequences[: self.num_decodes], *others)
 
