@@ -22,11 +22,13 @@ _SLIDING = "sliding_attention"
 def read(fields: Fields) -> ModelConfig:
     """Gemma 1, whose first files say gelu and mean its approximation."""
     kind = activation(fields, "hidden_act", "gelu_pytorch_tanh")
+    fields = fields.with_defaults(num_key_value_heads=16)
     return _read(fields, activation="gelu_tanh" if kind == "gelu" else kind)
 
 
 def read_gemma2(fields: Fields) -> ModelConfig:
     """Every other layer has a sliding window; scores and logits are capped."""
+    fields = fields.with_defaults(attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     return _with_windows(fields, pattern=2)
 
 
@@ -36,6 +38,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
         raise UnsupportedModel(
             "use_bidirectional_attention is true; a model that generates text attends backwards"
         )
+    fields = fields.with_defaults(rope_theta=1e6)
     config = _with_windows(fields, fields.count("sliding_window_pattern", 6), layer_type="full_attention")
     near = fields.rotary(config.head_dim, _SLIDING)
     specs = [
@@ -60,6 +63,7 @@ def _read(fields: Fields, **changes: Any) -> ModelConfig:
 
 def _with_windows(fields: Fields, pattern: int, **changes: Any) -> ModelConfig:
     """pattern: each layer whose number, from 1 on, is a multiple of it attends to all tokens."""
+    fields = fields.with_defaults(num_key_value_heads=4)
     config = _read(
         fields,
         names=_NORMS,

@@ -57,7 +57,8 @@ def read_mistral(fields: Fields) -> ModelConfig:
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
-    """Mistral with experts."""
+    """Mistral with experts. Defaults are those of transformers' `MixtralConfig`."""
+    fields = fields.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
     count, top_k = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
     if top_k > count:
         raise UnsupportedModel(f"num_experts_per_tok is {top_k}; there are only {count} experts")
@@ -66,6 +67,7 @@ def read_mixtral(fields: Fields) -> ModelConfig:
 
 
 def _read_mistral(fields: Fields, window: int | None) -> ModelConfig:
+    fields = fields.with_defaults(num_key_value_heads=8)
     config = read(fields, qkv_bias=False, output_bias=False, mlp_bias=False)
     return with_windows(config, [window] * config.num_layers)
 

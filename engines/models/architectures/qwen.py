@@ -26,7 +26,7 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
     """Qwen3 with experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
-    config = read_qwen3(fields)
+    config = read_qwen3(fields.with_defaults(num_key_value_heads=4))
     # transformers 5 writes num_local_experts.
     count = fields.count("num_experts", fields.count("num_local_experts", 128))
     top_k = fields.count("num_experts_per_tok", 8)
@@ -48,6 +48,7 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
 
 def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelConfig:
     """`use_sliding_window`, which is mostly off, is for some layers: by default from `max_window_layers` on."""
+    fields = fields.with_defaults(num_key_value_heads=32)
     config = llama.read(fields, head_dim, mlp_bias=False, **changes)
     window = fields.count_or_none("sliding_window", 4096)
     first = fields.count("max_window_layers", 28, least=0)

@@ -23,6 +23,19 @@ class Fields:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
 
+    def with_defaults(self, **defaults: Any) -> Fields:
+        """Return these fields, with values for those that the file lacks."""
+        return Fields({**defaults, **self._data})
+
+    def with_rope_type(self, new: str, old: str) -> Fields:
+        """Return these fields with the rope type `new` where it is `old`."""
+        changed = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            rope = self._data.get(name)
+            if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == old:
+                changed[name] = {**rope, "rope_type": new}
+        return Fields({**self._data, **changed})
+
     def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         """Return a whole number, at least `least`; null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
@@ -109,17 +122,23 @@ class Fields:
         theta = _positive("rope_theta", rope.get("rope_theta") or default_theta)
         name = "max_position_embeddings"
         longest = None if self._data.get(name) is None else self.count(name)
-        return Rotary(dim, theta, _rope_scaling(rope, dim, longest))
+        scaling = _rope_scaling(rope, dim, longest)
+        if isinstance(scaling, Yarn) and theta == 1:
+            raise UnsupportedModel("rope_theta is 1; rope type 'yarn' needs another one")
+        return Rotary(dim, theta, scaling)
 
     def _rope(self, layer_type: str | None) -> dict[str, Any]:
         """Return `rope_parameters`, or its entry for a layer type. Older files have the same in several fields."""
         rope = self._data.get("rope_parameters") or self._data.get("rope_scaling") or {}
+        near = {"rope_theta": self._data.get("rope_local_base_freq")}
         if isinstance(rope, dict) and isinstance(rope.get(layer_type), dict):
-            return dict(rope[layer_type])
+            own = {name: value for name, value in rope[layer_type].items() if value is not None}
+            far = {"rope_theta": self._data.get("rope_theta")}
+            return {**(near if layer_type == "sliding_attention" else far), **own}
+        if layer_type == "sliding_attention":
+            return near
         if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
-        if layer_type == "sliding_attention":
-            return {"rope_theta": self._data.get("rope_local_base_freq")}
         trained = "original_max_position_embeddings"
         outer = {name: self._data[name] for name in ("rope_theta", trained) if self._data.get(name)}
         # As in transformers: a theta within `rope` counts more than one beside it, a length less.

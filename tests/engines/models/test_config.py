@@ -188,6 +188,7 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
             {"rope_scaling": {"type": "su", "short_factor": [1, "2"], "long_factor": [1, 1]}},
             "short_factor is '2'; a number above 0",
         ),
+        (_YARN | {"rope_theta": 1}, "rope_theta is 1; rope type 'yarn' needs another one"),
         (_YARN | {"max_position_embeddings": "long"}, "max_position_embeddings is 'long'; a whole number"),
         (
             {"rope_scaling": _YARN["rope_scaling"] | {"mscale": "1", "mscale_all_dim": 1}},

@@ -13,7 +13,9 @@ from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import (
     AttentionSpec,
     ExpertsConfig,
+    LongRope,
     ModelConfig,
+    RopeScaling,
     Rotary,
     UnsupportedModel,
 )
@@ -229,3 +231,69 @@ def test_the_defaults_of_transformers_are_read_back(kind: str, tmp_path: Path) -
     assert {spec.query_key_norms for spec in ours.attention} == {kind == "qwen3"}
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.window == getattr(theirs, "sliding_window", None)
+
+
+_SILENT: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 16384,
+}
+"""A config.json that leaves the rest to transformers' defaults."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("llama", "Llama"),
+        ("mistral", "Mistral"),
+        ("mixtral", "Mixtral"),
+        ("qwen2", "Qwen2"),
+        ("qwen3", "Qwen3"),
+        ("qwen3_moe", "Qwen3Moe"),
+        ("gemma", "Gemma"),
+        ("gemma2", "Gemma2"),
+        ("gemma3_text", "Gemma3"),
+        ("phi3", "Phi3"),
+    ],
+)
+def test_a_silent_file_is_read_as_transformers_reads_it(kind: str, architecture: str, tmp_path: Path) -> None:
+    data = _SILENT | {"model_type": kind, "architectures": [f"{architecture}ForCausalLM"]}
+    ours = _read(tmp_path, data)
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    ropes = theirs.rope_parameters
+    thetas = (
+        [rope["rope_theta"] for rope in ropes.values()] if kind == "gemma3_text" else [ropes["rope_theta"]]
+    )
+    assert sorted(rotary.theta for rotary in ours.rotaries) == sorted(thetas)
+    assert ours.norm.eps == theirs.rms_norm_eps
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
+    assert {spec.softcap for spec in ours.attention} == {getattr(theirs, "attn_logit_softcapping", None)}
+
+
+def test_layer_types_without_a_theta_of_their_own(tmp_path: Path) -> None:
+    data = _SILENT | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    for ropes in ({"full_attention": linear}, {"full_attention": linear, "sliding_attention": None}):
+        config = _read(tmp_path, data | {"rope_parameters": ropes})
+        assert config.rotaries == {Rotary(256, 1e4), Rotary(256, 1e6, RopeScaling("linear", 8.0))}
+
+
+@pytest.mark.parametrize("name", ["yarn", "su", "longrope"])
+def test_phi3_takes_yarn_as_longrope(name: str, tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0], "long_factor": [2.0]}
+    data = _SILENT | {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "rope_scaling": {"type": name, **factors},
+    }
+    (rotary,) = _read(tmp_path, data).rotaries
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert theirs["rope_type"] == "longrope"
+    assert isinstance(rotary.scaling, LongRope)
+    assert rotary.scaling.original_max_position_embeddings == theirs["original_max_position_embeddings"]
+    assert (rotary.scaling.short_factors, rotary.scaling.long_factors) == ((1.0,), (2.0,))
