@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from engines.mpi.cache.window import Window, blocks_needed
 from engines.mpi.scheduler.sequence import Sequence
 
 
 class BlockManager(ABC):
     """Sequences' blocks. `num_free + num_cached + num_used == num_blocks` after every call."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: Window | None = None) -> None:
+        """window: None if a sequence keeps all its blocks to its end."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._window = window
         self._promised: dict[Sequence, int] = {}
         """Of all admitted sequences: blocks that each may still ask for and will get."""
 
@@ -48,9 +51,12 @@ class BlockManager(ABC):
         size = self.block_size
         return sum(len(s.block_table) * size - s.num_computed_tokens for s in self._promised)
 
-    def blocks_needed(self, num_tokens: int) -> int:
-        """Blocks for a sequence of `num_tokens` at its end, whose last token is never computed."""
-        return -(-max(num_tokens - 1, 1) // self.block_size)
+    def blocks_needed(self, num_tokens: int, whole: bool = False) -> int:
+        """Return how many blocks a sequence of `num_tokens` at its end holds at most at once.
+
+        whole: without regard to windows, as beams reserve.
+        """
+        return blocks_needed(num_tokens, self.block_size, None if whole else self._window)
 
     @abstractmethod
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
@@ -59,9 +65,9 @@ class BlockManager(ABC):
         It gets what the prefix cache has of its tokens, but for the last one, and unless the request wants
         log-probabilities of its prompt.
 
-        reserve: promise all that it may need at worst (`max_num_tokens`, without regard to windows), beside all earlier
-        promises. Else there must be room now for the tokens that it has, as many as are held at once, and for
-        `watermark` blocks beyond that and all promises.
+        reserve: promise all that it may hold at once, up to `max_num_tokens`, beside all earlier promises. Else there
+        must be room now for the tokens that it has, as many as are held at once, and for `watermark` blocks beyond
+        that and all promises.
 
         Raises:
             ValueError: it was admitted already.

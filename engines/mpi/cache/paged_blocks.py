@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from engines.mpi.cache.base import BlockManager
 from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.cache.prefix_cache import PrefixCache
@@ -16,16 +14,26 @@ class PagedBlocks(BlockManager):
 
     Promises are counted in blocks still to be taken. They never exceed the blocks that can be had, free or idle in
     the prefix cache, so what was promised is always there.
+
+    With a window, a sequence with a reservation frees blocks and takes others for them. It may be the first of several
+    that give up a shared block, which then is not free. So each such sequence pays for every block that it holds;
+    all others together pay once for a block.
     """
 
     def __init__(
         self, num_blocks: int, block_size: int, prefix_caching: bool = False, window: Window | None = None
     ) -> None:
-        super().__init__(num_blocks, block_size)
+        super().__init__(num_blocks, block_size, window)
         self.prefix_cache = PrefixCache(block_size, window) if prefix_caching else None
-        self._window = window
         self._pool = BlockPool(num_blocks)
         self._ref_counts = [0] * num_blocks
+        """Of each block: sequences that hold it, but for those in `_sliding`."""
+        self._sliding_counts = [0] * num_blocks
+        """Of each block: sequences in `_sliding` that hold it."""
+        self._sliding: set[Sequence] = set()
+        """Sequences that have a reservation, and get a new promise for each block that leaves the window."""
+        self._num_paid = 0
+        """Blocks that sequences hold and pay for."""
         self._num_promised = 0
 
     @property
@@ -42,13 +50,14 @@ class PagedBlocks(BlockManager):
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
-        worst = self.blocks_needed(sequence.max_num_tokens)
+        worst = self.blocks_needed(sequence.max_num_tokens, whole=True)
+        slides = reserve and self._window is not None and not sequence.is_beam
         needed = worst if reserve else -(-sequence.num_tokens // self.block_size)
         watermark = 0 if reserve else watermark
         room = self._room - watermark
         found: list[int] = []
         if self.prefix_cache is not None and sequence.request.sampling.prompt_logprobs is None:
-            if needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
+            if not slides and needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
                 return False  # Though all that may be found were found, and others held it.
             found = self.prefix_cache.find(sequence)
             if self._window is None and needed - len(found) > room:
@@ -57,28 +66,30 @@ class PagedBlocks(BlockManager):
         num_hit_tokens = len(found) * self.block_size
         held = found[self._first_block(num_hit_tokens) :]
         num_missing = needed - len(found)
-        if self._window is not None and not reserve:
+        if self._window is not None and (slides or not reserve):
             num_missing = min(num_missing, self._window.most_blocks(self.block_size) - len(held))
-        num_idle = sum(not self._ref_counts[block] for block in held)
-        if num_missing + num_idle > room:
+        num_unpaid = len(held) if slides else sum(not self._ref_counts[block] for block in held)
+        if num_missing + num_unpaid > room:
             return False
         if found and self.prefix_cache is not None:
             self.prefix_cache.hold(sequence, found, len(found) - len(held))
-        for block in held:
-            self._ref_counts[block] += 1
+        if slides:
+            self._sliding.add(sequence)
+        self._hold(sequence, held)
         sequence.block_table = found
         sequence.num_freed_blocks = len(found) - len(held)
         sequence.num_computed_tokens = num_hit_tokens
         self._promised[sequence] = 0
         if reserve:
-            self._settle(sequence, len(found) - worst)
+            self._settle(sequence, -num_missing)
         return True
 
     def free_unseen(self, sequence: Sequence) -> None:
         first = self._first_block(sequence.num_computed_tokens)
         if first > sequence.num_freed_blocks:
-            self._give_up(sequence.block_table[sequence.num_freed_blocks : first])
+            self._give_up(sequence, sequence.block_table[sequence.num_freed_blocks : first])
             sequence.num_freed_blocks = first
+            self._renew(sequence)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         self.free_unseen(sequence)
@@ -101,7 +112,9 @@ class PagedBlocks(BlockManager):
         first = self._first_block(num_tokens)
         if first < source.num_freed_blocks:
             return None
-        reserved = self._promised[sequence] + num_own >= self.blocks_needed(sequence.max_num_tokens)
+        slides = sequence in self._sliding
+        worst = self.blocks_needed(sequence.max_num_tokens, whole=True)
+        reserved = slides or self._promised[sequence] + num_own >= worst
         if not reserved and num_own > num_full:
             raise ValueError(
                 f"sequence {sequence.id!r} was admitted without a reservation, and holds more than the full pages"
@@ -109,15 +122,17 @@ class PagedBlocks(BlockManager):
             )
         if not reserved and num_copied and self._room < 1:
             return None
-        for block in source.block_table[first:num_full]:
-            self._ref_counts[block] += 1
+        shared = source.block_table[:num_full]
+        self._hold(sequence, shared[first:])
         self._drop(sequence)
-        if reserved:
+        sequence.block_table, sequence.num_freed_blocks = shared, first
+        if slides:
+            self._renew(sequence)
+        elif reserved:
             # What it holds and what it may still ask for come to the same as before.
             self._settle(sequence, num_full - num_own)
         copied = (self._take(sequence, 1) or []) if num_copied else []
-        sequence.block_table = source.block_table[:num_full] + copied
-        sequence.num_freed_blocks = first
+        sequence.block_table = shared + copied
         sequence.num_computed_tokens = num_tokens
         if self.prefix_cache is not None:
             self.prefix_cache.share(source, sequence)
@@ -129,13 +144,14 @@ class PagedBlocks(BlockManager):
         self._settle(sequence, self._promised[sequence])
         del self._promised[sequence]
         self._drop(sequence)
+        self._sliding.discard(sequence)
         sequence.block_table = []
         sequence.num_freed_blocks = 0
         sequence.num_computed_tokens = 0
 
     def check(self) -> None:
         free = self._pool.free_blocks()
-        counts = [0] * self.num_blocks
+        counts, sliding_counts = [0] * self.num_blocks, [0] * self.num_blocks
         for sequence in self._promised:
             table = sequence.block_table
             own = table[sequence.num_freed_blocks :]
@@ -145,14 +161,20 @@ class PagedBlocks(BlockManager):
                 raise RuntimeError(f"sequence {sequence.id!r} has computed more than its blocks hold")
             if sequence.num_freed_blocks > self._first_block(sequence.num_computed_tokens):
                 raise RuntimeError(f"sequence {sequence.id!r} has freed a block that its next token sees")
+            if sequence in self._sliding and self._promised[sequence] != self._due(sequence):
+                raise RuntimeError(f"sequence {sequence.id!r} has {self._promised[sequence]} blocks promised")
             for block in own:
-                counts[block] += 1
-        if counts != self._ref_counts:
-            wrong = next(block for block, count in enumerate(counts) if count != self._ref_counts[block])
-            raise RuntimeError(
-                f"block {wrong} is held by {counts[wrong]} sequences, its count says {self._ref_counts[wrong]}"
-            )
-        held = {block for block, count in enumerate(counts) if count}
+                (sliding_counts if sequence in self._sliding else counts)[block] += 1
+        for found, known in ((counts, self._ref_counts), (sliding_counts, self._sliding_counts)):
+            if found != known:
+                wrong = next(block for block, count in enumerate(found) if count != known[block])
+                raise RuntimeError(
+                    f"block {wrong} is held by {found[wrong]} sequences, its count says {known[wrong]}"
+                )
+        held = {i for i in range(self.num_blocks) if counts[i] or sliding_counts[i]}
+        num_paid = sum(sliding_counts) + sum(count > 0 for count in counts)
+        if num_paid != self._num_paid:
+            raise RuntimeError(f"sequences pay for {num_paid} blocks, {self._num_paid} are counted")
         if self.prefix_cache is not None:
             self.prefix_cache.check(held)
         if not free.isdisjoint(held) or len(free) + self.num_cached + len(held) != self.num_blocks:
@@ -170,7 +192,7 @@ class PagedBlocks(BlockManager):
     @property
     def _room(self) -> int:
         """Blocks that can be had and are promised to nobody."""
-        return self.num_free + self.num_cached - self._num_promised
+        return self.num_blocks - self._num_paid - self._num_promised
 
     def _take(self, sequence: Sequence, count: int) -> list[int] | None:
         """Blocks out of what was promised to the sequence, then out of what was promised to nobody; None when that is
@@ -183,9 +205,30 @@ class PagedBlocks(BlockManager):
         blocks = self._pool.take(min(count, num_free))
         if count > num_free and self.prefix_cache is not None:
             blocks += sorted(self.prefix_cache.evict(count - num_free))
-        for block in blocks:
-            self._ref_counts[block] = 1
+        self._hold(sequence, blocks)
         return blocks
+
+    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
+        """One sequence more holds them."""
+        if sequence in self._sliding:
+            self._num_paid += len(blocks)
+            for block in blocks:
+                self._sliding_counts[block] += 1
+            return
+        for block in blocks:
+            self._num_paid += not self._ref_counts[block]
+            self._ref_counts[block] += 1
+
+    def _due(self, sequence: Sequence) -> int:
+        """Return how many blocks a sequence in `_sliding` may still take without freeing one."""
+        num_held = len(sequence.block_table) - sequence.num_freed_blocks
+        num_missing = self.blocks_needed(sequence.max_num_tokens, whole=True) - len(sequence.block_table)
+        return min(num_missing, self.blocks_needed(sequence.max_num_tokens) - num_held)
+
+    def _renew(self, sequence: Sequence) -> None:
+        """Promise a sequence in `_sliding` others for the blocks that it has freed."""
+        if sequence in self._sliding:
+            self._settle(sequence, self._promised[sequence] - self._due(sequence))
 
     def _settle(self, sequence: Sequence, count: int) -> None:
         """So many of the blocks promised to the sequence are not due any more."""
@@ -194,16 +237,19 @@ class PagedBlocks(BlockManager):
 
     def _drop(self, sequence: Sequence) -> None:
         """It holds none of its blocks any more."""
-        self._give_up(reversed(sequence.block_table[sequence.num_freed_blocks :]))
+        self._give_up(sequence, sequence.block_table[sequence.num_freed_blocks :][::-1])
         if self.prefix_cache is not None:
             self.prefix_cache.forget(sequence)
 
-    def _give_up(self, blocks: Iterable[int]) -> None:
+    def _give_up(self, sequence: Sequence, blocks: list[int]) -> None:
         """One sequence less holds them."""
+        slides = sequence in self._sliding
+        counts = self._sliding_counts if slides else self._ref_counts
         idle = []
         for block in blocks:
-            self._ref_counts[block] -= 1
-            if not self._ref_counts[block]:
+            counts[block] -= 1
+            self._num_paid -= slides or not counts[block]
+            if not (self._ref_counts[block] or self._sliding_counts[block]):
                 idle.append(block)
         if self.prefix_cache is not None:
             idle = self.prefix_cache.retain(idle)

@@ -1,4 +1,7 @@
-"""The sliding window of a model in which every layer has one: pages are freed when all their tokens have left it."""
+"""How many blocks a sequence holds at once, with a sliding window and without.
+
+Where every layer has a window, pages are freed when all their tokens have left it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
+    """The sliding window of a model in which every layer has one."""
+
     num_tokens: int
     """Latest tokens that a token sees, itself included, in the layer that sees the most."""
     max_chunk: int
     """Most tokens of one sequence in a step."""
+
+    @classmethod
+    def of(cls, num_tokens: int | None, max_chunk: int) -> Window | None:
+        """num_tokens: as in `ModelConfig.window`."""
+        return None if num_tokens is None else cls(num_tokens, max_chunk)
 
     def first_token(self, position: int) -> int:
         """Return the position of the first token that a token at this position sees."""
@@ -20,3 +30,10 @@ class Window:
         """Return how many blocks a sequence holds at most: those that the first token of a chunk sees, wherever in a
         page it begins, and the chunk's."""
         return -(-(self.num_tokens + self.max_chunk - 2) // block_size) + 1
+
+
+def blocks_needed(num_tokens: int, block_size: int, window: Window | None) -> int:
+    """Return how many blocks a sequence of `num_tokens` at its end, whose last token is never computed, holds at most
+    at once. window: None if it frees no block before its end."""
+    whole = -(-max(num_tokens - 1, 1) // block_size)
+    return whole if window is None else min(whole, window.most_blocks(block_size))

@@ -19,7 +19,7 @@ from engines.models.loading import describe, make_model, weight_source
 from engines.models.native import EagerModel, NativeModel, RecordedModel, record_forward
 from engines.models.parts import Parts
 from engines.models.progress import LoadProgress
-from engines.mpi.cache.block_manager import Window
+from engines.mpi.cache.block_manager import Window, blocks_needed
 from engines.mpi.runner import budget, memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
@@ -75,8 +75,7 @@ class LoadedModel:
     @property
     def window(self) -> Window | None:
         """None: a layer sees all tokens."""
-        window = self.config.window
-        return None if window is None else Window(window, self.largest_step.num_tokens)
+        return Window.of(self.config.window, self.largest_step.num_tokens)
 
     def close(self) -> None:
         """Give back what must be gone before the ranks' group is: see `GpuSteps.close`."""
@@ -259,9 +258,12 @@ class _ModelPart:
             num_blocks = max(0, left) // self._local(block_bytes)
         num_blocks = self.comm.smallest(num_blocks)
         capacity = num_blocks * cache.block_size
-        if capacity < self.config.model.max_model_len:
+        longest = self.config.model.max_model_len
+        window = Window.of(self.model_config.window, step.num_tokens) if cache.paged else None
+        # One more: all tokens of the longest sequence have a slot.
+        if blocks_needed(longest + 1, cache.block_size, window) > num_blocks:
             raise ValueError(
-                f"the KV cache holds {capacity} tokens, option.max_model_len is {self.config.model.max_model_len}: "
+                f"the KV cache holds {capacity} tokens, option.max_model_len is {longest}: "
                 "lower it, or raise option.kv_cache_gb (option.gpu_memory_utilization on a GPU)"
             )
         if cache.kv_cache_bytes is not None:

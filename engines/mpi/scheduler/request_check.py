@@ -30,7 +30,9 @@ def check_request(
             " (option.max_rolling_batch_size)"
         )
     worst = sequence.max_num_tokens
-    limit = min(max_model_len, blocks.num_blocks // beams * blocks.block_size + 1)
+    limit = max_model_len
+    if beams * blocks.blocks_needed(worst, whole=beams > 1) > blocks.num_blocks:
+        limit = min(limit, blocks.num_blocks // beams * blocks.block_size + 1)
     if worst > limit:
         each = f" for each of {beams} beams" if beams > 1 else ""
         raise InvalidRequest(

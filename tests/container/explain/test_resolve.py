@@ -320,3 +320,16 @@ def test_batch_invariance_is_not_chosen_but_comes_with_native_kernels(
     machine = dataclasses.replace(CPU, cpu_kernels=kernels)
     notes = resolve(config(batch_invariant=True), model, machine).notes
     assert any("option.batch_invariant=true changes nothing" in note and why in note for note in notes)
+
+
+def test_a_window_makes_room_for_longer_sequences(tmp_path: Path) -> None:
+    """As long as no layer sees all tokens, attention is paged, and prompts are computed in chunks."""
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 512}
+    model = make_model(tmp_path, **changes)
+    little = {"kv_cache_gb": KV_BYTES_PER_TOKEN * 1000 / GIB, "max_num_batched_tokens": 256}
+    assert resolve(config(**little), model, CPU).config.model.max_model_len == 8192
+    assert resolve(config(**little, max_model_len=5000), model, CPU).config.model.max_model_len == 5000
+    for other in ({"paged_attention": False}, {"enable_chunked_prefill": False}):
+        assert resolve(config(**little, **other), model, CPU).config.model.max_model_len == 992
+    make_model(tmp_path, **changes | {"sliding_window": 900})
+    assert resolve(config(**little), model, CPU).config.model.max_model_len == 992

@@ -91,3 +91,16 @@ def test_a_prompt_of_four_windows_holds_one_window_and_a_page(
         assert held <= -(-(WINDOW + in_chunk - 1) // BLOCK_SIZE) + 1
     assert tokens == expected[0]
     assert held == 0
+
+
+@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
+def test_a_cache_for_the_windows_is_enough_for_long_prompts(
+    model: Path, tmp_path: Path, policy: str, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    """14 blocks of 4 tokens: two sequences with a window of 16 and a chunk of 9; `max_model_len` has 32 pages."""
+    lab = CoreLab(model, tmp_path, block_size=4, num_blocks=14, max_model_len=128, max_step_tokens=9)
+    running = lab.start(Mode(policy, max_prefill_tokens=9, max_num_batched_tokens=9))
+    found = run_all(running, [greedy(f"r{i}", prompt, NUM_NEW) for i, prompt in enumerate(prompts)])
+    assert list(found.values()) == expected
+    if policy == "guaranteed_no_evict":
+        assert running.scheduler.num_preemptions == 0

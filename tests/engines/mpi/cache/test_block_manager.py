@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, Window, make_block_manager
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.cache.allocator_operations import make_sequence
 
@@ -257,3 +257,48 @@ def test_the_audit_sees_a_table_that_was_tampered_with(paged: bool) -> None:
     sequence.block_table[1] = 0
     with pytest.raises(RuntimeError, match=r"block|blocks"):
         blocks.check()
+
+
+def test_a_reservation_is_for_what_a_window_holds_at_once() -> None:
+    """Windows of 8 tokens and chunks of 4 span at most 4 blocks of 4 tokens; the whole would be 25."""
+    blocks = make_block_manager(9, 4, paged=True, window=Window(8, max_chunk=4))
+    first, second = (_sequence(name, 4, 97) for name in "ab")
+    assert blocks.blocks_needed(101) == 4
+    assert blocks.blocks_needed(101, whole=True) == 25
+    assert blocks.blocks_needed(5) == 1
+    assert blocks.admit(first, reserve=True)
+    assert blocks.admit(second, reserve=True)
+    assert blocks.num_promised == 8
+    assert not blocks.admit(_sequence("c", 1, 5), reserve=True), "a block is left, and it needs two"
+    for length in range(4, 101, 4):
+        for sequence in (first, second):
+            assert _compute(blocks, sequence, length)
+            assert blocks.num_used + blocks.num_promised <= 8
+    assert blocks.num_promised == 0, "both have all the blocks that they will ever take"
+    for sequence in (first, second):
+        blocks.release(sequence)
+    assert (blocks.num_free, blocks.num_promised) == (9, 0)
+    blocks.check()
+
+
+def test_a_window_that_slides_over_shared_blocks_gets_others_for_them() -> None:
+    """Whoever is the first to leave a shared block does not make it free, and needs another one all the same."""
+    blocks = make_block_manager(8, 4, paged=True, prefix_caching=True, window=Window(8, max_chunk=4))
+    first, second, third = (_sequence(name, 9, 90) for name in "abc")
+    assert blocks.admit(first, reserve=True)
+    for length in (4, 8, 9):
+        assert _compute(blocks, first, length)
+    assert blocks.admit(second, reserve=True)
+    assert second.block_table == first.block_table[:2]
+    assert not blocks.admit(third, reserve=True), "what two share may be two blocks later"
+    for length in range(12, 97, 4):
+        assert _compute(blocks, second, length)
+    for length in range(12, 97, 4):
+        assert _compute(blocks, first, length)
+
+
+def test_beams_reserve_the_whole() -> None:
+    blocks = make_block_manager(9, 4, paged=True, window=Window(8, max_chunk=4))
+    beam = _sequence("beam", 4, 97)
+    beam.is_beam = True
+    assert not blocks.admit(beam, reserve=True)

@@ -94,7 +94,7 @@ def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
         scheduling_policy=rng.choice(("fcfs", "priority", "fair")),
         chunked_prefill=chunked,
     )
-    window = Window(rng.randint(1, 20), max_chunk=30) if windowed else None
+    window = Window(rng.randint(1, 20), max_chunk=30 if chunked else 60) if windowed else None
     blocks = make_block_manager(rng.randint(16, 30), rng.randint(1, 4), paged, cached, window)
     scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, 60, NUM_IDS)
     return LateEngine(scheduler, blocks, window and window.num_tokens)

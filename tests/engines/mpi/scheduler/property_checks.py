@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from engines.core import Request, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager, Window
+from engines.mpi.cache.block_manager import BlockManager, Window, blocks_needed
 from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
@@ -189,15 +189,15 @@ class Checks:
     def _check_promises(self, tables: list[list[int]]) -> None:
         if self.scheduler.num_preemptions:
             raise Violation("somebody was preempted though all was promised")
-        if self.combination.prefix_caching or self.siblings or self.combination.windowed:
-            return  # what is shared is promised once, and what has left a window is another's
+        if self.combination.prefix_caching or self.siblings:
+            return  # what is shared is promised once
         worst = sum(self._worst(s.request) for s in self.live.values() if s.runs)
         if worst > self.blocks.num_blocks:
             raise Violation(f"{worst} blocks are promised, there are {self.blocks.num_blocks}")
 
     def _worst(self, request: Request) -> int:
-        most = len(request.prompt_token_ids) + request.sampling.max_new_tokens - 1
-        return -(-most // self.blocks.block_size)
+        most = len(request.prompt_token_ids) + request.sampling.max_new_tokens
+        return blocks_needed(most, self.blocks.block_size, self.window)
 
     def _check_budget(
         self, step: Step, subjects: list[Subject], settings: SchedulerSettings, came: list[Subject]

@@ -64,11 +64,18 @@ class Episode:
         self._report = report
         self._combination = combination
         block_size, max_model_len = rng.randint(1, 5), rng.randint(6, 60)
-        num_blocks = 1 + int(max_model_len / block_size * rng.uniform(0.8, 2.5))
+        least = 0.3 if combination.windowed else 0.8
+        num_blocks = 1 + int(max_model_len / block_size * rng.uniform(least, 2.5))
         limit = min(max_model_len, num_blocks * block_size + 1)
         longest_output = rng.randint(1, 40)
+        self._largest_chunk = rng.choice((3, 10, 40)) if combination.windowed else 40
         self._settings = self._random_settings()
-        window = Window(rng.randint(1, 20), max_chunk=40) if combination.windowed else None
+        window = None
+        if combination.windowed:
+            chunk = self._largest_chunk if combination.chunked_prefill else max_model_len
+            window = Window(rng.randint(1, 20), chunk)
+            # What leaves the window makes room for what comes.
+            limit = max_model_len if window.most_blocks(block_size) <= num_blocks else limit
         self._blocks = make_block_manager(
             num_blocks, block_size, combination.paged, combination.prefix_caching, window
         )
@@ -108,7 +115,7 @@ class Episode:
         rng = self._rng
         return SchedulerSettings(
             max_num_seqs=rng.randint(1, 8),
-            max_prefill_tokens=rng.randint(1, 40),
+            max_prefill_tokens=rng.randint(1, self._largest_chunk),
             max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
             max_waiting=rng.randint(1, 12),
             max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
@@ -136,9 +143,10 @@ class Episode:
         rng, before = self._rng, self._settings
         self._settings = self._random_settings()
         if rng.random() < 0.3:
-            self._settings = replace(
-                self._settings, scheduling_policy=rng.choice(_POLICIES), chunked_prefill=rng.random() < 0.5
-            )
+            policy, chunked = rng.choice(_POLICIES), rng.random() < 0.5
+            if self._combination.windowed:  # which is for chunks of the largest size at the start
+                chunked = self._combination.chunked_prefill
+            self._settings = replace(self._settings, scheduling_policy=policy, chunked_prefill=chunked)
         self._scheduler.reconfigure(self._settings)
         self._checks.reconfigured(before, self._settings)
 
