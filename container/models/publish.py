@@ -97,12 +97,10 @@ def flush(path: Path) -> None:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Rename the finished folder `part`, whose entries are all files, to `target`; readable by everyone."""
-    for file in part.iterdir():
-        file.chmod(0o644)
-        flush(file)  # a power cut after the rename must not leave a folder of empty files
-    part.chmod(0o755)
-    flush(part)
+    """Rename the finished folder `part` to `target`; readable by everyone."""
+    for path in (*part.rglob("*"), part):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        flush(path)  # a power cut after the rename must not leave a folder of empty files
     part.rename(target)
     flush(target.parent)
 

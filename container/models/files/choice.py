@@ -14,6 +14,8 @@ from container.models.files.remote import RemoteFile, Snapshot
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates/"
+"""The folder of named chat templates."""
 _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
 _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
@@ -64,7 +66,7 @@ def _unsafe(path: str) -> str:
 
 
 def choose(snapshot: Snapshot) -> Snapshot:
-    """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes.
+    """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes, and chat templates.
 
     Raises: ModelNotAvailable: a refused name, no config.json, no safetensors where weights are needed, or too much.
     """
@@ -75,6 +77,7 @@ def choose(snapshot: Snapshot) -> Snapshot:
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
     _require_model(snapshot, top)
     selected = {path: file for path, file in top.items() if path.endswith(suffixes)}
+    selected |= {file.path: file for file in snapshot.files if _is_template(file.path)}
     if not snapshot.selection.with_weights:
         selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
     if _SINGLE in selected:
@@ -85,6 +88,11 @@ def choose(snapshot: Snapshot) -> Snapshot:
     files = tuple(selected[path] for path in sorted(selected))
     _bound(snapshot.name, files)
     return dataclasses.replace(snapshot, files=files)
+
+
+def _is_template(path: str) -> bool:
+    name = path.removeprefix(TEMPLATES)
+    return name != path and "/" not in name and name.endswith(".jinja")
 
 
 def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:

@@ -105,6 +105,7 @@ class Copy:
         """Unpublish an incomplete copy: move files of the right size to `part` and remove the others."""
         for file in self.snapshot.files:
             if _size(self.folder / file.path) == file.size:
+                (self.part / file.path).parent.mkdir(exist_ok=True)
                 (self.folder / file.path).rename(self.part / file.path)
         shutil.rmtree(self.folder)
 

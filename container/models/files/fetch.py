@@ -205,6 +205,8 @@ class _Fetch:
             report(file.size)
             return None
         unfinished = choice.safe_join(self.copy.part / _UNFINISHED, file.path)
+        for path in (target, unfinished):
+            path.parent.mkdir(exist_ok=True)
         verification = self.remote.fetch(file, unfinished, report)
         where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
         if (size := unfinished.stat().st_size) != file.size:

@@ -12,7 +12,7 @@ import boto3
 from botocore.config import Config
 
 from container.models.errors import DamagedContent, ModelNotAvailable
-from container.models.files.choice import shown
+from container.models.files.choice import TEMPLATES, shown
 from container.models.files.journal import forget
 from container.models.files.remote import RemoteFile, Report, Verification
 from container.models.files.retry import RetryBudget
@@ -75,11 +75,10 @@ class S3Remote:
         files: list[RemoteFile] = []
         folders: list[str] = []
         for page in self._pages():
-            for entry in page.get("Contents", ()):
-                path = self._below(entry["Key"])
-                if path:  # the prefix itself may be an object: consoles make folders this way
-                    files.append(RemoteFile(path, int(entry["Size"]), str(entry["ETag"])))
+            files += self._files(page)
             folders += [self._below(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+        if TEMPLATES in folders:
+            files += [file for page in self._pages(TEMPLATES) for file in self._files(page)]
         for folder in folders:
             if folder.startswith(("/", "../", "./")):
                 raise ModelNotAvailable(
@@ -126,10 +125,18 @@ class S3Remote:
             )
         return source, head
 
-    def _pages(self) -> Iterator[Mapping[str, Any]]:
+    def _files(self, page: Mapping[str, Any]) -> Iterator[RemoteFile]:
+        for entry in page.get("Contents", ()):
+            path = self._below(entry["Key"])
+            # A folder itself may be an object: consoles make folders this way.
+            if path and path != TEMPLATES:
+                yield RemoteFile(path, int(entry["Size"]), str(entry["ETag"]))
+
+    def _pages(self, folder: str = "") -> Iterator[Mapping[str, Any]]:
         """The pages of the listing, one folder deep: `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
         client, budget = self._clients[0], RetryBudget()
-        address = {"Bucket": self.address.bucket, "Prefix": self.address.prefix, "Delimiter": "/"}
+        prefix = f"{self.address.prefix}{folder}"
+        address = {"Bucket": self.address.bucket, "Prefix": prefix, "Delimiter": "/"}
         for _ in range(_MAX_PAGES):
             page = attempt(lambda: client.list_objects_v2(**address), budget, self.name)
             yield page

@@ -62,6 +62,12 @@ def test_serving_needs_weights_configurations_and_tokenizers() -> None:
     assert chosen(*needed, *others, with_code=True) == needed | {"modeling_x.py"}
 
 
+def test_named_chat_templates_are_files_of_a_folder() -> None:
+    templates = {f"{choice.TEMPLATES}{name}.jinja" for name in ("tool_use", "rag")}
+    others = {f"{choice.TEMPLATES}notes.md", f"{choice.TEMPLATES}a/b.jinja", "other/tool_use.jinja"}
+    assert chosen("model.safetensors", *templates, *others) == {"model.safetensors", *templates}
+
+
 def test_the_one_file_of_weights_is_the_model() -> None:
     kept = chosen("model.safetensors", "consolidated.safetensors", choice.INDEX)
     assert kept == {"model.safetensors"}

@@ -15,6 +15,7 @@ import pytest
 
 from container.models import files as model_files
 from lmi_server.config import ModelSource
+from lmi_server.text.template_files import read_templates
 from tests.container.models.files.s3_lab import NEEDED, S3Lab, same
 from tests.support.faulty_proxy import answer, every_object
 from tests.support.paths import child_environment
@@ -39,6 +40,25 @@ def test_what_serving_needs_is_fetched_and_nothing_else(written: str, s3: S3Lab,
     assert "100 %" in said
     assert s3.left_over() == []
     assert model_files.locate(ModelSource(model_id=s3.address()), s3.cache) == folder
+
+
+def test_named_chat_templates_are_fetched(s3: S3Lab, tiny_model: Path) -> None:
+    s3.upload(tiny_model)
+    s3.put("mine/chat_template.jinja", b"plain")
+    for name, content in (
+        ("tool_use.jinja", b"with tools"),
+        ("", b""),
+        ("deeper/x.jinja", b"not a template"),
+    ):
+        s3.put(f"mine/additional_chat_templates/{name}", content)
+    for load_format in ("auto", "stream"):
+        folder, _ = s3.obtain(load_format=load_format)
+        assert read_templates(folder) == {"default": "plain", "tool_use": "with tools"}
+    template = folder / "additional_chat_templates" / "tool_use.jinja"
+    assert template.stat().st_mode & 0o777 == 0o644
+    template.unlink()
+    assert s3.obtain(load_format="stream")[0] == folder
+    assert read_templates(folder)["tool_use"] == "with tools"
 
 
 def test_a_prefix_is_a_folder(s3: S3Lab, tiny_model: Path) -> None:
