@@ -158,11 +158,14 @@ def make_runner(
     enforce_eager: bool = False,
     impl: str = "lmi",
     quantize: str = "none",
+    byte_ranges: str = "",
 ) -> LoadedModel:
     """A runner with `num_blocks` blocks of `BLOCK_SIZE` tokens."""
     comm = comm or Communicator()
     cache_dtype = "fp32" if device == "cpu" else dtype
-    model = ModelSettings(str(folder), "tiny", dtype, max_model_len, load_format, quantize, impl=impl)
+    model = ModelSettings(
+        str(folder), "tiny", dtype, max_model_len, load_format, quantize, byte_ranges, impl=impl
+    )
     token_bytes = describe(model).kv_bytes_per_token(cache_dtype, comm.world_size)
     config = MpiEngineConfig(
         model=model,

@@ -17,6 +17,7 @@ from engines.models.foreign.description import ForeignConfig
 from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
 from engines.models.foreign.paged_layer import NAME, Current, PagedLayer
 from engines.models.foreign.patterns import gate_activation, native_norm
+from engines.models.foreign.renames import stored_names
 from engines.models.parts import Parts
 from engines.models.safetensors_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
@@ -71,6 +72,7 @@ class _Builder:
         self._config = config
         self._module = module
         self._split = config.split_plan(parts.comm.world_size, parts.comm.rank)
+        self._stored = stored_names(module, (name for name, _ in config.tensors))
 
     def fill(self) -> None:
         self._vocabulary()
@@ -200,9 +202,8 @@ class _Builder:
         return found.float() if found.device.type == "cpu" else found
 
     def _name(self, name: str) -> str:
-        """Return a tensor's name in the checkpoint, which may lack the base model's prefix."""
-        short = name.removeprefix(f"{self._module.base_model_prefix}.")
-        return short if not self._weights.has(name) and self._weights.has(short) else name
+        """Return a tensor's name in the checkpoint."""
+        return self._stored.get(name, name)
 
     def _set(self, path: str, value: Any) -> None:
         owner, _, name = path.rpartition(".")

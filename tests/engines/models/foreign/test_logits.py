@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import conversion_mapping
+from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 
+from engines.models.byte_ranges import FolderRanges
+from engines.models.safetensors_files import BadCheckpoint
 from engines.mpi.runner.native_steps import NativeSteps
 from tests.support.foreign_models import FOREIGN, TABLES, differences, foreign_runner, save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
+from tests.support.thread_ranks import run_ranks
 from tests.support.tiny_models import VOCAB_SIZE, load_oracle, save_llama
 
 FEW = ("starcoder2-window", "olmo2", "stablelm", "phi-2", "cohere-plus", "glm4", "exaone4", "minicpm3")
@@ -89,6 +97,72 @@ def test_matrices_are_quantised(tmp_path: Path) -> None:
     rounded = run_plans(foreign_runner(tmp_path, quantize="int8"), plans)[0, 3]
     assert not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded, exact, rtol=0.2, atol=0.5)
+
+
+def _rename(folder: Path, new_name: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    save_file({new_name(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+
+
+def test_names_of_a_checkpoint_are_those_that_transformers_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the base model's prefix is missing, as in checkpoints of the model without a head."""
+    save_foreign(tmp_path, "olmo2")
+    renaming = WeightRenaming(r"\.attn\.", ".self_attn.")
+    known = conversion_mapping.get_checkpoint_conversion_mapping
+    monkeypatch.setattr(
+        conversion_mapping,
+        "get_checkpoint_conversion_mapping",
+        lambda kind: [deepcopy(renaming)] if kind == "olmo2" else known(kind),
+    )
+    _rename(tmp_path, lambda name: name.removeprefix("model.").replace(".self_attn.", ".attn."))
+    assert "layers.0.attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
+    worst, same = differences(tmp_path)
+    assert worst < 1e-4
+    assert same
+
+
+def test_a_checkpoint_that_transformers_would_compute_from_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_foreign(tmp_path, "olmo2")
+    halves = WeightConverter(
+        "mlp.gate_up_proj.weight", ["mlp.gate_proj.weight", "mlp.up_proj.weight"], [Chunk(dim=0)]
+    )
+    monkeypatch.setattr(
+        conversion_mapping, "get_checkpoint_conversion_mapping", lambda kind: [deepcopy(halves)]
+    )
+    _rename(tmp_path, lambda name: name.replace("gate_proj", "gate_up_proj"))
+    with pytest.raises(BadCheckpoint, match=r"gate_up_proj.weight' is not stored as Olmo2ForCausalLM has it"):
+        foreign_runner(tmp_path)
+
+
+class _Elsewhere(FolderRanges):
+    """Reads weights from the folder beside, as from a network."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder.parent / "whole")
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_weights_are_streamed(tmp_path: Path, degree: int) -> None:
+    whole, headers = tmp_path / "whole", tmp_path / "headers"
+    save_foreign(whole, "glm4")
+    headers.mkdir()
+    (headers / "config.json").write_bytes((whole / "config.json").read_bytes())
+    content = (whole / "model.safetensors").read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    (headers / "model.safetensors").write_bytes(content[:length] + bytes(len(content) - length))
+    plans = plans_in_chunks([[5, 6, 7]], TABLES, [[2]])
+
+    def logits(folder: Path, **settings: str) -> torch.Tensor:
+        return run_ranks(degree, lambda comm: run_plans(foreign_runner(folder, comm, **settings), plans))[0][
+            0, 2
+        ]
+
+    streamed = logits(headers, load_format="stream", byte_ranges=f"{__name__}:_Elsewhere")
+    assert torch.equal(streamed, logits(whole))
 
 
 def test_our_own_architectures_run_that_way_too(tmp_path: Path) -> None:
