@@ -218,6 +218,8 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
         return f"{name}: not on this disk; `lmi serve` or `lmi prepare` fetches it, once", ""
     if name == BUNDLED_MODEL:
         return f"{name}: comes with this installation; `lmi serve` or `lmi prepare` converts it, once", ""
+    if model_files.is_described(source):
+        return f"{name}: a GGUF file; `lmi serve` or `lmi prepare` reads its description, once", ""
     refusal = model_files.refusal(source)
     if refusal is None:
         refusal = f"{name} holds no model: there is no config.json"

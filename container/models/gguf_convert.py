@@ -11,7 +11,6 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.quants import dequantize
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from container.models.gguf_config import Metadata, UnknownGguf, read_config
+from container.models.gguf_describe import write_json, write_texts
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -37,18 +38,6 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
-
-# llama.cpp's pre-tokenizer "smollm": every digit alone, then GPT-2's pattern.
-_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    ),
-}
-
-
-class UnknownGguf(Exception):
-    """The file is not supported. The text says what was found."""
 
 
 def weight_name(name: str) -> str:
@@ -79,12 +68,11 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 def _write_weights(
     tensors: Sequence[Any], heads: dict[str, int], path: Path, report: Callable[[int], None]
-) -> frozenset[str]:
+) -> None:
     """Write the tensors as bf16 safetensors, with only one of them in memory at a time.
 
     heads: number of heads of each part in GGUF's rotary order.
     The file: length of the header (u64, little-endian), header (JSON, padded to 8 bytes), data.
-    Returns the names written.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -102,99 +90,6 @@ def _write_weights(
             part = tensor.name.split(".")[-2]
             file.write(to_bf16(unpermute(values, heads[part]) if part in heads else values).tobytes())
             report(done)
-    return frozenset(header) - {"__metadata__"}
-
-
-def _shortest(value: float) -> float:
-    """The shortest float with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """The metadata of a GGUF file by key."""
-
-    reader: gguf.GGUFReader
-
-    def get(self, key: str) -> Any:
-        field = self.reader.get_field(key)
-        return None if field is None else field.contents()
-
-    def __getitem__(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise UnknownGguf(f"the GGUF file has no field '{key}'")
-        return value
-
-
-def _config(fields: _Fields, tied: bool, vocab_size: int) -> dict[str, Any]:
-    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "dtype": "bfloat16",
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "head_dim": hidden // heads,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "max_position_embeddings": fields["llama.context_length"],
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": heads,
-        "num_hidden_layers": fields["llama.block_count"],
-        "num_key_value_heads": fields["llama.attention.head_count_kv"],
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-        "rms_norm_eps": _shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_parameters": {"rope_theta": _shortest(fields["llama.rope.freq_base"]), "rope_type": "default"},
-        "tie_word_embeddings": tied,
-        "use_cache": True,
-        "vocab_size": vocab_size,
-    }
-
-
-def _tokenizer(fields: _Fields, tokens: list[str]) -> Tokenizer:
-    kind, pre = fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
-        raise UnknownGguf(f"the GGUF file has a tokenizer '{kind}' with '{pre}'; known: gpt2 with smollm")
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
-    tokenizer.decoder = decoders.ByteLevel()
-    types = fields["tokenizer.ggml.token_type"]
-    special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL_TOKEN]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return tokenizer
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_texts(fields: _Fields, folder: Path, tokens: list[str]) -> None:
-    """tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja."""
-    _tokenizer(fields, tokens).save(str(folder / "tokenizer.json"))
-    ids = {name: fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding", "unknown")}
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": tokens[ids["bos"]],
-            "eos_token": tokens[ids["eos"]],
-            "pad_token": tokens[ids["padding"]],
-            "unk_token": tokens[ids["unknown"]],
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": fields["llama.context_length"],
-        },
-    )
-    _write_json(
-        folder / "generation_config.json",
-        {"bos_token_id": ids["bos"], "eos_token_id": ids["eos"], "pad_token_id": ids["padding"]},
-    )
-    template = fields.get("tokenizer.chat_template")
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None]) -> None:
@@ -204,23 +99,18 @@ def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None])
     Raises: UnknownGguf; OSError when the disk is full or the file cannot be read.
     """
     reader = gguf.GGUFReader(source)
-    fields = _Fields(reader)
-    if fields["general.architecture"] != "llama":
-        raise UnknownGguf(
-            f"the GGUF file holds the architecture '{fields['general.architecture']}'; known: llama"
-        )
+    fields = Metadata(reader)
+    config = read_config(fields)
+    if config["model_type"] != "llama":
+        raise UnknownGguf(f"the GGUF file holds the architecture '{config['model_type']}'; converted: llama")
+    rope = {"rope_type": "default", "rope_theta": config.pop("rope_theta", 10000.0)}
+    config |= {"dtype": "bfloat16", "rope_parameters": rope}
     total = len(reader.tensors) + 2
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
     report(1, total)
-    heads = {
-        "attn_q": fields["llama.attention.head_count"],
-        "attn_k": fields["llama.attention.head_count_kv"],
-    }
-    names = _write_weights(
-        reader.tensors, heads, folder / "model.safetensors", lambda done: report(1 + done, total)
-    )
-    _write_json(folder / "config.json", _config(fields, "lm_head.weight" not in names, len(tokens)))
-    _write_texts(fields, folder, tokens)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    _write_weights(reader.tensors, heads, folder / "model.safetensors", lambda done: report(1 + done, total))
+    write_json(folder / "config.json", config)
+    write_texts(source, fields, folder)
     report(total, total)
 
 

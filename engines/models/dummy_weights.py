@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 import lmi_kernels
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import Pack, WeightSource
 from engines.partition import Shard
 

@@ -9,6 +9,7 @@ import torch
 
 import lmi_kernels
 from engines.config import ModelSettings
+from engines.models import gguf_index
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.models.decoder import Model, build_decoder
@@ -67,5 +68,6 @@ def weight_source(
     ranges = (
         Registry({"class": model.byte_ranges})["class"](folder) if model.load_format == "stream" else None
     )
-    # From a network, ranks share what they read; from a disk each reads its own part.
-    return WeightReader(folder, storage, compute, device, pack, ranges, comm if ranges is not None else None)
+    # Ranks share what comes over a network or is dequantised; of safetensors on a disk each reads its own part.
+    shared = ranges is not None or (folder / gguf_index.NAME).is_file()
+    return WeightReader(folder, storage, compute, device, pack, ranges, comm if shared else None)

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from engines.models.safetensors_files import SafetensorsFiles
+from engines.models.tensor_files import TensorFiles
 from engines.partition import Shard
 
 _AHEAD_BYTES = 256 << 20
@@ -88,7 +88,7 @@ class _Staging:
 class TensorReader:
     """Reads tensors with several threads, in blocks, and ahead of the time when they are taken."""
 
-    def __init__(self, files: SafetensorsFiles) -> None:
+    def __init__(self, files: TensorFiles) -> None:
         self._files = files
         self._pool = ThreadPoolExecutor(files.ranges.num_threads, thread_name_prefix="weights")
         self._staging = _Staging()

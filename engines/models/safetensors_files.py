@@ -16,13 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engines.models.byte_ranges import ByteRanges, FolderRanges
+from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.partition import Shard
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class BadCheckpoint(ValueError):
-    """A safetensors file, or the set of them, is damaged or does not match the model; the text names file or tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +36,8 @@ class _Entry:
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
-class SafetensorsFiles:
-    """All tensors of a folder by name. Several threads may read."""
+class SafetensorsFiles(TensorFiles):
+    """All tensors of a folder."""
 
     def __init__(self, folder: Path, ranges: ByteRanges | None = None) -> None:
         """Read the headers in `folder`, and tensors from `ranges`; None: from the same files.
@@ -69,10 +66,6 @@ class SafetensorsFiles:
         return self._entry(name).dtype
 
     def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
-        """Read rows [start, stop) of the first dimension into `out`, a contiguous tensor of that shape.
-
-        Returns: the bytes that were read.
-        """
         entry = self._entry(name)
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         target = _bytes_of(entry, out)
@@ -80,12 +73,7 @@ class SafetensorsFiles:
         return len(target)
 
     def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
-        """Read some columns of some rows of a matrix into `out`, a contiguous [rows.size, columns.size] tensor.
-
-        One read a row: what lies between is not ours to read.
-
-        Returns: the bytes that were read.
-        """
+        """One read a row: what lies between is not ours to read."""
         entry = self._entry(name)
         width = entry.shape[1]
         size = columns.size * entry.dtype.itemsize
@@ -94,9 +82,6 @@ class SafetensorsFiles:
             first = (rows.start + row) * width + columns.start
             self._read(entry, first * entry.dtype.itemsize, target[row * size : (row + 1) * size])
         return len(target)
-
-    def close(self) -> None:
-        self.ranges.close()
 
     def _entry(self, name: str) -> _Entry:
         try:

@@ -14,9 +14,11 @@ import torch
 
 import lmi_kernels
 from engines.models.byte_ranges import ByteRanges
+from engines.models.gguf_index import read_index
 from engines.models.progress import LoadProgress
 from engines.models.reading import Piece, Request, TensorReader
-from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from engines.models.safetensors_files import SafetensorsFiles
+from engines.models.tensor_files import BadCheckpoint, TensorFiles
 from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 
@@ -94,11 +96,11 @@ class WeightSource(ABC):
 
 
 class _Checkpoint(WeightSource):
-    """Weights in safetensors files. Checks what is asked for, and makes requests of it."""
+    """Weights in files. Checks what is asked for, and makes requests of it."""
 
     def __init__(
         self,
-        files: SafetensorsFiles,
+        files: TensorFiles,
         storage: torch.dtype,
         compute: torch.dtype | None,
         device: torch.device,
@@ -186,7 +188,7 @@ class _Checkpoint(WeightSource):
 class _Rehearsal(_Checkpoint):
     """Records requests, and returns tensors without numbers."""
 
-    def __init__(self, files: SafetensorsFiles, pack: Pack, peers: Communicator | None) -> None:
+    def __init__(self, files: TensorFiles, pack: Pack, peers: Communicator | None) -> None:
         super().__init__(files, torch.float32, None, torch.device("meta"), pack, peers)
         self.requests: list[Request] = []
 
@@ -199,7 +201,7 @@ class _Rehearsal(_Checkpoint):
 
 
 class WeightReader(_Checkpoint):
-    """Weights in a folder of safetensors files, or in files that are read elsewhere."""
+    """Weights in a folder of safetensors files, in a GGUF file, or in files that are read elsewhere."""
 
     def __init__(
         self,
@@ -214,10 +216,10 @@ class WeightReader(_Checkpoint):
         """folder, ranges: as in `SafetensorsFiles`; comm: the ranks, if they share what gaps would cost.
 
         Raises:
-            BadCheckpoint: as `SafetensorsFiles`.
+            BadCheckpoint: as `SafetensorsFiles` and `GgufFiles`.
         """
         peers = comm if comm is not None and comm.world_size > 1 else None
-        super().__init__(SafetensorsFiles(folder, ranges), storage, compute, device, pack, peers)
+        super().__init__(_open(folder, ranges), storage, compute, device, pack, peers)
         self._reader = TensorReader(self._files)
         self._progress: LoadProgress | None = None
 
@@ -240,3 +242,13 @@ class WeightReader(_Checkpoint):
         if self._progress is not None:
             self._progress.add(request.num_bytes)
         return tensor
+
+
+def _open(folder: Path, ranges: ByteRanges | None) -> TensorFiles:
+    index = read_index(folder)
+    if index is None:
+        return SafetensorsFiles(folder, ranges)
+    # Other models need nothing of the package gguf.
+    from engines.models.gguf_files import GgufFiles
+
+    return GgufFiles(index)

@@ -10,6 +10,7 @@ from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.models import gguf_index
 from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -39,6 +40,8 @@ def resolve(
     remote_code = _remote_code(config, data, allow_remote_code, made)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
+    if (model_path / gguf_index.NAME).is_file():
+        raise CannotServe("the weights are in a GGUF file, which engine=Python does not read; set engine=MPI")
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
     checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")

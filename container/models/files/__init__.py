@@ -14,6 +14,7 @@ from container.models.files.base import RemoteScheme, Scheme
 from container.models.files.bundled import BundledModel, prune_bundled
 from container.models.files.copies import in_use
 from container.models.files.folder import LocalFolder
+from container.models.files.gguf import GgufModels
 from container.models.files.hub.source import HubModels, id_of_address
 from container.models.files.s3.source import S3Models
 from container.progress import ProgressView
@@ -25,6 +26,7 @@ __all__ = [
     "ModelNotAvailable",
     "Scheme",
     "in_use",
+    "is_described",
     "is_fetched",
     "locate",
     "obtain",
@@ -35,6 +37,7 @@ __all__ = [
 
 SCHEMES: dict[str, Scheme] = {
     "bundled": BundledModel(),
+    "gguf": GgufModels(),
     "folder": LocalFolder(),
     "s3": S3Models(),
     "hub": HubModels(),
@@ -49,6 +52,11 @@ def _scheme(source: ModelSource) -> Scheme | None:
 def is_fetched(source: ModelSource) -> bool:
     """Whether the model comes over a network, judged by its address."""
     return isinstance(_scheme(source), RemoteScheme) and refusal(source) is None
+
+
+def is_described(source: ModelSource) -> bool:
+    """Whether the model is a GGUF file, which is described before it is served."""
+    return isinstance(_scheme(source), GgufModels) and refusal(source) is None
 
 
 def refusal(source: ModelSource) -> str | None:

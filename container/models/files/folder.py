@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files import choice, safetensors_headers
+from container.models.files import choice, gguf, safetensors_headers
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
 from container.progress import ProgressView
+from engines.models import gguf_index
 from lmi_server.config import ModelSource
 
 
@@ -17,8 +18,10 @@ def weights_problem(folder: Path) -> str | None:
     """Why the weights in a model's folder cannot be loaded, in one sentence; None if they are complete.
 
     The rules are those of fetched models: safetensors, all files of the index, no truncated file. Reads the index and
-    the headers of the files.
+    the headers of the files; of a GGUF file only the size.
     """
+    if (folder / gguf_index.NAME).is_file():
+        return gguf.problem(folder)
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
     listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())

@@ -19,7 +19,7 @@ from engines.models.foreign.paged_layer import NAME, Current, PagedLayer
 from engines.models.foreign.patterns import gate_activation, native_norm
 from engines.models.foreign.renames import stored_names
 from engines.models.parts import Parts
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -13,7 +13,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 
 
 def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, str]:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from container.models.gguf_convert import UnknownGguf, to_bf16, unpermute, weight_name
+from container.models.gguf_config import UnknownGguf
+from container.models.gguf_convert import to_bf16, unpermute, weight_name
 
 
 def widen(bits: int) -> float:

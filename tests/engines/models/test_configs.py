@@ -285,7 +285,7 @@ def test_layer_types_without_a_theta_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["yarn", "su", "longrope"])
 def test_phi3_takes_yarn_as_longrope(name: str, tmp_path: Path) -> None:
-    factors = {"short_factor": [1.0], "long_factor": [2.0]}
+    factors = {"short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 4096}
     data = _SILENT | {
         "model_type": "phi3",
         "architectures": ["Phi3ForCausalLM"],

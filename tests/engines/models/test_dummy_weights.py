@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from engines.config import ModelSettings
 from engines.models.dummy_weights import DummyWeights
 from engines.models.loading import weight_source
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 from engines.parallel import Communicator
 from engines.partition import Shard, split_evenly
 from tests.support.examples import examples

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from engines.models import reading
 from engines.models.byte_ranges import FolderRanges
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import WeightReader, WeightSource
 from engines.partition import Shard, split_evenly
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks

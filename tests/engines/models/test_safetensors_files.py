@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from engines.models.safetensors_files import BadCheckpoint, SafetensorsFiles
+from engines.models.safetensors_files import SafetensorsFiles
+from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard
 from tests.support.examples import examples
 from tests.support.seeds import fresh_generator

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.models.safetensors_files import BadCheckpoint
+from engines.models.tensor_files import BadCheckpoint
 from engines.models.weights import WeightReader
 from engines.partition import Shard
 from tests.support.tiny_models import make_runner, save_llama, save_model

@@ -93,8 +93,8 @@ def test_other_values_of_lmi_lenient_change_nothing(tmp_path: Path, value: str) 
         ("engine=mpi", "MPI, Python or Rolling"),
         ("option.output_formatter=json_chat", "json, jsonlines or sse"),
         ("option.rolling_batch=neuron", "auto, vllm, lmi-dist, scheduler, trtllm or disable"),
-        ("option.load_format=pt", "auto, dummy or stream (also safetensors)"),
-        ("option.load_format=dumy", "auto, dummy or stream (also safetensors)"),
+        ("option.load_format=pt", "auto, dummy or stream (also safetensors, gguf)"),
+        ("option.load_format=dumy", "auto, dummy or stream (also safetensors, gguf)"),
     ],
 )
 def test_a_bad_value_is_refused_with_line_value_and_what_is_accepted(
@@ -281,7 +281,7 @@ def test_what_may_be_a_secret_is_not_printed(tmp_path: Path, line: str) -> None:
 
 
 def test_load_format_is_the_models_and_safetensors_is_what_auto_reads(tmp_path: Path) -> None:
-    for written, meant in (("dummy", "dummy"), ("safetensors", "auto"), ("auto", "auto")):
+    for written, meant in (("dummy", "dummy"), ("safetensors", "auto"), ("gguf", "auto"), ("auto", "auto")):
         loaded = load_text(tmp_path, f"option.load_format={written}\n")
         assert loaded.config.source.load_format == meant
         assert loaded.notes == ()

@@ -191,13 +191,17 @@ class Checks:
             raise Violation("somebody was preempted though all was promised")
         if self.combination.prefix_caching or self.siblings:
             return  # what is shared is promised once
-        worst = sum(self._worst(s.request) for s in self.live.values() if s.runs)
+        worst = sum(
+            min(self._worst(s.request), self._worst(s.request, whole=True) - s.sequence.num_freed_blocks)
+            for s in self.live.values()
+            if s.runs and s.sequence is not None
+        )
         if worst > self.blocks.num_blocks:
             raise Violation(f"{worst} blocks are promised, there are {self.blocks.num_blocks}")
 
-    def _worst(self, request: Request) -> int:
+    def _worst(self, request: Request, whole: bool = False) -> int:
         most = len(request.prompt_token_ids) + request.sampling.max_new_tokens
-        return blocks_needed(most, self.blocks.block_size, self.window)
+        return blocks_needed(most, self.blocks.block_size, None if whole else self.window)
 
     def _check_budget(
         self, step: Step, subjects: list[Subject], settings: SchedulerSettings, came: list[Subject]

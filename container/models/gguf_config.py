@@ -1,0 +1,162 @@
+"""The config.json of a model, read from the metadata of its GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+
+_NEEDED = {
+    "attention.head_count": "num_attention_heads",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+}
+"""Fields of config.json by keys of the metadata, behind the architecture's name."""
+_FIELDS = {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+"""Those that some files lack; the defaults of transformers' config classes apply."""
+_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
+
+
+class UnknownGguf(Exception):
+    """The file is not supported. The text says what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How GGUF files of one architecture differ from Hugging Face checkpoints."""
+
+    name: str
+    """In `architectures` of config.json."""
+    model_type: str
+    interleaved: bool = False
+    """Whether rotary pairs of queries and keys lie side by side."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms."""
+    num_layers_of_27b: int | None = None
+    """The model with so many layers scales attention by hidden_size / heads."""
+
+
+ARCHITECTURES = {
+    "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0),
+    "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", norm_offset=1.0, num_layers_of_27b=46),
+    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", norm_offset=1.0, num_layers_of_27b=62),
+    "llama": Architecture("LlamaForCausalLM", "llama", interleaved=True),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3"),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+}
+"""By the value of `general.architecture`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The metadata of a GGUF file by key, and its tensors by name."""
+
+    reader: gguf.GGUFReader
+
+    def get(self, key: str) -> Any:
+        """Numbers are the shortest with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
+        field = self.reader.get_field(key)
+        value = None if field is None else field.contents()
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise UnknownGguf(f"the GGUF file has no field '{key}'")
+        return value
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        return {tensor.name: tensor for tensor in self.reader.tensors}
+
+
+def read_config(metadata: Metadata) -> dict[str, Any]:
+    """Return the fields of config.json. Raises UnknownGguf."""
+    kind, tensors = metadata["general.architecture"], metadata.tensors
+    if kind not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnknownGguf(f"the GGUF file holds the architecture '{kind}'; known: {known}")
+    if metadata.get(f"{kind}.expert_count") or (metadata.get("split.count") or 1) > 1:
+        raise UnknownGguf("the GGUF file holds experts, or only a part of a model; neither is supported")
+    architecture = ARCHITECTURES[kind]
+    config = {field: metadata[f"{kind}.{key}"] for key, field in _NEEDED.items()}
+    found = {field: metadata.get(f"{kind}.{key}") for key, field in _FIELDS.items()}
+    config |= {name: value for name, value in found.items() if value}  # a window of 0 means none
+    if (layers := architecture.num_layers_of_27b) is not None:
+        wide = config["num_hidden_layers"] == layers
+        config["query_pre_attn_scalar"] = (
+            config["hidden_size"] // config["num_attention_heads"] if wide else config.get("head_dim", 256)
+        )
+    tokens = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
+    return {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "attention_bias": "blk.0.attn_output.bias" in tensors,
+        "dtype": _dtype(tensors),
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        **tokens,
+        **config,
+        **_rope(metadata, kind, config, tensors),
+    }
+
+
+def _dtype(tensors: Mapping[str, Any]) -> str:
+    """Return the dtype of all matrices; float32 where they differ, or are quantised."""
+    kinds = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) > 1}
+    return _DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"
+
+
+def _rope(
+    metadata: Metadata, kind: str, config: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields on rotary embedding: factors of the frequencies are tensors in GGUF."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    share = (metadata.get(f"{kind}.rope.dimension_count") or head_dim) / head_dim
+    fields: dict[str, Any] = {} if share == 1 else {"partial_rotary_factor": share}
+    scaling = metadata.get(f"{kind}.rope.scaling.type") or "none"
+    if "rope_factors_long.weight" in tensors:
+        rope = {
+            "rope_type": "longrope",
+            "long_factor": _numbers(tensors["rope_factors_long.weight"]),
+            "short_factor": _numbers(tensors["rope_factors_short.weight"]),
+            "attention_factor": metadata.get(f"{kind}.rope.scaling.attn_factor"),
+        }
+    elif "rope_freqs.weight" in tensors:
+        # Llama 3.1's scaling, worked out; the same for all lengths.
+        factors = _numbers(tensors["rope_freqs.weight"])
+        rope = {
+            "rope_type": "longrope",
+            "long_factor": factors,
+            "short_factor": factors,
+            "attention_factor": 1.0,
+        }
+    elif scaling in ("linear", "yarn"):
+        rope = {"rope_type": scaling, "factor": metadata[f"{kind}.rope.scaling.factor"]}
+    elif scaling == "none":
+        return fields
+    else:
+        raise UnknownGguf(f"the GGUF file has rope scaling '{scaling}'; known: linear, longrope, none, yarn")
+    return {**fields, "rope_scaling": rope}
+
+
+def _numbers(tensor: Any) -> list[float]:
+    return [float(value) for value in dequantize(tensor.data, tensor.tensor_type).reshape(-1)]

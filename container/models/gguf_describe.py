@@ -1,0 +1,140 @@
+"""Describe the model in a GGUF file by a model folder: config.json, tokenizer, chat template, and where tensors are.
+
+`python -m container.models.gguf_describe FILE FOLDER`, run as a child process by `container/models/files/gguf.py`.
+Weights stay in the file. The tokenizer is the tokenizer.json beside the file, or one that transformers makes of the
+metadata. Prints nothing on success, else one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from container.models.gguf_config import ARCHITECTURES, Metadata, UnknownGguf, read_config
+from engines.models.gguf_index import GgufIndex, GgufTensor
+
+_TOKENIZER = "tokenizer.json"
+_BESIDE = (
+    *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"),
+    _TOKENIZER,
+)
+"""Files beside a GGUF file that come before what its metadata says."""
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+_CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
+
+
+def describe(file: Path, folder: Path) -> None:
+    """Write the description into the existing `folder`. Raises UnknownGguf, OSError."""
+    try:
+        metadata = Metadata(gguf.GGUFReader(file))
+    except (ValueError, IndexError, KeyError) as error:
+        raise UnknownGguf(f"{file} is not a whole GGUF file: {error}") from None
+    config = read_config(metadata)
+    write_json(folder / "config.json", config)
+    _index(file, metadata, config).save(folder)
+    beside = [path for path in map(file.with_name, _BESIDE) if path.is_file()]
+    write_texts(file, metadata, folder, with_tokenizer=file.with_name(_TOKENIZER) not in beside)
+    for path in beside:
+        shutil.copyfile(path, folder / path.name)
+
+
+def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
+    """Write generation_config.json, the chat template, and the tokenizer's two files. Raises UnknownGguf."""
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in (*_SPECIAL.values(), "eot")}
+    stops = sorted({ids[name] for name in ("eos", "eot") if ids[name] is not None})
+    generation = {"bos_token_id": ids["bos"], "eos_token_id": stops or None, "pad_token_id": ids["padding"]}
+    write_json(folder / "generation_config.json", generation)
+    if (template := metadata.get("tokenizer.chat_template")) is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    if with_tokenizer:
+        _tokenizer(file, metadata).save(str(folder / _TOKENIZER))
+        tokens = metadata["tokenizer.ggml.tokens"]
+        special = {name: tokens[ids[key]] for name, key in _SPECIAL.items() if ids[key] is not None}
+        kind = "PreTrainedTokenizerFast"
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, **special})
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def _index(file: Path, metadata: Metadata, config: dict[str, Any]) -> GgufIndex:
+    kind = metadata["general.architecture"]
+    architecture = ARCHITECTURES[kind]
+    heads = config["num_attention_heads"]
+    interleaved = {"attn_q": heads, "attn_k": config.get("num_key_value_heads", heads)}
+    return GgufIndex(
+        file=str(file),
+        size=file.stat().st_size,
+        architecture=kind,
+        num_layers=config["num_hidden_layers"],
+        dtype=config["dtype"],
+        interleaved_heads=interleaved if architecture.interleaved else {},
+        norm_offset=architecture.norm_offset,
+        tensors={
+            name: GgufTensor(
+                int(tensor.tensor_type),
+                tuple(int(size) for size in reversed(tensor.shape)),
+                int(tensor.data_offset),
+            )
+            for name, tensor in metadata.tensors.items()
+        },
+    )
+
+
+def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
+    """Make the tokenizer, by transformers where it knows the kind. Raises UnknownGguf."""
+    kind, pre = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if (kind, pre) == ("gpt2", "smollm"):
+        return _smollm(metadata)
+    from transformers import AutoTokenizer  # takes seconds
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    advice = f"put its {_TOKENIZER} beside {file}"
+    # Of others transformers would take GPT-2's.
+    if kind is None or (kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}):
+        raise UnknownGguf(
+            f"the GGUF file has the tokenizer '{kind}' with '{pre}', which is not known; {advice}"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        backend: Tokenizer = tokenizer.backend_tokenizer
+    except Exception as error:  # transformers raises errors of every type
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UnknownGguf(
+            f"transformers cannot convert the tokenizer of the GGUF file ({why}); {advice}"
+        ) from error
+    return backend
+
+
+def _smollm(metadata: Metadata) -> Tokenizer:
+    """llama.cpp's pre-tokenizer "smollm": every digit alone, then GPT-2's pattern."""
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return tokenizer
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        describe(*map(Path, arguments))
+    except (UnknownGguf, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

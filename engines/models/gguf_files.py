@@ -1,0 +1,101 @@
+"""Read parts of tensors from a GGUF file under the names of a Hugging Face checkpoint, dequantised.
+
+Quantised blocks lie along rows, so rows are read apart from each other, and columns only with their whole rows.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
+from gguf.quants import dequantize
+
+from engines.models.byte_ranges import FolderRanges
+from engines.models.gguf_index import GgufIndex, GgufTensor
+from engines.models.tensor_files import BadCheckpoint, TensorFiles
+from engines.partition import Shard
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NORM = "_norm.weight"
+
+
+class GgufFiles(TensorFiles):
+    """All tensors of a GGUF file."""
+
+    def __init__(self, index: GgufIndex) -> None:
+        """
+        Raises:
+            BadCheckpoint: the file is not the one of the index.
+        """
+        if index.problem:
+            raise BadCheckpoint(index.problem)
+        self._index = index
+        self._file = Path(index.file)
+        self.ranges = FolderRanges(self._file.parent)
+        architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == index.architecture)
+        self._names = get_tensor_name_map(architecture, index.num_layers)
+
+    def __contains__(self, name: str) -> bool:
+        return self._own_name(name) in self._index.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return _DTYPES[self._index.dtype] if len(self.shape(name)) > 1 else torch.float32
+
+    def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
+        values, num_bytes = self._rows(name, start, stop)
+        out.copy_(torch.from_numpy(values).view(out.shape))
+        return num_bytes
+
+    def read_columns(self, name: str, rows: Shard, columns: Shard, out: torch.Tensor) -> int:
+        values, num_bytes = self._rows(name, rows.start, rows.stop)
+        out.copy_(torch.from_numpy(values[:, columns.start : columns.stop]))
+        return num_bytes
+
+    def _rows(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
+        """Return rows [start, stop) in fp32, and the bytes that were read."""
+        tensor, own, offset = self._tensor(name), self._own_name(name), self._index.norm_offset
+        num_heads = self._index.interleaved_heads.get(own.split(".")[-2])
+        if num_heads is not None:
+            places = _interleaved(start, stop, tensor.shape[0] // num_heads)
+            first = int(places.min())
+            values, num_bytes = self._read(tensor, first, int(places.max()) + 1)
+            return values[places - first], num_bytes
+        values, num_bytes = self._read(tensor, start, stop)
+        return values - offset if offset and own.endswith(_NORM) else values, num_bytes
+
+    def _read(self, tensor: GgufTensor, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
+        kind = GGMLQuantizationType(tensor.kind)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        row_bytes = math.prod(tensor.shape[1:]) // block * block_bytes
+        data = np.empty((stop - start, row_bytes), np.uint8)
+        try:
+            self.ranges.read(self._file.name, tensor.offset + start * row_bytes, data.reshape(-1).data)
+        except EOFError as error:
+            raise BadCheckpoint(str(error)) from None
+        return np.asarray(dequantize(data, kind), np.float32), data.nbytes
+
+    def _tensor(self, name: str) -> GgufTensor:
+        try:
+            return self._index.tensors[self._own_name(name)]
+        except KeyError:
+            raise BadCheckpoint(f"{self._file} has no tensor {name!r}") from None
+
+    def _own_name(self, name: str) -> str:
+        """Return GGUF's name of a checkpoint's tensor; empty if it has none."""
+        return self._names.get_name(name, (".weight", ".bias")) or ""
+
+
+def _interleaved(start: int, stop: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Return where the rows [start, stop) of queries or keys are in the file: there feature 2i turns with 2i + 1, here
+    feature i with i + head_dim / 2."""
+    head, feature = np.divmod(np.arange(start, stop), head_dim)
+    half, pair = np.divmod(feature, head_dim // 2)
+    places: npt.NDArray[np.int64] = head * head_dim + 2 * pair + half
+    return places

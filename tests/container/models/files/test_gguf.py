@@ -1,0 +1,171 @@
+"""GGUF files on this machine as models: what they are described by, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import Tokenizer
+
+from container.explain.check import check
+from container.explain.resolve import CannotServe, resolve
+from container.machine import Machine
+from container.models import files as model_files
+from container.models import tokenizer_files
+from container.models.files import ModelNotAvailable
+from container.models.gguf_config import UnknownGguf
+from container.models.gguf_describe import describe
+from container.progress import LogLines
+from engines.config import MpiEngineConfig
+from engines.models.gguf_index import read_index
+from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from lmi_server.text.template_files import read_templates
+from tests.support.gguf_models import SHAPE, save_gguf, write_gguf
+from tests.support.script_texts import script_texts
+from tests.support.tiny_models import save_model
+from tests.support.tokenizer_families import FAMILIES
+
+MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, _, _ = save_gguf(tmp_path_factory.mktemp("gguf"), "llama", Kind.Q4_0)
+    return path
+
+
+def _obtain(source: ModelSource, cache: Path) -> Path:
+    return model_files.obtain(source, LogLines(io.StringIO()), cache)
+
+
+def test_a_file_or_the_folder_of_one_is_a_model(file: Path, tmp_path: Path) -> None:
+    sources = [
+        ModelSource(model_id=str(file)),
+        ModelSource(model_id=str(file.parent)),
+        ModelSource(model_dir=str(file.parent)),
+    ]
+    assert model_files.locate(sources[0], tmp_path) is None
+    folder = _obtain(sources[0], tmp_path)
+    assert {model_files.locate(source, tmp_path) for source in sources} == {folder}
+    assert {_obtain(source, tmp_path) for source in sources} == {folder}
+    index = read_index(folder)
+    assert index is not None
+    assert (index.file, index.dtype) == (str(file), "float32")
+    assert tokenizer_files.refusal(folder) is None
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["num_key_value_heads"] == SHAPE["num_key_value_heads"]
+
+
+def test_a_file_is_described_again_when_it_or_its_tokenizer_changes(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "here" / "model.gguf"
+    copy.parent.mkdir()
+    copy.write_bytes(file.read_bytes())
+    copy.with_name("tokenizer.json").write_text("{}")
+    source = ModelSource(model_id=str(copy))
+    first = _obtain(source, tmp_path)
+    copy.with_name("tokenizer.json").write_text('{"other": 1}')
+    assert model_files.locate(source, tmp_path) is None
+    second = _obtain(source, tmp_path)
+    assert second != first
+    assert (second / "tokenizer.json").read_text() == '{"other": 1}'
+
+
+def test_it_is_served_by_the_engine_of_our_own(file: Path, tmp_path: Path) -> None:
+    source = ModelSource(model_id=str(file))
+    folder = _obtain(source, tmp_path)
+    options = EngineOptions(kv_cache_gb=0.1)
+    resolved = resolve(LmiConfig(engine="MPI", source=source, options=options), folder, MACHINE)
+    assert isinstance(resolved.config, MpiEngineConfig)
+    assert resolved.config.model.path == str(folder)
+    with pytest.raises(CannotServe, match="GGUF file, which engine=Python does not read; set engine=MPI"):
+        resolve(LmiConfig(engine="Python", source=source, options=options), folder, MACHINE)
+
+
+def test_lmi_check_says_that_it_is_described_first(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
+    properties = tmp_path / "serving.properties"
+    properties.write_text(f"engine=MPI\noption.model_id={file}\noption.load_format=gguf\n")
+    before = check(properties, {}, MACHINE)
+    assert before.can_serve, before.reasons
+    assert before.model.endswith("a GGUF file; `lmi serve` or `lmi prepare` reads its description, once")
+    _obtain(ModelSource(model_id=str(file)), tmp_path / "cache")
+    assert ": ready in " in check(properties, {}, MACHINE).model
+
+
+def test_of_several_files_one_must_be_named(file: Path, tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(file.read_bytes())
+    source = ModelSource(model_id=str(tmp_path))
+    sentence = (
+        f"{tmp_path} has several GGUF files; set option.model_id to the path of one of them: a.gguf, b.gguf"
+    )
+    assert model_files.refusal(source) == sentence
+    with pytest.raises(ModelNotAvailable, match="has several GGUF files"):
+        _obtain(source, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kept", [100, 0.5])
+def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
+    content = file.read_bytes()
+    cut = tmp_path / "model.gguf"
+    cut.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
+    with pytest.raises(ModelNotAvailable, match=rf"{cut} cannot be served: .* is not a whole GGUF file"):
+        _obtain(ModelSource(model_id=str(cut)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"general.architecture": "mamba"}, "the architecture 'mamba'; known: gemma, gemma2"),
+        ({"llama.expert_count": 8}, "holds experts"),
+        ({"split.count": 3}, "only a part of a model"),
+        ({}, "has no field 'llama.attention.head_count'"),
+    ],
+)
+def test_what_is_not_supported_is_named(fields: dict[str, str | int], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, str(fields.get("general.architecture", "llama")))
+    for key, value in fields.items():
+        if isinstance(value, int):
+            writer.add_uint32(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnknownGguf, match=words):
+        describe(file, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families") / "llama3"
+    FAMILIES["llama3"](folder)
+    return folder
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "unheard-of"])
+def test_the_tokenizer_is_that_of_the_metadata(pre: str, llama3: Path, tmp_path: Path) -> None:
+    file, checkpoint, described = tmp_path / "model.gguf", tmp_path / "checkpoint", tmp_path / "described"
+    save_model(checkpoint, "llama", **SHAPE)
+    described.mkdir()
+    write_gguf(checkpoint, file, "llama", Kind.F32, llama3, pre)
+    if pre == "unheard-of":
+        with pytest.raises(
+            UnknownGguf, match=f"'gpt2' with 'unheard-of'.* put its tokenizer.json beside {file}"
+        ):
+            describe(file, described)
+        return
+    describe(file, described)
+    ours, theirs = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (described, llama3))
+    for text in script_texts(100, ["<|eot_id|>"]):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
+    assert read_templates(described) == {"default": "{{ messages }}"}
+    assert tokenizer_files.is_taken_as_it_is(described)

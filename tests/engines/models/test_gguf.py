@@ -1,0 +1,152 @@
+"""Models in GGUF files through the model runner, against transformers on the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFReader, GGUFWriter
+from transformers import AutoModelForCausalLM
+
+from container.models.gguf_describe import describe
+from engines.models.architectures import read_config
+from engines.models.gguf_index import read_index
+from engines.models.tensor_files import BadCheckpoint
+from engines.mpi.runner.native_steps import NativeSteps
+from tests.support.gguf_models import SHAPE, WIDE, save_gguf
+from tests.support.plans import plans_in_chunks, run_plans
+from tests.support.seeds import generator_from, integers
+from tests.support.thread_ranks import run_ranks
+from tests.support.tiny_models import VOCAB_SIZE, load_oracle, make_runner, oracle_logits
+
+TABLES = [[9, 2, 31, 4, 17, 0, 22, 30, 5, 40, 12], [63, 7, 50, 8, 33, 1, 44, 20, 6, 3, 11]]
+CHUNKS = [[30, 1, 1], [5, 2]]
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+CASES: dict[str, tuple[str, Kind, dict[str, Any]]] = {
+    "llama-f32": ("llama", Kind.F32, {"tie_word_embeddings": False}),
+    "llama-bias": ("llama", Kind.F32, {"attention_bias": True, "mlp_bias": True}),
+    "llama-f16": ("llama", Kind.F16, {}),
+    "llama-bf16": ("llama", Kind.BF16, {}),
+    "llama-q8_0": ("llama", Kind.Q8_0, {}),
+    "llama-q4_0": ("llama", Kind.Q4_0, {}),
+    "llama-q4_k": ("llama", Kind.Q4_K, WIDE),
+    "qwen2-q8_0": ("qwen2", Kind.Q8_0, {}),
+    "qwen3-q8_0": ("qwen3", Kind.Q8_0, {"tie_word_embeddings": False}),
+    "gemma-q8_0": ("gemma", Kind.Q8_0, {}),
+    "gemma2-f16": ("gemma2", Kind.F16, {"query_pre_attn_scalar": 16}),
+    "gemma3-q8_0": (
+        "gemma3_text",
+        Kind.Q8_0,
+        {"num_hidden_layers": 6, "sliding_window_pattern": 6, "query_pre_attn_scalar": 16},
+    ),
+    "phi3-q4_0": ("phi3", Kind.Q4_0, {"rope_parameters": PARTIAL}),
+}
+
+
+def _logits(folder: Path, degree: int = 1, **settings: Any) -> dict[tuple[int, int], torch.Tensor]:
+    plans = plans_in_chunks(_prompts(), TABLES, CHUNKS)
+    if degree == 1:
+        return run_plans(make_runner(folder, **settings), plans)
+    return run_ranks(degree, lambda comm: run_plans(make_runner(folder, comm, **settings), plans))[0]
+
+
+def _prompts() -> list[list[int]]:
+    generator = generator_from(1)
+    return [integers(generator, 0, VOCAB_SIZE, count) for count in (33, 9)]
+
+
+def _assert_same(found: dict[tuple[int, int], torch.Tensor], oracle: Any) -> None:
+    expected = [oracle_logits(oracle, prompt) for prompt in _prompts()]
+    assert {(0, 32), (1, 8)} <= set(found)
+    for (i, position), logits in found.items():
+        scale = max(1.0, float(expected[i][position].abs().max()))
+        assert float((logits - expected[i][position]).abs().max()) < 1e-4 * scale
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_logits_are_those_of_the_dequantised_weights(
+    case: tuple[str, Kind, dict[str, Any]], tmp_path: Path
+) -> None:
+    name, kind, changes = case
+    _, described, checkpoint = save_gguf(tmp_path, name, kind, **changes)
+    _assert_same(_logits(described), load_oracle(checkpoint, "fp32"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_logits_are_those_of_transformers_on_the_same_file(name: str, tmp_path: Path) -> None:
+    file, described, _ = save_gguf(tmp_path, name, Kind.Q8_0)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    )
+    _assert_same(_logits(described), theirs.eval())
+
+
+@pytest.mark.parametrize(("name", "kind", "degree"), [("llama", Kind.Q4_0, 2), ("phi3", Kind.F16, 3)])
+def test_ranks_share_a_file(name: str, kind: Kind, degree: int, tmp_path: Path) -> None:
+    _, described, checkpoint = save_gguf(tmp_path, name, kind)
+    _assert_same(_logits(described, degree), load_oracle(checkpoint, "fp32"))
+
+
+def test_modules_of_transformers_read_it_too(tmp_path: Path) -> None:
+    _, described, checkpoint = save_gguf(tmp_path, "qwen3", Kind.Q8_0)
+    _assert_same(_logits(described, impl="transformers"), load_oracle(checkpoint, "fp32"))
+
+
+def test_weights_are_held_as_asked_for(tmp_path: Path) -> None:
+    _, described, checkpoint = save_gguf(tmp_path, "llama", Kind.Q4_0)
+    assert read_config(described).dtype == "float32"
+    runner = make_runner(described)
+    if not isinstance(runner.steps, NativeSteps):
+        pytest.skip("native kernels are not built")
+    exact = oracle_logits(load_oracle(checkpoint, "fp32"), _prompts()[1])[8]
+    for settings in ({"dtype": "bf16"}, {"quantize": "int8"}):
+        rounded = _logits(described, **settings)[1, 8]
+        assert not torch.equal(rounded, exact)
+        torch.testing.assert_close(rounded, exact, rtol=0.2, atol=0.5)
+
+
+def test_llama_3_has_its_scaling_as_a_tensor(tmp_path: Path) -> None:
+    """`rope_freqs.weight`: divisors of the frequencies."""
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    file, described, checkpoint = save_gguf(tmp_path, "llama", Kind.F32, rope_parameters=rope)
+    oracle = load_oracle(checkpoint, "fp32")
+    plain = 1 / 500.0 ** (torch.arange(0, SHAPE["head_dim"], 2).float() / SHAPE["head_dim"])
+    factors = plain / oracle.model.rotary_emb.inv_freq
+    assert factors.max() > 2
+    reader, scaled = GGUFReader(file), file.with_name("scaled.gguf")
+    writer = GGUFWriter(scaled, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.add_tensor("rope_freqs.weight", factors.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    describe(scaled, described)
+    _assert_same(_logits(described), oracle)
+
+
+def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+    file, described, _ = save_gguf(tmp_path, "llama", Kind.F16)
+    index = read_index(described)
+    assert index is not None
+    assert index.problem == ""
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(BadCheckpoint, match=r"model.gguf has \d+ bytes, it had \d+"):
+        make_runner(described)
+    file.unlink()
+    with pytest.raises(BadCheckpoint, match=r"model.gguf cannot be read: No such file"):
+        make_runner(described)

@@ -1,0 +1,148 @@
+"""Tiny models as GGUF files, written by the package gguf, and as checkpoints with the same, dequantised weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+
+from container.models.gguf_describe import describe
+from tests.bench.peers.gguf_file import permute
+from tests.support.seeds import fresh_generator
+from tests.support.tiny_models import save_model
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+}
+"""GGUF's names by those of `tiny_models.SHAPES`."""
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+"""Rows are whole blocks of 32 numbers."""
+WIDE = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+"""Rows are whole blocks of 256 numbers."""
+_Q4_K_BYTES = 144
+
+
+def save_gguf(folder: Path, name: str, kind: Kind, **changes: Any) -> tuple[Path, Path, Path]:
+    """Save a random model of `SHAPES` as a GGUF file whose matrices are of a kind.
+
+    Returns: the file, its description as a model folder, and a checkpoint of what the file holds.
+    """
+    checkpoint, file, described = folder / "checkpoint", folder / "file" / "model.gguf", folder / "described"
+    save_model(checkpoint, name, **(SHAPE | changes))
+    for path in (file.parent, described):
+        path.mkdir()
+    (file.parent / "tokenizer.json").write_text("{}")
+    write_gguf(checkpoint, file, ARCHITECTURES[name], kind)
+    describe(file, described)
+    return file, described, checkpoint
+
+
+def write_gguf(
+    checkpoint: Path, file: Path, architecture: str, kind: Kind, tokenizer: Path | None = None, pre: str = ""
+) -> None:
+    """Write the checkpoint as a GGUF file, and what that holds back into the checkpoint.
+
+    tokenizer: a folder with a byte-level BPE; pre: GGUF's name of how it splits texts.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, architecture)
+    _write_shape(writer, config, architecture)
+    if tokenizer is not None:
+        _write_tokenizer(writer, tokenizer, pre)
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    weights = checkpoint / "model.safetensors"
+    held = {}
+    for number, (name, tensor) in enumerate(load_file(weights).items()):
+        there = names.get_name(name, (".weight", ".bias"))
+        assert there is not None, name
+        part = there.split(".")[-2]
+        mixed = heads.get(part) if architecture == "llama" else None
+        offset = float(architecture.startswith("gemma") and there.endswith("norm.weight"))
+        values = tensor.numpy() + np.float32(offset)
+        values = values if mixed is None else permute(values, mixed).reshape(values.shape)
+        stored = kind if values.ndim > 1 else Kind.F32
+        data = _random_q4_k(values.shape, number) if stored is Kind.Q4_K else quantize(values, stored)
+        writer.add_tensor(there, data, raw_dtype=stored)
+        values = dequantize(data, stored).reshape(values.shape)
+        if mixed is not None:
+            half = values.shape[0] // mixed // 2
+            values = values.reshape(mixed, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
+        held[name] = torch.from_numpy(np.ascontiguousarray(values - np.float32(offset)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(held, weights, {"format": "pt"})
+
+
+def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config["rope_parameters"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta"))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    for field, add in (
+        ("sliding_window", writer.add_sliding_window),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if config.get(field) and architecture.startswith("gemma"):
+            add(config[field])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+    data = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["id"]: token["content"] for token in data["added_tokens"]}
+    tokens = {number: token for token, number in data["model"]["vocab"].items()} | special
+    assert sorted(tokens) == list(range(len(tokens)))
+    merges = data["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([tokens[number] for number in range(len(tokens))])
+    writer.add_token_types([3 if number in special else 1 for number in range(len(tokens))])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_chat_template("{{ messages }}")
+
+
+def _random_q4_k(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
+    """Random blocks: the package gguf has no way to quantise to this kind."""
+    generator = fresh_generator()
+    generator.manual_seed(seed)
+    num_blocks = shape[0] * shape[1] // 256
+    blocks = torch.randint(0, 256, (num_blocks, _Q4_K_BYTES), generator=generator, dtype=torch.uint8).numpy()
+    # The scale of a block, and that of its offsets, fp16.
+    blocks[:, :4] = np.array([0.0004, 0.003], np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
