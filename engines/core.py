@@ -260,8 +260,3 @@ class SchedulerSettings:
     """Without chunked prefill: decodes pause for any waiting request after so many steps."""
     waiting_steps: int = 0
     """Without chunked prefill: decodes run at least so many steps between two pauses."""
-
-    def longest_step(self, max_model_len: int) -> int:
-        """Return how many tokens a step has at most: without chunks, a whole prompt may be one."""
-        whole = 0 if self.chunked_prefill else max_model_len
-        return max(self.max_num_batched_tokens, whole)

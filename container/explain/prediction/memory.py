@@ -16,7 +16,7 @@ from engines.config import MpiEngineConfig, PythonEngineConfig
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.foreign.description import describe
-from engines.mpi.cache.window import Window
+from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import SPARE, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
@@ -123,7 +123,7 @@ def _predict_rolling(
     else:
         blocks = cache.kv_cache_bytes // block_bytes
     kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)
-    each = _request_blocks(engine, model, largest, wanted)
+    each = request_blocks(wanted, cache, model.window, largest.num_tokens)
     allowed, fitting = engine.scheduler.settings.max_num_seqs, blocks // each
     limit = f"option.max_rolling_batch_size; the KV cache has room for {fitting:,}"
     found = MemoryPrediction(
@@ -143,21 +143,14 @@ def _predict_rolling(
     )
     shared = 1 if on_gpu else ranks
     taken = (own + step + found.kv_cache) * shared + (_CONTEXT_BYTES if on_gpu else 0)
-    if taken <= available and kv_tokens >= longest:
+    longest_fits = blocks >= request_blocks(longest, cache, model.window, largest.num_tokens)
+    if taken <= available and longest_fits:
         return found
     if taken <= available:
         reason = f"the KV cache holds {kv_tokens:,} tokens, and option.max_model_len is {longest:,}"
     else:
         reason = f"{gigabytes(taken)} are needed, and there are {gigabytes(available)}"
     return replace(found, shortage=reason)
-
-
-def _request_blocks(engine: MpiEngineConfig, model: ModelConfig, largest: LargestStep, length: int) -> int:
-    """Blocks that a request of this length holds at most."""
-    blocks = -(-length // engine.cache.block_size)
-    if model.window is None or not engine.cache.paged:
-        return blocks
-    return min(blocks, Window(model.window, largest.num_tokens).most_blocks(engine.cache.block_size))
 
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:

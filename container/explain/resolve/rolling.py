@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from container.explain.resolve import weights
 from container.explain.resolve.decisions import CannotServe, Decisions
+from container.explain.resolve.length import max_model_len
 from container.machine import Machine
 from container.models.files.s3.source import BYTE_RANGES
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
@@ -14,10 +14,8 @@ from engines.core import SchedulerSettings
 from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.foreign.description import ForeignConfig, describe
-from engines.mpi.cache.window import Window, blocks_needed
 from lmi_server.config import EngineOptions, LmiConfig
 
-Fits = Callable[[int], bool]
 _GIB = 1024**3
 _RANKS_PER_CORE = 2
 _LEAST_RANKS = 4
@@ -75,18 +73,12 @@ def resolve(
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
     scheduler = _scheduler(options, device, made)
-
-    def fits(length: int) -> bool:
-        window = Window.of(model.window, scheduler.settings.longest_step(length)) if cache.paged else None
-        blocks = blocks_needed(length + 1, cache.block_size, window)
-        return capacity is None or blocks * cache.block_size <= capacity
-
     engine = MpiEngineConfig(
         model=ModelSettings(
             path=str(model_path),
             name=config.source.model_id or str(model_path),
             dtype=dtype,
-            max_model_len=_max_model_len(options, model, capacity, fits, made),
+            max_model_len=max_model_len(options, model, cache, capacity, scheduler.settings, made),
             load_format=config.source.load_format,
             quantize=options.quantize,
             byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
@@ -269,30 +261,6 @@ def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: st
             f" {bytes_per_token * cache.block_size} bytes; set a larger option.kv_cache_gb"
         )
     return tokens
-
-
-def _max_model_len(
-    options: EngineOptions, model: ModelConfig, capacity: int | None, fits: Fits, made: Decisions
-) -> int:
-    name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
-    if given is not None:
-        if given > (longest := model.longest_sequence):
-            raise CannotServe(f"{name}={given} is more than the model's context, {longest} tokens")
-        if not fits(given):
-            raise CannotServe(
-                f"{name}={given} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
-                " option.kv_cache_gb"
-            )
-        return given
-    if capacity is None or fits(trained):
-        made.computed(name, trained, "the model's context")
-        return trained
-    made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
-    made.notes.append(
-        f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
-        " option.kv_cache_gb raises it"
-    )
-    return capacity
 
 
 def _scheduler(options: EngineOptions, device: str, made: Decisions) -> SchedulerConfig:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from engines.mpi.cache.base import BlockManager
 from engines.mpi.cache.contiguous_blocks import ContiguousBlocks
 from engines.mpi.cache.paged_blocks import PagedBlocks
-from engines.mpi.cache.window import Window, blocks_needed
+from engines.mpi.cache.window import Window
 
-__all__ = ["BlockManager", "Window", "blocks_needed", "make_block_manager"]
+__all__ = ["BlockManager", "Window", "make_block_manager"]
 
 
 def make_block_manager(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.config import CacheConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -37,3 +39,13 @@ def blocks_needed(num_tokens: int, block_size: int, window: Window | None) -> in
     at once. window: None if it frees no block before its end."""
     whole = -(-max(num_tokens - 1, 1) // block_size)
     return whole if window is None else min(whole, window.most_blocks(block_size))
+
+
+def request_blocks(num_tokens: int, cache: CacheConfig, window: int | None, max_chunk: int) -> int:
+    """Return how many blocks a request of `num_tokens` holds at most at once, with a slot for each token.
+
+    window, max_chunk: as in `Window`.
+    """
+    return blocks_needed(
+        num_tokens + 1, cache.block_size, Window.of(window, max_chunk) if cache.paged else None
+    )

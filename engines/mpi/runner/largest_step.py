@@ -33,7 +33,10 @@ class LargestStep:
 
     @classmethod
     def of(cls, settings: SchedulerSettings, max_model_len: int) -> LargestStep:
-        return cls(settings.longest_step(max_model_len), settings.max_num_seqs, max_model_len)
+        tokens = settings.max_num_batched_tokens
+        if not settings.chunked_prefill:
+            tokens = max(tokens, max_model_len)
+        return cls(tokens, settings.max_num_seqs, max_model_len)
 
     def plans(self, block_size: int) -> list[StepPlan]:
         """Steps of which one is the largest: prompts' ends, all scored, and sequences that all sample."""

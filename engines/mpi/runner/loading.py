@@ -19,7 +19,7 @@ from engines.models.loading import describe, make_model, weight_source
 from engines.models.native import EagerModel, NativeModel, RecordedModel, record_forward
 from engines.models.parts import Parts
 from engines.models.progress import LoadProgress
-from engines.mpi.cache.block_manager import Window, blocks_needed
+from engines.mpi.cache.window import Window, request_blocks
 from engines.mpi.runner import budget, memory
 from engines.mpi.runner.cpu_steps import CpuSteps
 from engines.mpi.runner.decode_graphs import batch_sizes, graphs_bytes
@@ -259,9 +259,7 @@ class _ModelPart:
         num_blocks = self.comm.smallest(num_blocks)
         capacity = num_blocks * cache.block_size
         longest = self.config.model.max_model_len
-        window = Window.of(self.model_config.window, step.num_tokens) if cache.paged else None
-        # One more: all tokens of the longest sequence have a slot.
-        if blocks_needed(longest + 1, cache.block_size, window) > num_blocks:
+        if request_blocks(longest, cache, self.model_config.window, step.num_tokens) > num_blocks:
             raise ValueError(
                 f"the KV cache holds {capacity} tokens, option.max_model_len is {longest}: "
                 "lower it, or raise option.kv_cache_gb (option.gpu_memory_utilization on a GPU)"

@@ -79,6 +79,17 @@ def test_a_sliding_window_bounds_what_a_request_holds(tmp_path: Path) -> None:
     assert contiguous.kv_wanted == plain.kv_wanted
 
 
+def test_a_cache_that_holds_the_windows_of_the_longest_sequence_is_enough(tmp_path: Path) -> None:
+    long = MISTRAL_7B | {"max_position_embeddings": 131072}
+    windowed = predict(tmp_path, long, "", "A10G", 1)
+    assert windowed.kv_tokens < 131072
+    assert not windowed.shortage
+    assert (
+        "option.max_model_len is 131,072"
+        in predict(tmp_path, long | {"sliding_window": None}, "", "A10G", 1).shortage
+    )
+
+
 def test_the_kv_cache_is_what_the_rest_leaves_of_the_share(tmp_path: Path) -> None:
     found = predict(tmp_path, LLAMA_3_8B, "", "L4", 1)
     taken = found.weights + found.activations + found.kv_cache + (1 << 29)

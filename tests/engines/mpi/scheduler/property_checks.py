@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from engines.core import Request, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager, Window, blocks_needed
+from engines.mpi.cache.block_manager import BlockManager, Window
+from engines.mpi.cache.window import blocks_needed
 from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence

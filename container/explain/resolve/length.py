@@ -1,0 +1,47 @@
+"""The longest sequence under engine=MPI: what the model allows and the KV cache holds."""
+
+from __future__ import annotations
+
+from container.explain.resolve.decisions import CannotServe, Decisions
+from engines.config import CacheConfig
+from engines.core import SchedulerSettings
+from engines.models.config import ModelConfig
+from engines.mpi.cache.window import request_blocks
+from engines.mpi.runner.largest_step import LargestStep
+from lmi_server.config import EngineOptions
+
+
+def max_model_len(
+    options: EngineOptions,
+    model: ModelConfig,
+    cache: CacheConfig,
+    capacity: int | None,
+    settings: SchedulerSettings,
+    made: Decisions,
+) -> int:
+    """Decide `option.max_model_len`. capacity: of the KV cache, tokens; None: not known yet. Raises CannotServe."""
+
+    def fits(length: int) -> bool:
+        step = LargestStep.of(settings, length).num_tokens
+        blocks = request_blocks(length, cache, model.window, step)
+        return capacity is None or blocks * cache.block_size <= capacity
+
+    name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
+    if given is not None:
+        if given > (longest := model.longest_sequence):
+            raise CannotServe(f"{name}={given} is more than the model's context, {longest} tokens")
+        if not fits(given):
+            raise CannotServe(
+                f"{name}={given} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
+                " option.kv_cache_gb"
+            )
+        return given
+    if capacity is None or fits(trained):
+        made.computed(name, trained, "the model's context")
+        return trained
+    made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
+    made.notes.append(
+        f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
+        " option.kv_cache_gb raises it"
+    )
+    return capacity
