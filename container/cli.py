@@ -36,6 +36,7 @@ _LATER = Registry(
         "models": "container.explain.models_command:models",
         "kv-waste": "container.measure.kv_waste_command:kv_waste",
         "profile": "container.measure.profile_command:profile",
+        "report": "container.measure.report.report_command:report",
         "simulate": "container.measure.simulate.simulate_command:simulate",
     }
 )

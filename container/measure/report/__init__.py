@@ -1,0 +1,1 @@
+"""Measured results as a page for people: HTML with plots, or Markdown."""

@@ -1,0 +1,126 @@
+"""Plots as SVG text that goes into a page: drawn by matplotlib, coloured by the page's CSS variables."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+NUM_COLOURS = 8
+"""CSS variables `--c0` to `--c7` (configurations) and `--r0` to `--r7` (requests)."""
+_NAMES = ("ink", "quiet", "rule", "card", "empty", "good", "bad")
+_BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
+"""Room around the axes."""
+DASHES = ((), (7, 3), (2, 2), (9, 3, 2, 3))
+_ROLES = {f"#0{place}0{place}0{place}": name for place, name in enumerate(_NAMES, start=1)}
+INK, QUIET, RULE, CARD, EMPTY, GAIN, LOSS = _ROLES
+"""Text, quieter text, lines of the grid, background of plots, of slots, changes for the better and for the worse."""
+_CLUTTER = re.compile(
+    r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
+    re.DOTALL,
+)
+_COLOUR = re.compile(r"(?<=[: ])#0[1-7]0[0-7]0[0-7](?=[;\"])")
+
+
+class NoPlots(Exception):
+    """matplotlib is not installed. The text is for users."""
+
+
+def line_colour(place: int) -> str:
+    """Colour of the configuration with this index, to be used in a plot."""
+    return f"#01000{place % NUM_COLOURS}"
+
+
+def request_colour(number: int) -> str:
+    """Colour of the request with this number, to be used in a plot."""
+    return f"#02000{number % NUM_COLOURS}"
+
+
+def line_dashes(place: int) -> tuple[int, ...]:
+    """Lengths of dashes and gaps of the configuration with this index, so that colour is not all."""
+    return DASHES[(place + place // NUM_COLOURS) % len(DASHES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot before it is drawn."""
+
+    title: str
+    caption: str
+    """One sentence that says how to read it."""
+    draw: Callable[[Any], None]
+    """Draws on matplotlib's axes."""
+    height: float
+    """CSS pixels."""
+    left: float = 4.0
+    """CSS pixels left of the axes, for what is written there."""
+    share: float = 1.0
+    """Share of the page's width on a wide screen."""
+    configuration: str = ""
+    """The one that it shows; empty for a plot of several."""
+
+
+@dataclass(slots=True)
+class SvgRenderer:
+    """Draws the plots of one page. `render` changes nothing but the counter of names."""
+
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def render(self, plot: Plot, width: float) -> str:
+        """Draw a plot; width in CSS pixels. Raises NoPlots."""
+        try:
+            import matplotlib
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise NoPlots(
+                f"plots need matplotlib, which cannot be imported ({error}); install it with: pip install matplotlib"
+            ) from error
+        style = {
+            "svg.fonttype": "none",  # text stays text, in the page's font
+            "svg.hashsalt": "lmi",  # the same plot has the same bytes
+            "text.parse_math": False,  # names may contain $
+            "font.size": 12,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.edgecolor": RULE,
+            "axes.labelcolor": QUIET,
+            "axes.facecolor": "none",
+            "axes.axisbelow": True,
+            "text.color": INK,
+            "xtick.color": RULE,
+            "xtick.labelcolor": QUIET,
+            "ytick.color": RULE,
+            "ytick.labelcolor": QUIET,
+            "grid.color": RULE,
+            "grid.linewidth": 0.8,
+        }
+        # A name may have letters that matplotlib's own font lacks; the browser's has them.
+        with matplotlib.rc_context(style), warnings.catch_warnings(action="ignore"):
+            figure = Figure(figsize=(width / 72, plot.height / 72))
+            figure.patch.set_visible(False)
+            left, bottom, top = plot.left / width, _BOTTOM_PIXELS / plot.height, _TOP_PIXELS / plot.height
+            plot.draw(figure.add_axes((left, bottom, 1 - left - _RIGHT_PIXELS / width, 1 - bottom - top)))
+            file = io.StringIO()
+            figure.savefig(file, format="svg")
+        return self._for_page(file.getvalue(), plot)
+
+    def _for_page(self, svg: str, plot: Plot) -> str:
+        """Drop what a page does not need, give unique names, and replace the colours by variables."""
+        prefix = f"g{next(self._numbers)}-"
+        svg = _CLUTTER.sub("", svg).strip()
+        svg = re.sub(r'(?<= )id="', f'id="{prefix}', svg)
+        svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
+        svg = re.sub(r' xlink:href="#', f' href="#{prefix}', svg)
+        svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+        svg = _COLOUR.sub(lambda match: _variable(match[0]), svg)
+        return svg.replace("<svg", '<svg role="img"', 1)
+
+
+def _variable(colour: str) -> str:
+    if colour in _ROLES:
+        return f"var(--{_ROLES[colour]})"
+    return f"var(--{'c' if colour.startswith('#01') else 'r'}{colour[-1]})"

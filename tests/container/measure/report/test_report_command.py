@@ -1,0 +1,42 @@
+"""`lmi report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from container.cli import main
+from tests.container.measure.report.made_up import make_document
+
+
+def write(document: object, folder: Path) -> str:
+    path = folder / "results.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return str(path)
+
+
+def test_a_page_is_written_beside_the_results(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["report", write({"rounds": []}, tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "results.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_markdown_by_its_name(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        main, ["report", write(make_document(), tmp_path), "--out", str(tmp_path / "a.md")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "| configuration | output tokens/s |" in (tmp_path / "a.md").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_reported_gives_a_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["report", write([1], tmp_path)])
+    assert (done.exit_code, "no results of lmi compare" in done.output) == (1, True)
+    done = CliRunner().invoke(main, ["report", write({"rounds": []}, tmp_path), "--out", "x.pdf"])
+    assert (done.exit_code, "ending in .html or .md" in done.output) == (2, True)
+    done = CliRunner().invoke(
+        main, ["report", write({"rounds": []}, tmp_path), "--out", str(tmp_path / "no/x.html")]
+    )
+    assert (done.exit_code, "was not written" in done.output) == (1, True)
