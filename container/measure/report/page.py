@@ -10,7 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from container.measure.report.sections import ReportSection, make_report
-from container.measure.report.svg import NUM_COLOURS, Plot, SvgRenderer, line_dashes
+from container.measure.report.svg import NUM_COLOURS, Plot, SvgRenderer, line_dashes, require_matplotlib
 
 _WIDE_PIXELS, _NARROW_PIXELS = 1130, 340
 _GAP_PIXELS = 27
@@ -19,6 +19,7 @@ _GAP_PIXELS = 27
 
 def write_html(document: Mapping[str, Any], path: Path) -> None:
     """Write the results of `lmi compare` or `lmi bench` as a page. Raises NoPlots, OSError."""
+    require_matplotlib()
     report = make_report(document)
     svg = SvgRenderer()
 

@@ -10,9 +10,30 @@ from typing import Any
 import click
 
 from container.measure.report.page import render_markdown, write_html
-from container.measure.report.svg import NoPlots
+from container.measure.report.svg import NoPlots, require_matplotlib
 
 _SUFFIXES = (".html", ".md")
+
+
+def _check_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in _SUFFIXES:
+        raise click.BadParameter(f"not a kind of report (got {path}); allowed: a name ending in .html or .md")
+    if path is not None and path.suffix == ".html":
+        try:
+            require_matplotlib()  # better now than after a long measurement
+        except NoPlots as error:
+            raise click.ClickException(str(error)) from error
+    return path
+
+
+report_option = click.option(
+    "--report",
+    "report_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_check_name,
+    help="Write a page with plots to this file; a name ending in .md gives Markdown.",
+)
+"""For commands that write a report beside other things."""
 
 
 @click.command("report")
@@ -22,6 +43,7 @@ _SUFFIXES = (".html", ".md")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=_check_name,
     help="Write to this file, .html or .md. The default is RESULTS.html.",
 )
 def report(results: Path, out: Path | None) -> None:
@@ -30,10 +52,6 @@ def report(results: Path, out: Path | None) -> None:
     The page is one file that loads nothing else.
     """
     path = out or results.with_suffix(".html")
-    if path.suffix not in _SUFFIXES:
-        raise click.UsageError(
-            f"--out: not a kind of report (got {path}); allowed: a name ending in .html or .md"
-        )
     write_report(_read(results), path)
     click.echo(f"report: {path}", err=True)
 

@@ -199,6 +199,7 @@ def _own_sections(results: Results) -> Iterator[ReportSection]:
                 int(figure(table, "num_left")) if math.isfinite(figure(table, "num_left")) else 1,
             )
             for table in objects(one, "tables")
+            if "header" in table and "rows" in table
         )
         yield ReportSection(text(one, "title"), (text(one, "text"),), tables=tables)
 

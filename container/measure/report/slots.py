@@ -63,12 +63,14 @@ def read_step_trace(path: Path, began: float = -math.inf, ended: float = math.in
     is left out.
     """
     steps: list[Mapping[str, Any]] = []
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if path.stat().st_size > _MAX_BYTES:
             return None
         with path.open(encoding="utf-8") as file:
             steps.extend(step for line in file if began <= (step := json.loads(line))["time"] <= ended)
-    return slots_of_steps(steps)
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # not a step trace
+        return slots_of_steps(steps)
+    return None
 
 
 def slots_of_steps(steps: Sequence[Mapping[str, Any]]) -> SlotUse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import itertools
 import re
@@ -28,6 +29,14 @@ _COLOUR = re.compile(r"(?<=[: ])#0[1-7]0[0-7]0[0-7](?=[;\"])")
 
 class NoPlots(Exception):
     """matplotlib is not installed. The text is for users."""
+
+
+def require_matplotlib() -> None:
+    """Raises NoPlots."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NoPlots(
+            "plots need matplotlib, which is not installed; install it with: pip install matplotlib"
+        )
 
 
 def line_colour(place: int) -> str:
@@ -71,14 +80,10 @@ class SvgRenderer:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def render(self, plot: Plot, width: float) -> str:
-        """Draw a plot; width in CSS pixels. Raises NoPlots."""
-        try:
-            import matplotlib
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise NoPlots(
-                f"plots need matplotlib, which cannot be imported ({error}); install it with: pip install matplotlib"
-            ) from error
+        """Draw a plot with matplotlib, which must be installed; width in CSS pixels."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
         style = {
             "svg.fonttype": "none",  # text stays text, in the page's font
             "svg.hashsalt": "lmi",  # the same plot has the same bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib.util
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -194,14 +194,7 @@ def test_the_same_plot_has_the_same_bytes() -> None:
 def test_without_matplotlib_a_sentence_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *others: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError("No module named 'matplotlib'")
-        return real(name, *others)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NoPlots, match="pip install matplotlib"):
         write_html(make_document(), tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -85,3 +85,16 @@ def test_without_a_trace_slots_are_estimated_from_first_and_last_tokens() -> Non
         SlotSpan(1, 3, 2.5, 3.0, False),
     )
     assert slots_of_requests([]) is None
+
+
+def test_a_file_that_is_no_step_trace_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    for text in (
+        '{"a": 1}\n',
+        "[1]\n",
+        "1\n",
+        '{"time": 1.0}\n',
+        '{"time": 1.0, "arrivals": [], "plan": [1]}\n',
+    ):
+        path.write_text(text, encoding="utf-8")
+        assert read_step_trace(path) is None
