@@ -9,7 +9,6 @@ from typing import Any
 
 from container.measure.compare.interval import Ratio
 from container.measure.compare.summary import MEASURES
-from container.measure.numbers import number
 from container.measure.report import plots
 from container.measure.report.plots import Bar, GainPart, LoadPoint
 from container.measure.report.results import Results, figure, find, objects, request_times, text
@@ -147,5 +146,5 @@ def over_load(results: Results) -> Iterator[Plot]:
 def _load_name(scenario: Mapping[str, Any]) -> str:
     rate, users = figure(scenario, "arrivals", "rate"), figure(scenario, "arrivals", "num_users")
     if math.isfinite(rate):
-        return f"{number(rate)}/s"
+        return f"{rate:.3g}/s"
     return f"{users:.0f} users" if math.isfinite(users) else text(scenario, "name")

@@ -57,7 +57,9 @@ def render_markdown(document: Mapping[str, Any]) -> str:
     """The same report without its plots."""
     report = make_report(document)
     parts = [f"# {report.title}", report.lead]
-    parts.append("\n".join(f"- {one.subject}: {one.sentence}" for one in report.verdicts))
+    parts.append(
+        "\n".join(f"- {one.subject}: {line.sentence}" for one in report.verdicts for line in one.lines)
+    )
     for section in report.sections:
         parts += _markdown(section)
     return "\n\n".join(part for part in parts if part) + "\n"

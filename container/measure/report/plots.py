@@ -189,10 +189,8 @@ def load_curve(title: str, found: Mapping[int, Sequence[LoadPoint]], latency: st
                 **_line(place),
             )
             for point in points:
-                ax.annotate(
-                    point.label, (point.throughput, point.latency), (5, 6), textcoords="offset points",
-                    color=QUIET, fontsize=10.5,
-                )  # fmt: skip
+                at = (point.throughput, point.latency)
+                ax.annotate(point.label, at, (-4, 7), textcoords="offset points", ha="right", color=QUIET)
         latencies = [point.latency for points in found.values() for point in points]
         if not _log_if_wide(ax.yaxis, max(latencies) / max(min(latencies), 1e-9), _WIDE_RATIO):
             ax.set_ylim(0, 1.12 * max(latencies))

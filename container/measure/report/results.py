@@ -165,7 +165,6 @@ def _from_bench(document: Mapping[str, Any]) -> dict[str, Any]:
     workload = find(document, "scenario", "workload")
     return {
         **document,
-        "configurations": [{"name": url, "path": url}],
         "plan": {
             "scenarios": [
                 {"name": name, "workload": workload, "arrivals": {"rate": find(run, "rate")}}

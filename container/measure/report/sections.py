@@ -25,9 +25,16 @@ class VerdictLine:
 
     kind: str
     """`difference`, `same`, `open` or `failed`."""
-    subject: str
-    """Scenario and measure."""
     sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All verdicts on one subject."""
+
+    subject: str
+    """A scenario and a measure."""
+    lines: tuple[VerdictLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Report:
 
     title: str
     lead: str
-    verdicts: tuple[VerdictLine, ...]
+    verdicts: tuple[Verdict, ...]
     configurations: tuple[str, ...]
     sections: tuple[ReportSection, ...]
 
@@ -84,51 +91,64 @@ def _sentences(found: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in found) if isinstance(found, list | tuple) else ()
 
 
-def _verdicts(results: Results) -> Iterator[VerdictLine]:
+def _verdicts(results: Results) -> Iterator[Verdict]:
     failed, total = (sum_known(results.rounds(), "figures", key) for key in ("num_errors", "num_requests"))
     if failed > 0:
         sentence = f"{failed:.0f} of {total:.0f} requests failed; figures and verdicts count the others only."
-        yield VerdictLine("failed", "failed requests", sentence)
-    several = len(results.scenarios) > 1
+        yield Verdict("failed requests", (VerdictLine("failed", sentence),))
     for scenario in results.scenarios:
         for measure in (THROUGHPUT, LATENCY):
-            for name in results.names[1:]:
-                sentence = text(results.summary(name, scenario), "verdicts", measure)
-                ratio = results.ratio(name, scenario, measure)
-                kind = "same" if sentence.startswith("no difference") else "open"
-                kind = "difference" if ratio and ratio.count > 1 and ratio.differs else kind
-                title = _MEASURES[measure].title
-                if sentence:
-                    yield VerdictLine(kind, f"{scenario}, {title}" if several else title, f"{sentence}.")
+            lines = [_verdict(results, name, scenario, measure) for name in results.names[1:]]
+            title = _MEASURES[measure].title
+            if lines := [line for line in lines if line]:
+                yield Verdict(f"{scenario}, {title}" if len(results.scenarios) > 1 else title, tuple(lines))
     if "best_rate" in results.document:
         best = figure(results.document, "best_rate")
         found = f"{number(best)} requests/s." if math.isfinite(best) else "No rate is sustained."
-        yield VerdictLine("same" if math.isfinite(best) else "failed", "highest sustained rate", found)
+        line = VerdictLine("same" if math.isfinite(best) else "failed", found)
+        yield Verdict("highest sustained rate", (line,))
+
+
+def _verdict(results: Results, name: str, scenario: str, measure: str) -> VerdictLine | None:
+    sentence = text(results.summary(name, scenario), "verdicts", measure)
+    ratio = results.ratio(name, scenario, measure)
+    kind = "same" if sentence.startswith("no difference") else "open"
+    kind = "difference" if ratio and ratio.count > 1 and ratio.differs else kind
+    return VerdictLine(kind, f"{sentence}.") if sentence else None
 
 
 def _summary(results: Results) -> ReportSection:
-    base, is_compared = "".join(results.names[:1]), len(results.names) > 1
-    several = len(results.scenarios) > 1
-    rows = []
+    """A table for each scenario; one of all scenarios for a single configuration."""
+    if len(results.names) == 1:
+        (name,) = results.names
+        rows = [
+            (one, *_figures(results, name, one)) for one in results.scenarios if results.summary(name, one)
+        ]
+        header = ("load", *(_MEASURES[key].title_with_unit for key in _SUMMARY))
+        return ReportSection("Summary", tables=(Table("", header, tuple(rows)),) if rows else ())
+    base = "".join(results.names[:1])
+    pairs = [(_MEASURES[key].title_with_unit, "times the first") for key in _SUMMARY]
+    header = ("configuration", *(title for pair in pairs for title in pair))
+    tables = []
     for scenario in results.scenarios:
-        for name in results.names:
-            cells = []
-            for key in _SUMMARY:
-                middle = results.median(name, scenario, key)
-                cells.append(number(middle.value) if middle else NOTHING)
-                if is_compared:
-                    cells.append("1" if name == base else times(results.ratio(name, scenario, key)))
-            if results.summary(name, scenario):
-                rows.append((name, *([scenario] if several else []), *cells))
-    lead = ("configuration", *(["scenario"] if several else []))
-    header = [
-        title
-        for key in _SUMMARY
-        for title in (_MEASURES[key].title_with_unit, *([f"times {base}"] if is_compared else []))
-    ]
-    title = "Medians of the rounds; ratios with their 95 % intervals"
-    table = Table(title, (*lead, *header), tuple(rows), num_left=len(lead))
-    return ReportSection("Summary", tables=(table,) if rows else ())
+        rows = [
+            (name, *_figures(results, name, scenario, base))
+            for name in results.names
+            if results.summary(name, scenario)
+        ]
+        title = "Medians of the rounds; ratios with their 95 % intervals"
+        title = f"{scenario}: {title}" if len(results.scenarios) > 1 else title
+        tables += [Table(title, header, tuple(rows))] if rows else []
+    return ReportSection("Summary", tables=tuple(tables))
+
+
+def _figures(results: Results, name: str, scenario: str, base: str = "") -> Iterator[str]:
+    """Cells of the summary, each with its ratio where there is a base."""
+    for key in _SUMMARY:
+        middle = results.median(name, scenario, key)
+        yield number(middle.value) if middle else NOTHING
+        if base:
+            yield "1" if name == base else times(results.ratio(name, scenario, key))
 
 
 def _scenario(results: Results, scenario: str) -> ReportSection:
@@ -167,6 +187,7 @@ def _server(results: Results, name: str, scenario: str) -> dict[str, str]:
         for key in ("mean_allocated", "peak_allocated", "waste")
     )
     same = find(summary, "tokens_of_first")
+    failed = _whole(sum_known(rounds, "figures", "num_errors"))
     cells = {
         "batch, mean": number(sum(mean * count for mean, count in known) / sum(count for _, count in known))
         if known
@@ -179,9 +200,9 @@ def _server(results: Results, name: str, scenario: str) -> dict[str, str]:
         "answers with the same tokens as the first": f"{find(same, 'num_identical')} of {find(same, 'num_requests')}"
         if same
         else NOTHING,
-        "failed requests": _whole(sum_known(rounds, "figures", "num_errors")),
     }
-    return {title: cell for title, cell in cells.items() if cell != NOTHING}
+    known_cells = {title: cell for title, cell in cells.items() if cell != NOTHING}
+    return known_cells and {**known_cells, "failed requests": failed}
 
 
 def _whole(value: float) -> str:
