@@ -57,7 +57,7 @@ def bars(title: str, unit: str, found: Sequence[Bar], caption: str, share: float
                 bar.values,
                 [row] * len(bar.values),
                 "o",
-                markersize=3.5,
+                markersize=5,
                 color=INK,
                 markeredgewidth=0,
                 alpha=0.7,

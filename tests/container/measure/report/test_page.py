@@ -66,20 +66,21 @@ def page_of(document: dict[str, Any], folder: Path) -> tuple[str, _Page]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, _Page]:
-    """The page of `make_document()`."""
-    return page_of(make_document(), tmp_path_factory.mktemp("plain"))
+    """The page of `make_document()`, with step traces."""
+    folder = tmp_path_factory.mktemp("plain")
+    document = make_document()
+    for place, one in enumerate(document["rounds"][-3:]):
+        steps = made_up_steps(made_up_outputs(), 4 * (place + 1), static=place == 0)
+        one.update(began=99.0, ended=200.0, step_trace=write_trace(folder / f"{place}.jsonl", steps))
+    return page_of(document, folder)
 
 
 def headings(page: str) -> list[str]:
     return re.findall(r"<h2>(.*?)</h2>", page)
 
 
-def test_the_verdict_comes_first_and_then_every_section(tmp_path: Path) -> None:
-    document = make_document()
-    for place, one in enumerate(document["rounds"][-3:]):
-        steps = made_up_steps(made_up_outputs(), 4 * (place + 1), static=place == 0)
-        one.update(began=99.0, ended=200.0, step_trace=write_trace(tmp_path / f"{place}.jsonl", steps))
-    page, parsed = page_of(document, tmp_path)
+def test_the_verdict_comes_first_and_then_every_section(plain: tuple[str, _Page]) -> None:
+    page, parsed = plain
     assert headings(page) == [
         "Summary",
         "Load: 32 tokens in, 24 out on average",

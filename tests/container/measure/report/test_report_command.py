@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from container.cli import main
@@ -40,3 +42,11 @@ def test_what_cannot_be_reported_gives_a_sentence(tmp_path: Path) -> None:
         main, ["report", write({"rounds": []}, tmp_path), "--out", str(tmp_path / "no/x.html")]
     )
     assert (done.exit_code, "was not written" in done.output) == (1, True)
+
+
+def test_a_missing_matplotlib_is_named_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["report", write([1], tmp_path), "--out", str(tmp_path / "a.html")])
+    assert (done.exit_code, "pip install matplotlib" in done.output) == (1, True)
