@@ -40,7 +40,8 @@ from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer, start_server
 from container.measure.compare.tables import Section
-from container.measure.output import console_for, json_option, require_folders, write_json
+from container.measure.output import as_json, console_for, json_option, require_folders, write_json
+from container.measure.report.report_command import report_option, write_report
 from container.progress import view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
@@ -62,6 +63,7 @@ class CompareOptions:
     output: Path
     json_path: Path | None
     step_traces: Path | None = None
+    report: Path | None = None
 
 
 class _Share(click.ParamType[float]):
@@ -153,6 +155,7 @@ class _Duration(click.ParamType[float]):
     show_default=True,
     help="Write the Markdown report to this file.",
 )
+@report_option
 @json_option
 def compare(
     places: tuple[str, ...],
@@ -171,13 +174,14 @@ def compare(
     timeout: float,
     step_traces: Path | None,
     output: Path,
+    report_path: Path | None,
     json_path: Path | None,
 ) -> None:
     """Benchmark configurations under the same load.
 
     Reports which one is faster, with confidence intervals.
     """
-    require_folders(output, json_path, step_traces)
+    require_folders(output, report_path, json_path, step_traces)
     own = load.given("preset", "trace", "lengths", "input_tokens", "output_tokens") if post else ()
     if own:
         raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
@@ -191,7 +195,7 @@ def compare(
         limit = math.inf if max_seconds is None else max_seconds
         stopping = StoppingRule(precision, max(rounds, max_rounds), limit)
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
-    options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces)
+    options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = launch.environment()
     # The caller's admin token is for other servers.
     start = functools.partial(start_server, environ=launch.without_admin_token(environ))
@@ -231,7 +235,7 @@ def run_comparison(
         logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))
         try:
             comparison = ComparisonRunner(
-                configs, plan, tokenizers, start, logs, view, options.step_traces
+                configs, plan, tokenizers, start, logs, view, options.step_traces or (options.report and logs)
             ).run()
         except StopRequested:
             shutil.rmtree(logs, ignore_errors=True)
@@ -261,4 +265,7 @@ def _publish(
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
     options.output.write_text(report.markdown(comparison, origin, sections), encoding="utf-8")
     click.echo(f"report: {options.output}", err=True)
-    write_json(report.json_values(comparison, origin, sections), options.json_path)
+    document = as_json(report.json_values(comparison, origin, sections))
+    write_json(document, options.json_path)
+    if options.report:
+        write_report(document, options.report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,8 +15,9 @@ from container.measure.compare import compare_command
 from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
+from container.measure.compare.results import Comparison
 from container.measure.compare.server_process import ServerProcess, StartServer
-from tests.container.measure.compare.made_up import make_configuration
+from tests.container.measure.compare.made_up import compare_speeds, make_configuration
 from tests.lmi_server.fakes import build_model_folder
 
 
@@ -45,6 +47,7 @@ from tests.lmi_server.fakes import build_model_folder
         (["--aws-post", "--lengths", "fixed"], "--lengths: not with --aws-post"),
         (["--aws-post", "--output-tokens", "8"], "--output-tokens"),
         (["one", "two", "--output", "nowhere/at/all.md"], "nowhere/at/all.md: there is no folder"),
+        (["one", "two", "--report", "report.pdf"], "allowed: a name ending in .html or .md"),
         (["one", "two", "--rounds", "0"], "--rounds"),
         (["one", "two", "--dialect", "latin"], "'lmi', 'openai'"),
     ],
@@ -147,3 +150,25 @@ def test_servers_that_it_starts_do_not_get_the_callers_admin_token(
     assert "LMI_ADMIN_TOKEN" not in environ
     assert environ["PATH"]
     assert environ["EXTRA"] == "1"
+
+
+def test_the_report_is_written_with_the_step_traces_of_servers_that_it_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder of the traces is that of the logs, which does not outlive the command."""
+    folders: list[Path] = []
+
+    class Runner:
+        def __init__(self, *collaborators: Any) -> None:
+            folders.append(collaborators[-1])
+
+        def run(self) -> Comparison:
+            return compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
+
+    monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)
+    monkeypatch.setattr(compare_command, "read_selection", lambda selection, plan, *others: ((), plan))
+    options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.md")]
+    done = CliRunner().invoke(compare, ["one", "two", *options])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "page.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
+    assert [folder.exists() for folder in folders] == [False]
