@@ -29,7 +29,7 @@ class VerdictLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerdictGroup:
     """All verdicts on one subject."""
 
     subject: str
@@ -54,7 +54,7 @@ class Report:
 
     title: str
     lead: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[VerdictGroup, ...]
     configurations: tuple[str, ...]
     sections: tuple[ReportSection, ...]
 
@@ -91,22 +91,24 @@ def _sentences(found: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in found) if isinstance(found, list | tuple) else ()
 
 
-def _verdicts(results: Results) -> Iterator[Verdict]:
+def _verdicts(results: Results) -> Iterator[VerdictGroup]:
     failed, total = (sum_known(results.rounds(), "figures", key) for key in ("num_errors", "num_requests"))
     if failed > 0:
         sentence = f"{failed:.0f} of {total:.0f} requests failed; figures and verdicts count the others only."
-        yield Verdict("failed requests", (VerdictLine("failed", sentence),))
+        yield VerdictGroup("failed requests", (VerdictLine("failed", sentence),))
     for scenario in results.scenarios:
         for measure in (THROUGHPUT, LATENCY):
             lines = [_verdict(results, name, scenario, measure) for name in results.names[1:]]
             title = _MEASURES[measure].title
             if lines := [line for line in lines if line]:
-                yield Verdict(f"{scenario}, {title}" if len(results.scenarios) > 1 else title, tuple(lines))
+                yield VerdictGroup(
+                    f"{scenario}, {title}" if len(results.scenarios) > 1 else title, tuple(lines)
+                )
     if "best_rate" in results.document:
         best = figure(results.document, "best_rate")
         found = f"{number(best)} requests/s." if math.isfinite(best) else "No rate is sustained."
         line = VerdictLine("same" if math.isfinite(best) else "failed", found)
-        yield Verdict("highest sustained rate", (line,))
+        yield VerdictGroup("highest sustained rate", (line,))
 
 
 def _verdict(results: Results, name: str, scenario: str, measure: str) -> VerdictLine | None:
