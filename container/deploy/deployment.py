@@ -34,7 +34,7 @@ _HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """For the platform to find instances and to fetch the image."""
-_POLL_SECONDS = 15
+_POLL_SECONDS = 5
 _GB = 1e9
 _SPARE_VOLUME_GB = 30
 _LARGEST_VOLUME_GB = 512

@@ -213,16 +213,13 @@ class Buildah:
         settings = {}
         for name, _, value in (line.partition("=") for line in lines):
             settings[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", "\n")
-        paths = {
-            urlsplit(word).path
-            for value in settings.values()
-            for word in value.split()
-            if urlsplit(word).path[:1] == "/"
-        }
+        words = [urlsplit(word) for value in settings.values() for word in value.split()]
+        # Pages of an index in a folder link to files in folders beside it.
+        paths = {str(Path(word.path).parent) if word.scheme == "file" else word.path for word in words}
         config = self._folder / "pip.conf"
         text = "".join(f"{name} = {' '.join(value.split())}\n" for name, value in settings.items())
         config.write_text(f"[global]\n{text}")
-        local = [path for path in sorted(paths) if Path(path).exists() and not path.startswith("//")]
+        local = [path for path in sorted(paths) if Path(path).is_absolute() and Path(path).exists()]
         return [f"--volume={config}:/etc/pip.conf:ro", *(f"--volume={path}:{path}:ro" for path in local)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from container.cli import main
 from container.deploy.deploy_command import find_instance
 from container.explain.hardware import NoSuchHardwareError
 from tests.container.deploy.endpoints import IMAGE, MODEL_DATA, ROLE, write_model
+from tests.docs.pages import commands, read
+from tests.support.paths import REPO_ROOT
 
 SHELL = {"HF_TOKEN": "hf_abc"}
 SHARED = ("--name", "chat", "--image", IMAGE, "--role", ROLE, "--model-data", MODEL_DATA)
@@ -67,3 +70,11 @@ def test_instances_without_accelerators_are_taken_as_they_are() -> None:
     assert find_instance("ml.c7i.4xlarge").device == "CPU"
     with pytest.raises(NoSuchHardwareError):
         find_instance("ml.x9.large")
+
+
+@pytest.mark.model
+def test_the_page_shows_what_its_command_prints(bundled_model: Path) -> None:
+    page = read(REPO_ROOT / "docs" / "deploying.md")
+    (command,) = (one.text for one in commands() if one.text.endswith("--dry-run"))
+    done = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert done.output == next(block.text for block in page.blocks("python"))
