@@ -26,32 +26,36 @@ RUN echo "installing the dependencies" \
         --requirement requirements/${TORCH}.txt \
     && echo /opt/lmi > "$(echo .venv/lib/python3.*/site-packages)/lmi.pth"
 
-FROM dependencies AS build
+FROM base-${TORCH} AS build
+ARG TORCH
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev
 WORKDIR /opt/build
+# Where the last stage has it: scripts name their interpreter.
+COPY requirements requirements
+RUN python3 -m venv /opt/lmi/.venv && grep ^setuptools== requirements/${TORCH}.txt > setuptools.txt \
+    && /opt/lmi/.venv/bin/python -m pip install --no-deps --require-hashes --requirement setuptools.txt
 COPY pyproject.toml MANIFEST.in README.md LICENSE ./
 COPY container container
 COPY lmi_server lmi_server
 COPY engines engines
 COPY kernels kernels
-RUN /opt/lmi/.venv/bin/python -m pip install --no-cache-dir --no-deps --no-index --no-build-isolation \
-        --target server . \
+COPY properties_examples server/properties_examples
+RUN /opt/lmi/.venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target server . \
     && cc -shared -fPIC -O1 -o server/container/run/loopback.so container/run/loopback.c \
     && test -e server/lmi_kernels/cpu/_native*.so
-COPY properties_examples server/properties_examples
 
 FROM base-${TORCH}
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 LABEL org.opencontainers.image.licenses=Apache-2.0
-WORKDIR /opt/lmi
-COPY --from=dependencies /opt/lmi/.venv .venv
-COPY --from=build /opt/build/server ./
-# Models are mounted here, or named by OPTION_MODEL_ID.
-RUN mkdir -p /opt/ml/model
 # Any user may run it, on a read-only file system: everything that is written goes below /tmp.
 ENV PATH=/opt/lmi/bin:/opt/lmi/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp
+# Models are mounted here, or named by OPTION_MODEL_ID.
+RUN mkdir -p /opt/ml/model
+WORKDIR /opt/lmi
 EXPOSE 8080
 ENTRYPOINT ["/opt/lmi/container/entrypoint.sh"]
 CMD ["serve"]
+COPY --from=dependencies /opt/lmi/.venv .venv
+COPY --from=build /opt/build/server ./
