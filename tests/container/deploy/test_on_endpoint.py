@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
@@ -16,21 +15,20 @@ from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.deploy.variables import ShellSecret
 from tests.container.deploy.endpoints import spec, write_model
-
-endpoints = pytest.importorskip("tests.support.endpoints")
-fakes = pytest.importorskip("tests.container.endpoint.fake_containers")
+from tests.container.endpoint.fake_containers import FakeContainers
+from tests.support.endpoints import FakeLauncher, Lab, lab
 
 SHELL = {"HF_TOKEN": "hf_abc"}
 
 
 @pytest.fixture
-def containers() -> Any:
-    return fakes.FakeContainers()
+def containers() -> FakeContainers:
+    return FakeContainers()
 
 
 @pytest.fixture
-def platform(containers: Any) -> Iterator[Any]:
-    with endpoints.lab(endpoints.FakeLauncher(containers)) as running:
+def platform(containers: FakeContainers) -> Iterator[Lab]:
+    with lab(FakeLauncher(containers)) as running:
         yield running
 
 
@@ -47,11 +45,13 @@ def deployment(folder: Path, size: int, update: bool = False) -> Deployment:
     return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 60})
 
 
-def batch_sizes(containers: Any) -> list[str]:
+def batch_sizes(containers: FakeContainers) -> list[str]:
     return [one.environment["OPTION_MAX_ROLLING_BATCH_SIZE"] for one in containers.all if not one.ended]
 
 
-def test_an_endpoint_is_created_compared_and_updated(platform: Any, containers: Any, tmp_path: Path) -> None:
+def test_an_endpoint_is_created_compared_and_updated(
+    platform: Lab, containers: FakeContainers, tmp_path: Path
+) -> None:
     first = deployment(tmp_path, 8)
     execute(first, platform.sagemaker, SHELL, lambda line: None)
     assert sorted(batch_sizes(containers)) == ["16", "8"]
@@ -70,7 +70,7 @@ def test_an_endpoint_is_created_compared_and_updated(platform: Any, containers: 
 
 
 def test_the_program_creates_the_endpoint(
-    platform: Any, containers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: Lab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
     monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
