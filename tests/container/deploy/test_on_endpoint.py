@@ -16,7 +16,7 @@ from container.deploy.script import as_script
 from container.deploy.variables import ShellSecret
 from tests.container.deploy.endpoints import spec, write_model
 from tests.container.endpoint.fake_containers import FakeContainers
-from tests.support.endpoints import FakeLauncher, Lab, lab
+from tests.support.endpoints import EndpointLab, FakeLauncher, lab
 
 SHELL = {"HF_TOKEN": "hf_abc"}
 
@@ -27,7 +27,7 @@ def containers() -> FakeContainers:
 
 
 @pytest.fixture
-def platform(containers: FakeContainers) -> Iterator[Lab]:
+def platform(containers: FakeContainers) -> Iterator[EndpointLab]:
     with lab(FakeLauncher(containers)) as running:
         yield running
 
@@ -50,7 +50,7 @@ def batch_sizes(containers: FakeContainers) -> list[str]:
 
 
 def test_an_endpoint_is_created_compared_and_updated(
-    platform: Lab, containers: FakeContainers, tmp_path: Path
+    platform: EndpointLab, containers: FakeContainers, tmp_path: Path
 ) -> None:
     first = deployment(tmp_path, 8)
     execute(first, platform.sagemaker, SHELL, lambda line: None)
@@ -70,7 +70,7 @@ def test_an_endpoint_is_created_compared_and_updated(
 
 
 def test_the_program_creates_the_endpoint(
-    platform: Lab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
     monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
