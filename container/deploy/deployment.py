@@ -15,11 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from container.deploy import load_time, variables
+from container.deploy import variables
 from container.deploy.errors import CannotDeploy
-from container.deploy.load_time import StartPrediction, TimeLimits
+from container.deploy.model_size import model_bytes
 from container.deploy.variables import Value
+from container.explain import hardware
 from container.explain.hardware import Instance
+from container.explain.prediction.memory import gigabytes
+from container.explain.prediction.startup import (
+    HOST_IMAGE,
+    LONGEST_TIMEOUT,
+    StartPrediction,
+    health_check_timeout,
+    platform_timeout,
+    start_from_files,
+    volume_gb,
+)
 from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
@@ -29,15 +40,10 @@ from lmi_server.properties.problems import PropertiesError
 
 CUDA = "13.0"
 """The CUDA version of the image that the Dockerfile builds; it needs an NVIDIA driver of version 580 or later."""
-_HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""The platform's host image with driver 580; its default hosts have drivers 470 to 550."""
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """For the platform to find instances and to fetch the image."""
 _POLL_SECONDS = 5
-_GB = 1e9
-_SPARE_VOLUME_GB = 30
-_LARGEST_VOLUME_GB = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +103,15 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
     calls, rows, notes, seconds = [], [], [], 0
     for variant in variants:
         config, environment = _settings(variant, endpoint)
-        size, unknown = _model_bytes(config, endpoint)
-        start = None if unknown else load_time.predict(size, endpoint.instance)
-        limits = load_time.time_limits(
-            start, endpoint.model_data is None, config.options.model_loading_timeout
-        )
-        notes.append(f"variant {variant.name}: {_predicted(start) if start else unknown}")
+        start, note = _start(config, endpoint)
+        notes.append(f"variant {variant.name}: {note}")
         model = _model(endpoint, environment)
         model = {"ModelName": _named(f"{endpoint.name}-{variant.name}", model), **model}
         calls.append(ApiCall("create_model", model))
-        rows.append(_production_variant(endpoint, variant, model["ModelName"], limits, size))
-        seconds = max(seconds, limits.download + limits.health_check)
+        loading_timeout = config.options.model_loading_timeout
+        row = _production_variant(endpoint, variant, model["ModelName"], start, loading_timeout)
+        rows.append(row)
+        seconds = max(seconds, sum(value for name, value in row.items() if name.endswith("TimeoutInSeconds")))
     if endpoint.model_data:
         notes.append(f"a serving.properties under {endpoint.model_data} has precedence over these settings")
     config_name = _named(endpoint.name, rows)
@@ -125,10 +129,6 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
         {"Delay": _POLL_SECONDS, "MaxAttempts": attempts},
         tuple(dict.fromkeys(notes)),
     )
-
-
-def has_nvidia_gpus(instance: Instance) -> bool:
-    return instance.device not in ("CPU", "Inferentia2")
 
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
@@ -157,21 +157,20 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
     return config, environment
 
 
-def _model_bytes(config: LmiConfig, endpoint: EndpointSpec) -> tuple[int, str]:
-    """The size of a model's files, or 0 and why it is not known."""
+def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction | None, str]:
+    """Predict the start of a variant; None where the size of its model is not known. The text says what was found."""
     source = config.source
     if endpoint.model_data is not None and model_files.locate(source) is None:
         source = ModelSource(endpoint.model_data.removeprefix("file://"))
     try:
-        return load_time.model_bytes(source), ""
+        start = start_from_files(model_bytes(source), endpoint.instance.network)
     except ModelNotAvailable as error:
-        return 0, f"the model's size is not known, so the time limits are the longest possible: {error}"
-
-
-def _predicted(start: StartPrediction) -> str:
+        return None, f"the model's size is not known, so the time-outs are the longest possible: {error}"
+    download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)
+    size = gigabytes(start.file_bytes)
     return (
-        f"the model's files have {start.file_bytes / _GB:.3g} GB; predicted: {math.ceil(start.download_seconds)} s to"
-        f" download and {math.ceil(start.load_seconds)} s to load them"
+        start,
+        f"the model's files have {size}; predicted: {download} s to download and {load} s to load them",
     )
 
 
@@ -191,7 +190,11 @@ def _model(endpoint: EndpointSpec, environment: Mapping[str, Value]) -> dict[str
 
 
 def _production_variant(
-    endpoint: EndpointSpec, variant: VariantSpec, model_name: str, limits: TimeLimits, size: int
+    endpoint: EndpointSpec,
+    variant: VariantSpec,
+    model_name: str,
+    start: StartPrediction | None,
+    loading_timeout: float,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "VariantName": variant.name,
@@ -199,14 +202,20 @@ def _production_variant(
         "InstanceType": endpoint.instance.name,
         "InitialInstanceCount": endpoint.count,
         "InitialVariantWeight": variant.weight,
-        "ContainerStartupHealthCheckTimeoutInSeconds": limits.health_check,
     }
+    download = LONGEST_TIMEOUT if start is None else platform_timeout(start.download_seconds or 0.0)
+    needed = 0.0 if start is None else start.load_seconds
     if endpoint.model_data is not None:
-        row["ModelDataDownloadTimeoutInSeconds"] = limits.download
-    if has_nvidia_gpus(endpoint.instance):
-        row["InferenceAmiVersion"] = _HOST_IMAGE
-    if not endpoint.instance.disk_bytes and size:
-        row["VolumeSizeInGB"] = min(math.ceil(size / _GB) + _SPARE_VOLUME_GB, _LARGEST_VOLUME_GB)
+        row["ModelDataDownloadTimeoutInSeconds"] = download
+    elif start is not None:
+        needed += start.download_seconds or 0.0
+    row["ContainerStartupHealthCheckTimeoutInSeconds"] = (
+        LONGEST_TIMEOUT if start is None else health_check_timeout(needed, loading_timeout)
+    )
+    if hardware.device(endpoint.instance.device).compute_capability:
+        row["InferenceAmiVersion"] = HOST_IMAGE
+    if start is not None and not endpoint.instance.disk_bytes:
+        row["VolumeSizeInGB"] = volume_gb(start.file_bytes)
     return row
 
 
