@@ -1,40 +1,61 @@
 # docker build --build-arg TORCH=cpu|cuda -t lmi-server .
+#
+# base: Python and what serving needs of the system; dependencies: /opt/lmi/.venv; build: the server, compiled. The image
+# is base with what the other two have made. An edit of a source file leaves dependencies as they are.
 ARG TORCH=cpu
+ARG CPU_BASE=python:3.11-slim-bookworm
+ARG CUDA_BASE=nvidia/cuda:13.0.1-base-ubuntu24.04
 
-FROM python:3.11-slim-bookworm AS base-cpu
+FROM ${CPU_BASE} AS base-cpu
 
-FROM nvidia/cuda:13.0.1-base-ubuntu24.04 AS base-cuda
+# Triton compiles its launchers with gcc when the server starts.
+FROM ${CUDA_BASE} AS base-cuda
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3 python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-FROM base-${TORCH}
+FROM base-${TORCH} AS dependencies
 ARG TORCH
-
-LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
-LABEL org.opencontainers.image.licenses=Apache-2.0
-
-# g++: the native CPU kernels; Triton compiles its launchers with gcc, and mpirun gets a small library that keeps its port
-# off the network.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates g++ libc6-dev make \
-    && rm -rf /var/lib/apt/lists/*
-
 WORKDIR /opt/lmi
-COPY Makefile pyproject.toml constraints.txt README.md LICENSE ./
+COPY container/requirements requirements
+RUN echo "installing the dependencies" \
+    && python3 -m venv .venv \
+    && if [ "$TORCH" = cpu ]; then .venv/bin/python -m pip install --no-cache-dir --no-deps \
+        --index-url https://download.pytorch.org/whl/cpu --requirement requirements/torch-cpu.txt; fi \
+    && .venv/bin/python -m pip install --no-cache-dir --no-deps --require-hashes \
+        --requirement requirements/${TORCH}.txt \
+    && echo /opt/lmi > "$(echo .venv/lib/python3.*/site-packages)/lmi.pth"
+
+FROM base-${TORCH} AS build
+ARG TORCH
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev
+WORKDIR /opt/build
+# Where the last stage has it: scripts name their interpreter.
+COPY container/requirements requirements
+RUN python3 -m venv /opt/lmi/.venv && grep ^setuptools== requirements/${TORCH}.txt > setuptools.txt \
+    && /opt/lmi/.venv/bin/python -m pip install --no-deps --require-hashes --requirement setuptools.txt
+COPY pyproject.toml MANIFEST.in README.md LICENSE ./
 COPY container container
 COPY lmi_server lmi_server
 COPY engines engines
 COPY kernels kernels
-COPY properties_examples properties_examples
-RUN PIP_NO_CACHE_DIR=1 make install TORCH=${TORCH} EXTRAS=
+COPY properties_examples server/properties_examples
+RUN /opt/lmi/.venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target server . \
+    && cc -shared -fPIC -O1 -o server/container/run/loopback.so container/run/loopback.c \
+    && test -e server/lmi_kernels/cpu/_native*.so
 
-# /opt/ml/model may be read-only; everything that is written goes to the cache.
-ENV PATH=/opt/lmi/.venv/bin:$PATH \
+FROM base-${TORCH}
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
+LABEL org.opencontainers.image.licenses=Apache-2.0
+# Any user may run it, on a read-only file system: everything that is written goes below /tmp.
+ENV PATH=/opt/lmi/bin:/opt/lmi/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    LMI_CACHE_DIR=/tmp/.cache/lmi \
-    HF_HOME=/tmp/.cache/huggingface
-
+    HOME=/tmp
+# Models are mounted here, or named by OPTION_MODEL_ID.
+RUN mkdir -p /opt/ml/model
+WORKDIR /opt/lmi
 EXPOSE 8080
 ENTRYPOINT ["/opt/lmi/container/entrypoint.sh"]
 CMD ["serve"]
+COPY --from=dependencies /opt/lmi/.venv .venv
+COPY --from=build /opt/build/server ./

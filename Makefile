@@ -37,7 +37,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test kernels-check verify lint format docs gpu-check bench bench-peers image clean
+.PHONY: install serve test kernels-check verify lint format docs gpu-check bench bench-peers image image-check requirements clean
 
 install: $(STAMP)
 
@@ -117,6 +117,14 @@ bench bench-peers: install
 
 image:
 	docker build --build-arg TORCH=$(TORCH) --tag $(IMAGE) .
+
+# Builds the image for CPUs by Docker or buildah, and starts it as a platform does.
+image-check: install
+	$(BIN)/python -m tests.verify.image
+
+# The packages of the images, with hashes; after a change of constraints.txt.
+requirements: install
+	$(BIN)/python -m tests.support.write_requirements
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -31,6 +31,7 @@ _LATER = Registry(
     {
         "check": "container.explain.check_command:check",
         "bench": "container.measure.bench.bench_command:bench",
+        "deploy": "container.deploy.deploy_command:deploy",
         "compare": "container.measure.compare.compare_command:compare",
         "endpoint": "container.endpoint.endpoint_command:endpoint",
         "models": "container.explain.models_command:models",

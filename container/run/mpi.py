@@ -74,7 +74,13 @@ def _version(path: Path, seconds: float) -> str:
 
 
 def loopback_library(cache: Path, environ: Mapping[str, str]) -> Path | None:
-    """The compiled `loopback.c`, from the cache or made now; None without a C compiler or a writable cache."""
+    """The compiled `loopback.c`: the image's, the cache's, or made now.
+
+    None without a C compiler or a writable cache.
+    """
+    built = _LOOPBACK_SOURCE.with_suffix(".so")
+    if built.exists():
+        return built
     digest = hashlib.sha256(_LOOPBACK_SOURCE.read_bytes()).hexdigest()[:12]
     target = cache / f"loopback-{os.uname().machine}-{digest}.so"
     if target.exists():

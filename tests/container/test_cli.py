@@ -41,7 +41,14 @@ FORBID = (
 
 
 @pytest.mark.parametrize(
-    "arguments", [("options",), ("serve", "--help"), ("bench", "--help"), ("kv-waste", "--requests", "9")]
+    "arguments",
+    [
+        ("options",),
+        ("serve", "--help"),
+        ("bench", "--help"),
+        ("deploy", "--help"),
+        ("kv-waste", "--requests", "9"),
+    ],
 )
 def test_no_command_imports_torch_in_its_own_process(arguments: tuple[str, ...]) -> None:
     done = lmi(*arguments, code=FORBID)

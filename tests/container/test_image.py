@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,9 @@ def test_the_labels_of_the_contract_are_there_and_none_that_is_not_kept() -> Non
 
 
 def test_every_copied_source_exists() -> None:
-    sources = [source for rest in of("COPY") for source in rest.split()[:-1]]
-    assert {"container", "lmi_server", "engines", "kernels"} <= set(sources)
+    copies = [rest for rest in of("COPY") if "--from=" not in rest]
+    sources = [source for rest in copies for source in rest.split()[:-1]]
+    assert {"container", "lmi_server", "engines", "kernels", "container/requirements"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
@@ -52,7 +54,66 @@ def test_the_build_argument_chooses_the_base(torch: str) -> None:
     assert "TORCH=cpu" in of("ARG")
     assert any(rest.endswith(f" AS base-{torch}") for rest in of("FROM"))
     assert of("FROM")[-1] == "base-${TORCH}"
-    assert any("TORCH=${TORCH}" in rest for rest in of("RUN"))
+    assert any("requirements/${TORCH}.txt" in rest for rest in of("RUN"))
+
+
+def stage(name: str) -> list[tuple[str, str]]:
+    """The instructions of a stage; the last one has no name."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    current = ""
+    for word, rest in instructions():
+        if word == "FROM":
+            current = rest.partition(" AS ")[2]
+        found.setdefault(current, []).append((word, rest))
+    return found[name]
+
+
+def test_an_edit_of_a_source_file_leaves_the_dependencies_as_they_are() -> None:
+    assert [rest for word, rest in stage("dependencies") if word == "COPY"] == [
+        "container/requirements requirements"
+    ]
+
+
+def test_the_last_stage_installs_nothing() -> None:
+    last = stage("")[1:]
+    assert [rest for word, rest in last if word == "RUN" and ("apt" in rest or "pip" in rest)] == []
+    assert [rest for word, rest in last if word == "COPY" and "--from=" not in rest] == []
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_the_packages_of_an_image_are_those_of_the_constraints_with_hashes(build: str) -> None:
+    lines = (ROOT / "container/requirements" / f"{build}.txt").read_text().splitlines()[1:]
+    assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    pinned = {line.split(" ")[0].split("+")[0].replace("_", "-") for line in lines}
+    constraints = {
+        line.lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    assert sorted(pinned - constraints) == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {name.lower().replace("_", "-") for name in project["dependencies"]} | {"setuptools"}
+    wanted -= {"torch"} if build == "cpu" else set()
+    assert sorted({name.split(";")[0] for name in wanted} - {line.split("==")[0] for line in pinned}) == []
+    assert ("triton" in {line.split("==")[0] for line in pinned}) is (build == "cuda")
+
+
+def test_the_build_for_cpus_is_the_torch_of_the_constraints() -> None:
+    torch = (ROOT / "container/requirements" / "torch-cpu.txt").read_text().strip().removesuffix("+cpu")
+    assert torch in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_a_wheel_has_every_module() -> None:
+    setting = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    missing = []
+    for package in ("container", "lmi_server", "engines"):
+        data = {path for glob in setting["package-data"][package] for path in (ROOT / package).glob(glob)}
+        for module in (ROOT / package).rglob("*.py"):
+            folders = [module.parent, *module.parent.parents]
+            inner = folders[: folders.index(ROOT)]
+            if module not in data and not all((folder / "__init__.py").exists() for folder in inner):
+                missing.append(str(module.relative_to(ROOT)))
+    assert missing == []
 
 
 def run_entry(*arguments: str, path: str, **env: str) -> subprocess.CompletedProcess[str]:

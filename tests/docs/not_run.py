@@ -16,6 +16,8 @@ NOT_RUN = {
     "lmi endpoint ": "does not end; tests/e2e/test_endpoint.py runs it",
     "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint asks for its figures",
     "export AWS_ENDPOINT_URL_": "sets what the programs of the pages are run with",
+    "lmi deploy ./": "needs an AWS account; tests/container/deploy checks every call, and a --dry-run is run",
+    "lmi deploy --variant ": "as lmi deploy ./",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
     "lmi simulate properties_examples/llama-dummy --calibrate ": "needs a trace;"
     " tests/container/measure/simulate/test_calibration.py makes one",

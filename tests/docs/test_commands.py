@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from container.cli import main
 from container.endpoint.declared import declare
@@ -26,7 +27,7 @@ from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
 
 ADDRESS = "http://127.0.0.1:8080"
-LANGUAGES = {"shell", "python", "properties", "json", "text", "toml"}
+LANGUAGES = {"shell", "python", "properties", "json", "text", "toml", "yaml"}
 SECONDS = 600
 SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
 """An error status is an error of curl's."""
@@ -189,6 +190,22 @@ def test_a_declared_endpoint(block: Block, tmp_path: Path) -> None:
 def test_json(block: Block) -> None:
     rights = {action for one in json.loads(block.text)["Statement"] for action in one["Action"]}
     assert rights >= {"s3:ListBucket", "s3:GetObject"}
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_a_manifest_starts_the_image_as_it_is_made(block: Block, tmp_path: Path) -> None:
+    deployment, service = yaml.safe_load_all(block.text)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == ["serve"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/ping", "port": 8080}
+    assert pod["terminationGracePeriodSeconds"] >= 30
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/dev/shm"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    options = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("OPTION_")}
+    assert load(tmp_path, options).config.source.model_id
 
 
 @pytest.mark.e2e

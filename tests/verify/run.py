@@ -28,6 +28,7 @@ from tests.verify import (
     fresh_clone,
     front_door,
     gpu_results,
+    image,
     instruction_sets,
     kernels_without_gpu,
     kv_waste,
@@ -72,7 +73,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers, tokenizers, foreign_models),
+        *(quantization, sanitizers, tokenizers, foreign_models, image),
     )
 )
 

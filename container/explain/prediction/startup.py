@@ -17,12 +17,13 @@ DISK_RATE = 1e9
 """Bytes a second assumed for a local disk, written by a download or read by all ranks together."""
 _MARGIN = 2
 """Time-outs are so many times the predicted time."""
-_LEAST_TIMEOUT, _LONGEST_TIMEOUT = 60, 3600
+_LEAST_TIMEOUT, LONGEST_TIMEOUT = 60, 3600
 """Of the platform, in seconds."""
 _INVOCATION_SECONDS = 60
 """The platform ends a response after so long."""
 _VOLUME_MARGIN = 1.2
-_DRIVER = "al2023-ami-sagemaker-inference-gpu-4-1"
+HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
+"""`InferenceAmiVersion` of hosts with driver 580, which the CUDA image needs."""
 _LEAST_CAPABILITY = 7.5
 """Of CUDA 13."""
 
@@ -50,7 +51,13 @@ def predict_start(
     network = target.instance.network if target.instance else None
     if config.source.load_format == "stream":
         return StartPrediction(size, 0.0, size / (network or DISK_RATE))
-    return StartPrediction(size, size / min(network, DISK_RATE) if network else None, size / DISK_RATE)
+    return start_from_files(size, network)
+
+
+def start_from_files(num_bytes: int, network: float | None) -> StartPrediction:
+    """Predict the start of a model whose files are downloaded and then read. network: bytes a second."""
+    download = num_bytes / min(network, DISK_RATE) if network else None
+    return StartPrediction(num_bytes, download, num_bytes / DISK_RATE)
 
 
 def platform_advice(config: LmiConfig, start: StartPrediction | None, target: ServingTarget) -> list[str]:
@@ -66,7 +73,7 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
         needed = start.load_seconds + (download if fetched else 0.0)
         if not fetched:
             advice.append(
-                f"model_data_download_timeout={_timeout(download)}: the platform copies"
+                f"model_data_download_timeout={platform_timeout(download)}: the platform copies"
                 f" {gigabytes(start.file_bytes)}, which takes about {_seconds(download)}"
             )
         if start.load_seconds * _MARGIN > limit:
@@ -74,7 +81,7 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
                 f"option.model_loading_timeout={limit:g} is short: loading takes about"
                 f" {_seconds(start.load_seconds)}"
             )
-    health = max(_timeout(needed), min(_LONGEST_TIMEOUT, math.ceil(limit)))
+    health = health_check_timeout(needed, limit)
     advice.append(
         f"container_startup_health_check_timeout={health}: no less than option.model_loading_timeout ({limit:g} s), or"
         " the platform ends a start that the server would still wait for"
@@ -94,8 +101,9 @@ def _disk(instance: Instance, start: StartPrediction | None) -> list[str]:
     size = gigabytes(start.file_bytes)
     if instance.disk_bytes:
         return [f"the files take {size}, and the instance's disk has {gigabytes(instance.disk_bytes)}"]
-    volume = math.ceil(_VOLUME_MARGIN * start.file_bytes / 1e9)
-    return [f"VolumeSizeInGB={volume}: the instance has no disk of its own, and the files take {size}"]
+    return [
+        f"VolumeSizeInGB={volume_gb(start.file_bytes)}: the instance has no disk of its own, and the files take {size}"
+    ]
 
 
 def _driver(target: ServingTarget) -> list[str]:
@@ -107,15 +115,25 @@ def _driver(target: ServingTarget) -> list[str]:
             f" {target.device.compute_capability}; allowed: {_LEAST_CAPABILITY} and above)"
         ]
     return [
-        f"InferenceAmiVersion={_DRIVER}: the CUDA image needs the NVIDIA driver 580, and the platform's default hosts"
-        " have 470 to 550"
+        f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs the NVIDIA driver 580, and the platform's default"
+        " hosts have 470 to 550"
     ]
 
 
-def _timeout(seconds: float) -> int:
+def volume_gb(num_bytes: int) -> int:
+    """The volume for files of this size on an instance without a disk of its own, in GB."""
+    return math.ceil(_VOLUME_MARGIN * num_bytes / 1e9)
+
+
+def health_check_timeout(seconds: float, loading_timeout: float) -> int:
+    """The platform's time-out for a start that takes so long: no less than `option.model_loading_timeout`."""
+    return max(platform_timeout(seconds), min(LONGEST_TIMEOUT, math.ceil(loading_timeout)))
+
+
+def platform_timeout(seconds: float) -> int:
     """The time-out for work that takes so long, in whole minutes."""
     minutes = math.ceil(seconds * _MARGIN / 60)
-    return max(_LEAST_TIMEOUT, min(_LONGEST_TIMEOUT, 60 * minutes))
+    return max(_LEAST_TIMEOUT, min(LONGEST_TIMEOUT, 60 * minutes))
 
 
 def _seconds(seconds: float) -> str:

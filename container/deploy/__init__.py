@@ -1,0 +1,1 @@
+"""`lmi deploy`: a serving.properties and an instance type become a SageMaker endpoint."""

@@ -1,0 +1,147 @@
+"""`lmi deploy`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from container.deploy import variables
+from container.deploy.deployment import Deployment, EndpointSpec, VariantSpec, plan
+from container.deploy.errors import CannotDeploy
+from container.deploy.script import as_script
+from container.explain import hardware
+from container.explain.hardware import Instance, NoSuchHardwareError
+from container.run import launch
+from lmi_server.properties.problems import PropertiesError
+
+_ONLY_VARIANT = "AllTraffic"
+_VARIANT = re.compile(r"(?P<name>[^=]+)=(?P<path>.+?)(?::(?P<weight>\d+(\.\d+)?))?")
+_CPU_ONLY = re.compile(r"ml\.[cmrt]\d\w*\.\w+")
+_CPU_NETWORK = 1.25e9
+"""Bytes a second; instances without accelerators have 10 Gbit/s and more."""
+
+
+@click.command()
+@click.argument("path", required=False)
+@click.option("--name", required=True, help="Name of the endpoint.")
+@click.option("--instance", "instance_type", required=True, help="Instance type, such as ml.g5.12xlarge.")
+@click.option("--image", required=True, help="Address of the image in ECR.")
+@click.option("--role", required=True, help="ARN of the execution role.")
+@click.option(
+    "--model-data",
+    help="Prefix in S3 that the platform copies to /opt/ml/model. Without it the container fetches option.model_id.",
+)
+@click.option(
+    "--variant",
+    "variant_texts",
+    multiple=True,
+    metavar="NAME=PATH[:WEIGHT]",
+    help="A production variant in place of PATH; repeatable. Its share of requests is its weight over the sum.",
+)
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Instances of a variant."
+)
+@click.option(
+    "--env",
+    "env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable of the container; repeatable. NAME alone takes the value from this shell, as secrets must.",
+)
+@click.option("--update", is_flag=True, help="Update the endpoint, which exists.")
+@click.option("--dry-run", is_flag=True, help="Print the calls as a Python program instead of making them.")
+@click.option(
+    "--diff", is_flag=True, help="Print what would change in the running endpoint. Exit code 1 if anything."
+)
+def deploy(
+    path: str | None,
+    name: str,
+    instance_type: str,
+    image: str,
+    role: str,
+    model_data: str | None,
+    variant_texts: tuple[str, ...],
+    count: int,
+    env: tuple[str, ...],
+    update: bool,
+    dry_run: bool,
+    diff: bool,
+) -> None:
+    """Create a SageMaker endpoint that serves the configuration of PATH.
+
+    PATH is a folder with a serving.properties, or such a file. Its settings become variables of the container.
+    Time-outs follow from the predicted time to load the model.
+    """
+    environ = launch.environment()
+    if dry_run and diff:
+        raise click.UsageError("--dry-run and --diff exclude each other.")
+    variants = _variants(path, variant_texts)
+    try:
+        instance = find_instance(instance_type)
+        others = variables.from_command_line(env, environ)
+        endpoint = EndpointSpec(name, image, role, instance, count, model_data, others)
+        deployment = plan(endpoint, variants, update)
+        if dry_run:
+            click.echo(as_script(deployment), nl=False)
+        elif diff:
+            sys.exit(_print_differences(deployment))
+        else:
+            _execute(deployment)
+    except (PropertiesError, CannotDeploy, NoSuchHardwareError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
+    """Raises: click.UsageError."""
+    if (path is None) == (not texts):
+        raise click.UsageError("Give either PATH or --variant.")
+    if path is not None:
+        return [VariantSpec(_ONLY_VARIANT, Path(path))]
+    variants = []
+    for text in texts:
+        match = _VARIANT.fullmatch(text)
+        if match is None:
+            raise click.UsageError(f"--variant: NAME=PATH or NAME=PATH:WEIGHT is allowed (got {text!r})")
+        variants.append(VariantSpec(match["name"], Path(match["path"]), float(match["weight"] or 1)))
+    return variants
+
+
+def find_instance(name: str) -> Instance:
+    """The instance of a name; those without accelerators are not in the table. Raises: NoSuchHardwareError."""
+    if _CPU_ONLY.fullmatch(name) and name not in hardware.instances():
+        return Instance(name, "CPU", 1, 0, 0, 0, _CPU_NETWORK, "")
+    return hardware.instance(name)
+
+
+def _client() -> Any:
+    """Raises: CannotDeploy."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.client("sagemaker")
+    except BotoCoreError as error:
+        raise CannotDeploy(str(error)) from error
+
+
+def _print_differences(deployment: Deployment) -> int:
+    """Returns the exit code."""
+    from container.deploy import differences
+
+    before = differences.running(deployment.endpoint, _client())
+    lines = list(differences.differences(before, differences.planned(deployment, launch.environment())))
+    click.echo("\n".join(lines) or "nothing differs")
+    return 1 if lines else 0
+
+
+def _execute(deployment: Deployment) -> None:
+    from container.deploy.execute import execute
+
+    for note in deployment.notes:
+        click.echo(f"note: {note}")
+    execute(deployment, _client(), launch.environment(), click.echo)

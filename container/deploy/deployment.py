@@ -1,0 +1,243 @@
+"""The calls of boto3 that make an endpoint: one model for each variant, a configuration, the endpoint.
+
+Names of models and of the configuration end in a digest of what they say. So a changed deployment gets new ones, and an
+update can go back to the old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from container.deploy import variables
+from container.deploy.errors import CannotDeploy
+from container.deploy.model_size import model_bytes
+from container.deploy.variables import Value
+from container.explain import hardware
+from container.explain.hardware import Instance
+from container.explain.prediction.memory import gigabytes
+from container.explain.prediction.startup import (
+    HOST_IMAGE,
+    LONGEST_TIMEOUT,
+    StartPrediction,
+    health_check_timeout,
+    platform_timeout,
+    start_from_files,
+    volume_gb,
+)
+from container.models import files as model_files
+from container.models.errors import ModelNotAvailable
+from container.models.files.bundled import BUNDLED_MODEL
+from lmi_server.config import LmiConfig, ModelSource
+from lmi_server.properties.loader import examine
+from lmi_server.properties.problems import PropertiesError
+
+CUDA = "13.0"
+"""The CUDA version of the image that the Dockerfile builds; it needs an NVIDIA driver of version 580 or later."""
+_MAX_NAME = 63
+_PROVISION_SECONDS = 900
+"""For the platform to find instances and to fetch the image."""
+_POLL_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class VariantSpec:
+    """A production variant, as it is asked for."""
+
+    name: str
+    path: Path
+    """A folder with a serving.properties, or such a file."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """An endpoint, as it is asked for: what all its variants share."""
+
+    name: str
+    image: str
+    role: str
+    instance: Instance
+    count: int
+    """Instances of each variant."""
+    model_data: str | None
+    """The prefix in S3 that the platform copies to `/opt/ml/model`; None: the container fetches `option.model_id`.
+
+    `lmi endpoint` also takes a `file://` address.
+    """
+    environment: Mapping[str, Value]
+    """Variables besides those of the serving.properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """A method of boto3's SageMaker client and its arguments, in which secrets are `ShellSecret`."""
+
+    method: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything that makes an endpoint, in order."""
+
+    endpoint: str
+    calls: tuple[ApiCall, ...]
+    waiter: dict[str, int]
+    """`WaiterConfig` of `endpoint_in_service`."""
+    notes: tuple[str, ...]
+
+
+def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool = False) -> Deployment:
+    """Plan an endpoint; `update` replaces one that runs. May list the model's files in S3 or on the Hub.
+
+    Raises: PropertiesError, CannotDeploy.
+    """
+    _require_names(endpoint, variants)
+    calls, rows, notes, seconds = [], [], [], 0
+    for variant in variants:
+        config, environment = _settings(variant, endpoint)
+        start, note = _start(config, endpoint)
+        notes.append(f"variant {variant.name}: {note}")
+        model = _model(endpoint, environment)
+        model = {"ModelName": _named(f"{endpoint.name}-{variant.name}", model), **model}
+        calls.append(ApiCall("create_model", model))
+        loading_timeout = config.options.model_loading_timeout
+        row = _production_variant(endpoint, variant, model["ModelName"], start, loading_timeout)
+        rows.append(row)
+        seconds = max(seconds, sum(value for name, value in row.items() if name.endswith("TimeoutInSeconds")))
+    if endpoint.model_data:
+        notes.append(f"a serving.properties under {endpoint.model_data} has precedence over these settings")
+    config_name = _named(endpoint.name, rows)
+    calls += [
+        ApiCall("create_endpoint_config", {"EndpointConfigName": config_name, "ProductionVariants": rows}),
+        ApiCall(
+            "update_endpoint" if update else "create_endpoint",
+            {"EndpointName": endpoint.name, "EndpointConfigName": config_name},
+        ),
+    ]
+    attempts = math.ceil((_PROVISION_SECONDS + seconds) / _POLL_SECONDS)
+    return Deployment(
+        endpoint.name,
+        tuple(calls),
+        {"Delay": _POLL_SECONDS, "MaxAttempts": attempts},
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
+    """The configuration of a variant, and the variables that give it to the container."""
+    shown = {name: str(value) for name, value in endpoint.environment.items()}
+    found = examine(variant.path, shown)
+    if found.loaded is None:
+        raise PropertiesError(tuple(found.problems), tuple(found.warnings))
+    config = found.loaded.config
+    # The file has precedence, as it has in a container.
+    environment: dict[str, Value] = {**endpoint.environment, **variables.from_file(found.entries)}
+    variables.require_short(environment)
+    if endpoint.model_data is not None:
+        environment.pop(variables.MODEL_ID, None)
+        return config, environment
+    if config.handler is not None or config.formatter is not None:
+        raise CannotDeploy(
+            f"{found.folder} holds Python files of a handler; upload it to S3 and give its prefix by --model-data"
+        )
+    source = config.source
+    if not model_files.is_fetched(source) and source.model_id != BUNDLED_MODEL:
+        raise CannotDeploy(
+            f"the endpoint cannot read the model folder {source.local_path}; upload it to S3 and give its prefix by"
+            " --model-data, or set option.model_id to an s3:// address or a Hub id"
+        )
+    return config, environment
+
+
+def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction | None, str]:
+    """Predict the start of a variant; None where the size of its model is not known. The text says what was found."""
+    source = config.source
+    if endpoint.model_data is not None and model_files.locate(source) is None:
+        source = ModelSource(endpoint.model_data.removeprefix("file://"))
+    try:
+        start = start_from_files(model_bytes(source), endpoint.instance.network)
+    except ModelNotAvailable as error:
+        return None, f"the model's size is not known, so the time-outs are the longest possible: {error}"
+    download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)
+    size = gigabytes(start.file_bytes)
+    return (
+        start,
+        f"the model's files have {size}; predicted: {download} s to download and {load} s to load them",
+    )
+
+
+def _model(endpoint: EndpointSpec, environment: Mapping[str, Value]) -> dict[str, Any]:
+    """The parameters of `create_model`, but for the name."""
+    container: dict[str, Any] = {"Image": endpoint.image}
+    if endpoint.model_data is not None:
+        container["ModelDataSource"] = {
+            "S3DataSource": {
+                "S3Uri": endpoint.model_data,
+                "S3DataType": "S3Prefix",
+                "CompressionType": "None",
+            }
+        }
+    container["Environment"] = dict(sorted(environment.items()))
+    return {"ExecutionRoleArn": endpoint.role, "PrimaryContainer": container}
+
+
+def _production_variant(
+    endpoint: EndpointSpec,
+    variant: VariantSpec,
+    model_name: str,
+    start: StartPrediction | None,
+    loading_timeout: float,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "VariantName": variant.name,
+        "ModelName": model_name,
+        "InstanceType": endpoint.instance.name,
+        "InitialInstanceCount": endpoint.count,
+        "InitialVariantWeight": variant.weight,
+    }
+    download = LONGEST_TIMEOUT if start is None else platform_timeout(start.download_seconds or 0.0)
+    needed = 0.0 if start is None else start.load_seconds
+    if endpoint.model_data is not None:
+        row["ModelDataDownloadTimeoutInSeconds"] = download
+    elif start is not None:
+        needed += start.download_seconds or 0.0
+    row["ContainerStartupHealthCheckTimeoutInSeconds"] = (
+        LONGEST_TIMEOUT if start is None else health_check_timeout(needed, loading_timeout)
+    )
+    if hardware.device(endpoint.instance.device).compute_capability:
+        row["InferenceAmiVersion"] = HOST_IMAGE
+    if start is not None and not endpoint.instance.disk_bytes:
+        row["VolumeSizeInGB"] = volume_gb(start.file_bytes)
+    return row
+
+
+def _named(name: str, content: Any) -> str:
+    """The name with a digest of the content. Secrets do not enter it. Raises: CannotDeploy."""
+    text = json.dumps(content, sort_keys=True, default=repr)
+    full = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if len(full) > _MAX_NAME:
+        raise CannotDeploy(
+            f"--name: the name {full} of a model has more than {_MAX_NAME} characters; choose a shorter one"
+        )
+    return full
+
+
+def _require_names(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
+    """Check what the platform would report only later, or not at all. Raises: CannotDeploy."""
+    names = [variant.name for variant in variants]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise CannotDeploy(f"--variant: {', '.join(sorted(twice))} is given twice")
+    if endpoint.model_data is not None and not re.fullmatch(
+        r"(s3://[^/]+|file://)/(.+/)?", endpoint.model_data
+    ):
+        raise CannotDeploy(
+            f"--model-data: not a prefix that ends in a slash, as s3://bucket/prefix/ (got {endpoint.model_data!r})"
+        )

@@ -1,0 +1,120 @@
+"""What a deployment would change in a running endpoint."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from container.deploy.deployment import Deployment
+from container.deploy.errors import CannotDeploy
+from container.deploy.variables import is_secret, revealed
+from lmi_server.properties.environment import ENV_NAMES
+from lmi_server.properties.loader import examine
+from lmi_server.properties.option import Status
+from lmi_server.properties.options import OPTIONS
+from lmi_server.values.show import as_option, masked, one_line
+
+_UNSET = "(not set)"
+_NAMES = ("ModelName", "VariantName", "ContainerHostname")
+_REPORTED_ONLY = ("Mode", "ETag", "ManifestEtag")
+"""Fields that the platform adds to what it was given."""
+_SUMMARY = {
+    "CurrentWeight": "InitialVariantWeight",
+    "CurrentInstanceCount": "InitialInstanceCount",
+}
+"""Of a running variant: values that may have changed since its creation."""
+
+VariantValues = dict[str, dict[str, str]]
+"""By the variant's name: effective values by name, as text."""
+
+
+def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues:
+    """Return the effective values of a deployment. Raises: CannotDeploy: a secret is not in `environ`."""
+    calls = [(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
+    models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
+    (config,) = (one for method, one in calls if method == "create_endpoint_config")
+    return {
+        row["VariantName"]: _values(row, models[row["ModelName"]]) for row in config["ProductionVariants"]
+    }
+
+
+def running(endpoint: str, sagemaker: Any) -> VariantValues:
+    """Return the effective values of an endpoint that exists. Raises: CannotDeploy."""
+    try:
+        found = sagemaker.describe_endpoint(EndpointName=endpoint)
+        config = sagemaker.describe_endpoint_config(EndpointConfigName=found["EndpointConfigName"])
+        values = {}
+        summaries = {row["VariantName"]: row for row in found.get("ProductionVariants", ())}
+        for row in config["ProductionVariants"]:
+            model = sagemaker.describe_model(ModelName=row["ModelName"])
+            summary = summaries.get(row["VariantName"], {})
+            now = {name: summary[key] for key, name in _SUMMARY.items() if key in summary}
+            values[row["VariantName"]] = _values({**row, **now}, model)
+    except (ClientError, BotoCoreError) as error:
+        raise CannotDeploy(f"{endpoint}: {error}") from error
+    return values
+
+
+def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
+    """Yield lines for people; none where nothing differs."""
+    for variant in sorted(before.keys() | after.keys()):
+        if variant not in after:
+            yield f"variant {variant}: runs, and is removed"
+        elif variant not in before:
+            yield f"variant {variant}: is new"
+        else:
+            old, new = before[variant], after[variant]
+            changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            if changed:
+                yield f"variant {variant}"
+            for name in changed:
+                yield f"  {name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
+
+
+def _shown(name: str, value: str | None) -> str:
+    if value is None:
+        return _UNSET
+    return "*** (another value)" if is_secret(name) and "." not in name else one_line(value)
+
+
+def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a variant and of its model, and the options and other variables of its container."""
+    container = model.get("PrimaryContainer") or model["Containers"][0]
+    fields = {**row, **container, "ExecutionRoleArn": model.get("ExecutionRoleArn", "")}
+    environment: dict[str, str] = fields.pop("Environment", {})
+    return {**dict(_flat(fields)), **_options(environment), **_others(environment)}
+
+
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The innermost fields: their own names are clear without those of the structures round them."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        elif name not in (*_NAMES, *_REPORTED_ONLY):
+            yield name, as_option(value)
+
+
+def _options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The effective value of every option under these variables."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = examine(Path(folder), environment, lenient=True)
+    values = {option.name: as_option(option.default) for option in OPTIONS if option.status is Status.WORKS}
+    given = found.values.values()
+    return values | {
+        item.option.name: masked(item.option.name, as_option(item.value), item.option.secret)
+        for item in given
+    }
+
+
+def _others(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that set no option."""
+    setting = {name.variable for name in ENV_NAMES}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in setting and not name.startswith(("OPTION_", "SERVING_"))
+    }

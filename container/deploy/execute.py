@@ -1,0 +1,54 @@
+"""Carry out a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError, WaiterError
+
+from container.deploy.deployment import ApiCall, Deployment
+from container.deploy.errors import CannotDeploy
+from container.deploy.variables import revealed
+
+_UNDO = {
+    "create_model": ("delete_model", "ModelName"),
+    "create_endpoint_config": ("delete_endpoint_config", "EndpointConfigName"),
+}
+
+
+def execute(
+    deployment: Deployment, sagemaker: Any, environ: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Make the calls and wait until the endpoint is in service. A call that fails takes back those before it.
+
+    sagemaker: boto3's client. Raises: CannotDeploy.
+    """
+    calls = [ApiCall(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
+    made: list[ApiCall] = []
+    for call in calls:
+        say(f"{call.method}: {next(iter(call.parameters.values()))}")
+        try:
+            getattr(sagemaker, call.method)(**call.parameters)
+        except (ClientError, BotoCoreError) as error:
+            _undo(made, sagemaker, say)
+            raise CannotDeploy(f"{call.method}: {error}") from error
+        made.append(call)
+    say(f"waiting until {deployment.endpoint} is in service")
+    waiter = sagemaker.get_waiter("endpoint_in_service")
+    try:
+        waiter.wait(EndpointName=deployment.endpoint, WaiterConfig=deployment.waiter)
+    except WaiterError as error:
+        reason = error.last_response.get("FailureReason") or error
+        raise CannotDeploy(f"{deployment.endpoint} is not in service: {reason}") from error
+    say(f"{deployment.endpoint} is in service")
+
+
+def _undo(made: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:
+    for call in reversed(made):
+        method, key = _UNDO[call.method]
+        say(f"{method}: {call.parameters[key]}")
+        try:
+            getattr(sagemaker, method)(**{key: call.parameters[key]})
+        except (ClientError, BotoCoreError) as error:
+            say(f"warning: {method}: {error}")

@@ -1,0 +1,115 @@
+"""A serving.properties as the environment variables of an endpoint's container.
+
+The variables are those that the server itself reads (`lmi_server/properties/environment.py`), so the endpoint needs no
+serving.properties beside its model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from container.deploy.errors import CannotDeploy
+from lmi_server.properties.environment import variables_of
+from lmi_server.properties.grammar import Entry
+from lmi_server.properties.options import by_name
+
+MODEL_ID = "OPTION_MODEL_ID"
+_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_MAX_CHARS = 1024
+"""SageMaker's limit of a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellSecret:
+    """A secret value: that of a variable in the environment of whoever deploys. It is never printed."""
+
+    variable: str
+
+    def __str__(self) -> str:
+        return "***"
+
+
+Value = str | ShellSecret
+
+
+def is_secret(variable: str) -> bool:
+    """Whether a variable may hold a password or an access token, judged by its name."""
+    return _SECRET.search(variable) is not None
+
+
+def from_file(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the variables of a file's settings; of a repeated key the last one counts. Raises: CannotDeploy."""
+    found = {}
+    for entry in {entry.key: entry for entry in entries}.values():
+        variable = _variable(entry)
+        if is_secret(variable):
+            raise CannotDeploy(
+                f"line {entry.line}: {entry.key} may be a secret; remove the line, set {variable} in this shell and"
+                f" give --env {variable}"
+            )
+        found[variable] = entry.value
+    return found
+
+
+def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[str, Value]:
+    """Read `--env NAME=VALUE` and `--env NAME`, which takes the value from `environ`. Raises: CannotDeploy."""
+    found: dict[str, Value] = {}
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise CannotDeploy(f"--env: not the name of a variable (got {name!r})")
+        if is_secret(name) and has_value:
+            raise CannotDeploy(
+                f"--env {name}: a secret is not given on the command line; set {name} in this shell"
+            )
+        if not has_value and name not in environ:
+            raise CannotDeploy(
+                f"--env {name}: this shell has no variable of this name; set it, or give {name}=VALUE"
+            )
+        if is_secret(name):
+            found[name] = ShellSecret(name)
+        else:
+            found[name] = value if has_value else environ[name]
+    return found
+
+
+def require_short(variables: Mapping[str, Value]) -> None:
+    """Check the platform's limit of a value. Raises: CannotDeploy."""
+    for name, value in variables.items():
+        if len(str(value)) > _MAX_CHARS:
+            raise CannotDeploy(
+                f"{name}: an endpoint's variables have at most {_MAX_CHARS} characters (got {len(str(value))}); set it"
+                " in a serving.properties beside the model's files instead"
+            )
+
+
+def revealed(value: Any, environ: Mapping[str, str]) -> Any:
+    """Return the parameters of a call with the values of their secrets. Raises: CannotDeploy."""
+    match value:
+        case ShellSecret(variable):
+            if variable not in environ:
+                raise CannotDeploy(f"{variable}: this shell has no variable of this name; set it")
+            return environ[variable]
+        case dict():
+            return {name: revealed(item, environ) for name, item in value.items()}
+        case list():
+            return [revealed(item, environ) for item in value]
+    return value
+
+
+def _variable(entry: Entry) -> str:
+    """The variable that sets the key of an entry. Raises: CannotDeploy."""
+    option = by_name().get(entry.key)
+    key = option.name if option else entry.key
+    for variable in variables_of(key):
+        if variable.startswith(("OPTION_", "SERVING_")):
+            return variable
+    if key.startswith("option.") and re.fullmatch(r"\w+", key.removeprefix("option."), re.ASCII):
+        return f"OPTION_{key.removeprefix('option.')}"
+    raise CannotDeploy(
+        f"line {entry.line}: {entry.key} has no environment variable; set it in a serving.properties beside the model's"
+        " files instead"
+    )

@@ -1,0 +1,96 @@
+"""What a deployment would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from container.deploy import differences
+from container.deploy.deployment import Deployment, VariantSpec, plan
+from container.deploy.errors import CannotDeploy
+from container.deploy.variables import ShellSecret, revealed
+from tests.container.deploy.endpoints import CPU, planned, spec, write_model
+
+SHELL = {"HF_TOKEN": "hf_old"}
+
+
+def endpoint_of(deployment: Deployment, weight: float = 1.0) -> Any:
+    """A client of a platform on which this deployment runs; it adds fields of its own."""
+    calls = [(call.method, revealed(call.parameters, SHELL)) for call in deployment.calls]
+    models = {one["ModelName"]: one for method, one in calls if method == "create_model"}
+    config = next(one for method, one in calls if method == "create_endpoint_config")
+    for model in models.values():
+        model["PrimaryContainer"]["Mode"] = "SingleModel"
+    summaries = [
+        {"VariantName": row["VariantName"], "CurrentWeight": weight, "CurrentInstanceCount": 1}
+        for row in config["ProductionVariants"]
+    ]
+    found = {"EndpointConfigName": config["EndpointConfigName"], "ProductionVariants": summaries}
+    return SimpleNamespace(
+        describe_endpoint=lambda **_: found,
+        describe_endpoint_config=lambda **_: config,
+        describe_model=lambda **names: models[names["ModelName"]],
+    )
+
+
+def lines(before: Any, after: Deployment, shell: dict[str, str] = SHELL) -> list[str]:
+    return list(
+        differences.differences(differences.running("chat", before), differences.planned(after, shell))
+    )
+
+
+def test_the_same_deployment_has_no_differences(tmp_path: Path) -> None:
+    deployment = planned(write_model(tmp_path, "option.max_rolling_batch_size=8"))
+    assert lines(endpoint_of(deployment), deployment) == []
+
+
+def test_options_are_compared_by_their_effective_values(tmp_path: Path) -> None:
+    before = planned(write_model(tmp_path / "a", "option.dtype=float16"))
+    after = planned(write_model(tmp_path / "b", "option.dtype=fp16", "option.max_rolling_batch_size=64"))
+    assert lines(endpoint_of(before), after) == [
+        "variant AllTraffic",
+        "  option.max_rolling_batch_size: 32 -> 64",
+    ]
+
+
+def test_fields_of_variant_and_container_are_compared(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    found = lines(endpoint_of(planned(folder), weight=0.5), planned(folder, instance=CPU, image="other:1"))
+    for line in (
+        "  InstanceType: ml.g5.48xlarge -> ml.c7i.4xlarge",
+        "  InferenceAmiVersion: al2023-ami-sagemaker-inference-gpu-4-1 -> (not set)",
+        "  InitialVariantWeight: 0.5 -> 1",
+    ):
+        assert line in found
+    assert any(line.startswith("  Image: ") and line.endswith("-> other:1") for line in found)
+
+
+def test_secrets_are_compared_and_not_shown(tmp_path: Path) -> None:
+    deployment = planned(write_model(tmp_path), environment={"HF_TOKEN": ShellSecret("HF_TOKEN")})
+    assert lines(endpoint_of(deployment), deployment) == []
+    found = "\n".join(lines(endpoint_of(deployment), deployment, {"HF_TOKEN": "hf_new"}))
+    assert "HF_TOKEN" in found
+    assert "hf_old" not in found
+    assert "hf_new" not in found
+
+
+def test_variants_that_come_and_go(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    after = plan(spec(), [VariantSpec("B", folder)])
+    assert lines(endpoint_of(planned(folder)), after) == [
+        "variant AllTraffic: runs, and is removed",
+        "variant B: is new",
+    ]
+
+
+def test_an_endpoint_that_does_not_exist() -> None:
+    def refuse(**_: str) -> None:
+        error = {"Code": "ValidationException", "Message": 'Could not find endpoint "chat".'}
+        raise ClientError({"Error": error}, "DescribeEndpoint")
+
+    with pytest.raises(CannotDeploy, match="Could not find endpoint"):
+        differences.running("chat", SimpleNamespace(describe_endpoint=refuse))

@@ -1,0 +1,111 @@
+"""A serving.properties as variables of a container."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from container.deploy import variables
+from container.deploy.errors import CannotDeploy
+from container.deploy.variables import ShellSecret
+from lmi_server.config import LmiConfig
+from lmi_server.properties.loader import examine, load
+from tests.container.deploy.endpoints import write_properties
+from tests.support.paths import REPO_ROOT
+
+EXAMPLES = sorted(path.parent for path in (REPO_ROOT / "properties_examples").glob("*/serving.properties"))
+
+
+def without_folder(config: LmiConfig) -> LmiConfig:
+    return dataclasses.replace(config, source=dataclasses.replace(config.source, model_dir=""))
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda path: path.name)
+def test_the_container_reads_from_the_variables_what_the_file_says(folder: Path, tmp_path: Path) -> None:
+    found = examine(folder, {})
+    assert found.loaded is not None
+    if found.loaded.config.handler is not None:
+        pytest.skip("a handler's files are beside its model, and so is its serving.properties")
+    environment = variables.from_file(found.entries)
+    (tmp_path / "config.json").write_text("{}")
+    assert without_folder(load(tmp_path, environment).config) == without_folder(found.loaded.config)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("batch_size=4", {"SERVING_BATCH_SIZE": "4"}),
+        ("minWorkers=2", {"SERVING_MIN_WORKERS": "2"}),
+        ("option.predict_timeout=60", {"OPTION_PREDICT_TIMEOUT": "60"}),
+        ("option.s3url=s3://b/p/", {"OPTION_MODEL_ID": "s3://b/p/"}),
+        ("option.myOwn=x", {"OPTION_myOwn": "x"}),
+        ("option.max_num_batched_tokens=9", {"OPTION_MAX_NUM_BATCHED_TOKENS": "9"}),
+        ("option.dtype=fp16\noption.dtype=bf16", {"OPTION_DTYPE": "bf16"}),
+    ],
+)
+def test_each_key_becomes_the_variable_that_sets_it(
+    line: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    entries = examine(write_properties(tmp_path, line), {}).entries
+    assert variables.from_file(entries) == expected
+
+
+def test_a_key_without_a_variable_is_refused(tmp_path: Path) -> None:
+    entries = examine(write_properties(tmp_path, "gpu.minWorkers=1"), {}).entries
+    with pytest.raises(CannotDeploy, match=r"line 1: gpu\.minWorkers has no environment variable"):
+        variables.from_file(entries)
+
+
+def test_secrets_in_the_file_are_refused_without_their_value(tmp_path: Path) -> None:
+    entries = examine(write_properties(tmp_path, "engine=Python", "option.api_key=abc"), {}).entries
+    with pytest.raises(CannotDeploy, match=r"line 2: option\.api_key .* --env OPTION_API_KEY") as refused:
+        variables.from_file(entries)
+    assert "abc" not in str(refused.value)
+
+
+def test_variables_of_the_command_line() -> None:
+    shell = {"HF_TOKEN": "hf_abc", "HF_HOME": "/tmp/hf"}
+    found = variables.from_command_line(["HF_TOKEN", "HF_HOME", "A=b=c", "EMPTY="], shell)
+    assert found == {"HF_TOKEN": ShellSecret("HF_TOKEN"), "HF_HOME": "/tmp/hf", "A": "b=c", "EMPTY": ""}
+    assert "hf_abc" not in f"{found} {found['HF_TOKEN']}"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("HF_TOKEN=hf_abc", "a secret is not given on the command line"),
+        ("HF_TOKEN", "this shell has no variable of this name"),
+        ("1A=2", "not the name of a variable"),
+        ("=2", "not the name of a variable"),
+    ],
+)
+def test_bad_variables_of_the_command_line(word: str, reason: str) -> None:
+    with pytest.raises(CannotDeploy, match=reason) as refused:
+        variables.from_command_line([word], {})
+    assert "hf_abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DB_PASSWORD", "apikey"]
+)
+def test_secrets_are_known_by_their_names(name: str) -> None:
+    assert variables.is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["OPTION_MAX_NUM_BATCHED_TOKENS", "OPTION_TOKENIZER", "KEYSTORE", "HF_HOME"])
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert not variables.is_secret(name)
+
+
+def test_long_values_are_refused() -> None:
+    with pytest.raises(CannotDeploy, match=r"OPTION_X: .* at most 1024 characters \(got 1025\)"):
+        variables.require_short({"OPTION_X": "x" * 1025})
+
+
+def test_secrets_are_revealed_only_for_the_call() -> None:
+    call = {"A": [{"B": ShellSecret("TOKEN")}], "C": "plain"}
+    assert variables.revealed(call, {"TOKEN": "abc"}) == {"A": [{"B": "abc"}], "C": "plain"}
+    with pytest.raises(CannotDeploy, match="TOKEN: this shell has no variable"):
+        variables.revealed(call, {})
