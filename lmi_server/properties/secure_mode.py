@@ -72,7 +72,7 @@ def _forbidden(
                 yield trust.source
         case "DISALLOW_CHAT_TEMPLATE":
             yield from _files(
-                channels, lambda path: path.name in ("chat_template.jinja", "chat_template.json")
+                channels, lambda path: path.suffix == ".jinja" or path.name == "chat_template.json"
             )
 
 

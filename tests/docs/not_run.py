@@ -23,7 +23,6 @@ NOT_RUN = {
     " tests/container/measure/simulate/test_calibration.py makes one",
     "lmi simulate properties_examples/aws-post-dynamic ": "needs Falcon-40B's config.json;"
     " tests/container/measure/simulate/test_aws_post.py has it",
-    "lmi report ": "needs the results of a run; tests/container/measure/report runs it",
     "lmi prepare s3://": "needs a bucket; tests/e2e/test_s3.py runs it on an S3 server",
     ".venv/bin/pre-commit ": "changes the hooks of the checkout",
     ".venv/bin/python -m pytest ": "is this test run",

@@ -172,6 +172,9 @@ def test_secure_mode_forbids_what_its_controls_name(folder: Path) -> None:
             == f"{folder / name}: is forbidden here by {control} (SAGEMAKER_SECURITY_CONTROLS)"
         )
     assert len(forbidden("DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES").splitlines()) == 2
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("x")
+    assert len(forbidden("DISALLOW_CHAT_TEMPLATE").splitlines()) == 2
     assert "is no control that this server knows" in forbidden("DISALLOW_EVERYTHING")
     controls = "DISALLOW_REQUIREMENTS_TXT"
     assert handler(folder, SAGEMAKER_SECURITY_CONTROLS=controls), "the mode is off"
