@@ -17,7 +17,9 @@ def as_script(deployment: Deployment) -> str:
     """Write the program. Secrets are read from its environment."""
     secrets = sorted({secret.variable for call in deployment.calls for secret in _secrets(call.parameters)})
     lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs boto3, AWS credentials and a region.']
-    lines += ["", *(f"- {note}" for note in deployment.notes)] if deployment.notes else []
+    # A docstring ends at three quotes, wherever they are from.
+    notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
     lines += ["", f"Secrets are read from the environment: {', '.join(secrets)}."] if secrets else []
     lines += ['"""', "", *(["import os", ""] if secrets else []), "import boto3", ""]
     lines.append('sagemaker = boto3.client("sagemaker")')

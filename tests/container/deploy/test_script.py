@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,6 +64,11 @@ def test_without_secrets_the_program_imports_boto3_only(tmp_path: Path) -> None:
     program = as_script(planned(write_model(tmp_path)))
     assert "import os" not in program
     compile(program, "deploy.py", "exec")
+
+
+def test_a_note_is_no_code(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = as_script(replace(deployment, notes=('a prefix """ + boom + """ \\',)))
+    assert run(program, monkeypatch)
 
 
 def test_the_program_is_formatted(deployment: Deployment) -> None:
