@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,9 @@ class NotHealthy(Exception):
 class ContainerProcess:
     """One running container. `Traffic` counts its requests in flight."""
 
-    def __init__(self, child: Child, port: int, log: BinaryIO) -> None:
+    def __init__(self, child: Child, port: int, log: BinaryIO, starter: Executor) -> None:
+        """starter: its thread started the child, and the kernel ends the two together."""
+        self._starter = starter  # an executor that nobody refers to ends its thread
         self.port = port
         self.in_flight = 0
         self._child = child
@@ -106,7 +108,6 @@ class Launcher:
         self._data = data
         self._command = command
         self._numbers = itertools.count(1)
-        # The kernel ends a child together with the thread that started it: this one stays.
         self._starter = ThreadPoolExecutor(1, "container-starter")
 
     def launch(self, name: str, container: Mapping[str, Any]) -> ContainerProcess:
@@ -117,7 +118,7 @@ class Launcher:
         port = _free_port()
         environ = {**self._environ, **container.get("Environment", {}), "SAGEMAKER_BIND_TO_PORT": str(port)}
         start = self._starter.submit(Child.start, name, self._command(folder), environ, log=log)
-        return ContainerProcess(start.result(), port, log)
+        return ContainerProcess(start.result(), port, log, self._starter)
 
 
 def stop_all(processes: Sequence[ContainerProcess], seconds: float = STOP_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
@@ -88,6 +89,15 @@ def test_a_container_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert container.death() is not None
     assert "SIGKILL" in container.death()  # type: ignore[operator]
     assert session_members(container._child.pid) == set()
+
+
+def test_a_container_outlives_its_launcher(tmp_path: Path) -> None:
+    """The kernel would end it with the thread that started it."""
+    container = start(tmp_path)
+    gc.collect()
+    assert container._child.wait(1.0) is None
+    container.wait_healthy(60.0, threading.Event())
+    stop_all([container])
 
 
 def test_an_orderly_end_is_waited_for(tmp_path: Path) -> None:
