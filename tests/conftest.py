@@ -81,16 +81,19 @@ def pytest_report_header() -> str:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail in CI if a test was skipped that should not be."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Fail in CI if a test was skipped that should not be, and say so below pytest's summary."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI"):
-        return
+        return (yield)
     skipped = reporter.stats.get("skipped", [])
-    if found := unexpected(report.longrepr[2] for report in skipped):
-        reporter.write_line("\nunexpected skips:\n" + "\n".join(found), red=True)
+    found = unexpected(report.longrepr[2] for report in skipped)
+    if found:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    yield
+    if found:
+        reporter.write_line("FAILED: unexpected skips:\n" + "\n".join(found), red=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
