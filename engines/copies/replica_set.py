@@ -103,7 +103,7 @@ class ReplicaSet:
         return _CountedStream(copy.engine.submit(*requests), self._count)
 
     def invoke(self, invocation: Invocation) -> InvocationStream:
-        return self._choose(())[0].engine.invoke(invocation)
+        raise NotImplementedError("a handler has workers and no copies")
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         if (work := self._drop(request_id)) is not None:

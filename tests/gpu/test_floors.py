@@ -10,14 +10,15 @@ import pytest
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from tests.gpu.floors import Ceilings, decode_work, mixed_work, prefill_work, trace_floor
-from tests.gpu.shapes import CONFIGS, write
+from tests.gpu.shapes import write
 from tests.gpu.traces import w3, w6
+from tests.support.published_models import PUBLISHED
 
 H200 = Ceilings(copy=4.3e12, matmul=790e12)
 
 
 def config_of(name: str, folder: Path) -> ModelConfig:
-    return read_config(write(CONFIGS[name], folder))
+    return read_config(write(PUBLISHED[name], folder))
 
 
 @pytest.mark.parametrize(
@@ -79,15 +80,15 @@ def test_w3_is_drawn_again_and_not_cut() -> None:
     assert {len(prompt) for prompt in trace.prompts} == {512}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_shapes_are_known_to_transformers(name: str, tmp_path: Path) -> None:
     """What our readers of config.json take for granted, so does transformers."""
     from transformers import AutoConfig
 
-    folder = write(CONFIGS[name], tmp_path)
+    folder = write(PUBLISHED[name], tmp_path)
     theirs, ours = AutoConfig.from_pretrained(folder), read_config(folder)
     assert theirs.num_hidden_layers == ours.num_layers
     assert theirs.num_attention_heads == ours.num_heads
     assert theirs.vocab_size == ours.vocab_size
     assert theirs.tie_word_embeddings == ours.tie_word_embeddings
-    assert json.loads((folder / "config.json").read_text()) == CONFIGS[name]
+    assert json.loads((folder / "config.json").read_text()) == PUBLISHED[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class VirtualClock:
-    """A clock that moves only when it is told how far. Called like `time.monotonic`."""
+    """A clock that moves only when its user sets it. Called like `time.monotonic`."""
 
     def __init__(self) -> None:
         self.now = 0.0

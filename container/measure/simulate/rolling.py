@@ -15,7 +15,8 @@ from container.measure.simulate.step_times import StepTimes
 from engines.config import MpiEngineConfig
 from engines.core import SampledToken
 from engines.health import StatusBoard
-from engines.mpi.cache.block_manager import Window, make_block_manager
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.cache.window import Window
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
 from engines.mpi.runner.executor import StepExecutor
@@ -110,7 +111,7 @@ def serve(
     """
     cache, model, max_len = engine.cache, server.model, engine.model.max_model_len
     largest = LargestStep.of(engine.scheduler.settings, max_len)
-    window = None if model.window is None else Window(model.window, largest.num_tokens)
+    window = Window.of(model.window, largest.num_tokens)
     blocks = make_block_manager(
         server.num_blocks, cache.block_size, cache.paged, cache.prefix_caching, window
     )

@@ -7,7 +7,7 @@ from engines.mpi.cache.contiguous_blocks import ContiguousBlocks
 from engines.mpi.cache.paged_blocks import PagedBlocks
 from engines.mpi.cache.window import Window
 
-__all__ = ["BlockManager", "Window", "make_block_manager"]
+__all__ = ["BlockManager", "make_block_manager"]
 
 
 def make_block_manager(

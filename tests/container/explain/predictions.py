@@ -11,45 +11,14 @@ from container.explain.prediction.memory import MemoryPrediction
 from container.explain.report import CheckReport
 from container.explain.target import ServingTarget, device_target
 from container.machine import Machine
+from tests.support.published_models import PUBLISHED
 
 GIB = 1024**3
 CPU_MACHINE = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
 
-FALCON_40B: dict[str, Any] = {
-    "architectures": ["FalconForCausalLM"],
-    "vocab_size": 65024,
-    "hidden_size": 8192,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 128,
-    "num_kv_heads": 8,
-    "new_decoder_architecture": True,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-MIXTRAL: dict[str, Any] = {
-    "architectures": ["MixtralForCausalLM"],
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 32768,
-    "torch_dtype": "bfloat16",
-}
-LLAMA_3_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
+FALCON_40B = PUBLISHED["falcon-40b"] | {"tie_word_embeddings": False}
+MIXTRAL = PUBLISHED["mixtral-8x7b"]
+LLAMA_3_8B = PUBLISHED["llama-3-8b"]
 MISTRAL_7B = LLAMA_3_8B | {
     "architectures": ["MistralForCausalLM"],
     "vocab_size": 32000,

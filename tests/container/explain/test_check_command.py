@@ -113,7 +113,7 @@ def test_a_model_that_the_server_fetches_counts_as_start_up(tmp_path: Path) -> N
 def test_files_need_a_disk(tmp_path: Path) -> None:
     assert "VolumeSizeInGB=20: the instance has no disk" in advice(tmp_path, LLAMA_3_8B, "ml.p3.2xlarge")
     assert "VolumeSizeInGB" not in advice(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
-    larger = FALCON_40B | {"num_hidden_layers": 120, "torch_dtype": "float32"}
+    larger = FALCON_40B | {"num_hidden_layers": 120, "dtype": "float32"}
     found = advice(tmp_path, larger, "ml.g5.xlarge")
     assert "the files take 330 GB, and the instance's disk has 250 GB" in found
 

@@ -20,46 +20,14 @@ from engines.models.config import (
     UnsupportedModel,
 )
 from engines.partition import split_heads
+from tests.support.published_models import PUBLISHED
 
-FALCON_7B: dict[str, Any] = {
-    "architectures": ["FalconForCausalLM"],
-    "vocab_size": 65024,
-    "hidden_size": 4544,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 71,
-    "multi_query": True,
-}
-FALCON_40B: dict[str, Any] = {
-    "architectures": ["FalconForCausalLM"],
-    "vocab_size": 65024,
-    "hidden_size": 8192,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 128,
-    "num_kv_heads": 8,
-    "new_decoder_architecture": True,
-    "tie_word_embeddings": False,
-}
-LLAMA_3_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-}
-MISTRAL: dict[str, Any] = LLAMA_3_8B | {"architectures": ["MistralForCausalLM"], "vocab_size": 32000}
-MIXTRAL: dict[str, Any] = MISTRAL | {"architectures": ["MixtralForCausalLM"]}
-QWEN3_06B: dict[str, Any] = LLAMA_3_8B | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "tie_word_embeddings": True,
-}
+FALCON_7B = PUBLISHED["falcon-7b"]
+FALCON_40B = PUBLISHED["falcon-40b"] | {"tie_word_embeddings": False}
+LLAMA_3_8B = PUBLISHED["llama-3-8b"]
+MISTRAL = LLAMA_3_8B | {"architectures": ["MistralForCausalLM"], "vocab_size": 32000}
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"]}
+QWEN3_06B = PUBLISHED["qwen3-0.6b"]
 
 
 def _read(folder: Path, data: dict[str, Any]) -> ModelConfig:
@@ -213,7 +181,7 @@ def test_some_layers_have_a_sliding_window(data: dict[str, Any], tmp_path: Path)
 
 
 def test_qwen3(tmp_path: Path) -> None:
-    assert _read(tmp_path, QWEN3_06B | {"sliding_window": 4096}).max_position_embeddings == 8192
+    assert _read(tmp_path, QWEN3_06B | {"sliding_window": 4096}).max_position_embeddings == 40960
     assert _read(tmp_path, QWEN3_06B).head_dim == 128
     assert _read(tmp_path, QWEN3_06B | {"head_dim": 64}).head_dim == 64
 

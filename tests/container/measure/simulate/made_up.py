@@ -27,36 +27,9 @@ from engines.config import (
 )
 from engines.core import SchedulerSettings
 from engines.models.config import ModelConfig
+from tests.support.published_models import PUBLISHED
 
-FALCON_40B = {
-    "architectures": ["FalconForCausalLM"],
-    "vocab_size": 65024,
-    "hidden_size": 8192,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 128,
-    "num_kv_heads": 8,
-    "new_decoder_architecture": True,
-    "parallel_attn": True,
-    "bias": False,
-    "alibi": False,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 11,
-}
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 128001,
-}
+FALCON_40B, LLAMA_8B = PUBLISHED["falcon-40b"], PUBLISHED["llama-3-8b"]
 EIGHT = device_target("A10G", 8)
 
 

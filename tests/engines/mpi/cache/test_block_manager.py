@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.mpi.cache.block_manager import BlockManager, Window, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.cache.allocator_operations import make_sequence
 

@@ -8,7 +8,8 @@ from itertools import product
 
 from engines.config import SchedulerConfig
 from engines.core import Request, RequestOutput, SampledToken, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager, Window, make_block_manager
+from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan

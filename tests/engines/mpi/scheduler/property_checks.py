@@ -8,53 +8,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from engines.core import Request, SchedulerSettings
-from engines.mpi.cache.block_manager import BlockManager, Window
-from engines.mpi.cache.window import blocks_needed
+from engines.mpi.cache.block_manager import BlockManager
+from engines.mpi.cache.window import Window, blocks_needed
 from engines.mpi.scheduler.policies.fair import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.scheduler.property_cache import Violation
+from tests.engines.mpi.scheduler.property_combinations import Combination
 from tests.engines.mpi.scheduler.property_requests import TENANTS, Subject
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """Of the options that decide how a scheduler works."""
-
-    admission: str
-    paged: bool
-    prefix_caching: bool
-    scheduling_policy: str
-    chunked_prefill: bool
-    windowed: bool = False
-    """The model has a sliding window."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.admission} {'paged' if self.paged else 'contiguous'}{' cached' if self.prefix_caching else ''} "
-            f"{self.scheduling_policy} {'overlay' if self.chunked_prefill else 'pause'}"
-            f"{' windowed' if self.windowed else ''}"
-        )
-
-
-def combinations() -> list[Combination]:
-    caches = [(True, True), (True, False), (False, False)]
-    admissions = ("max_utilization", "guaranteed_no_evict", "static_batch")
-    windowed = [
-        Combination(admission, True, prefix_caching, "fcfs", chunked, windowed=True)
-        for admission in admissions
-        for prefix_caching in (True, False)
-        for chunked in (True, False)
-    ]
-    return windowed + [
-        Combination(admission, paged, prefix_caching, policy, chunked)
-        for admission in admissions
-        for paged, prefix_caching in caches
-        if paged or admission != "max_utilization"
-        for policy in ("fcfs", "priority", "fair")
-        for chunked in (True, False)
-    ]
 
 
 @dataclass(slots=True)

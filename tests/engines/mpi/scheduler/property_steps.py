@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from engines.config import SchedulerConfig
 from engines.core import RequestOutput, SchedulerSettings
 from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
-from engines.mpi.cache.block_manager import Window, make_block_manager
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.scheduler.property_cache import Broken, CheckedCache, Violation
-from tests.engines.mpi.scheduler.property_checks import Checks, Combination, combinations
+from tests.engines.mpi.scheduler.property_checks import Checks
+from tests.engines.mpi.scheduler.property_combinations import Combination, combinations
 from tests.engines.mpi.scheduler.property_requests import VOCAB, Subject, Workload
 
 _POLICIES = ("fcfs", "priority", "fair")

@@ -18,7 +18,7 @@ from engines.mpi.scheduler.policies.priority import Priority
 from engines.mpi.scheduler.prefill import Overlay, Pause
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.sequence import Sequence
-from tests.engines.mpi.scheduler.property_checks import Combination, combinations
+from tests.engines.mpi.scheduler.property_combinations import Combination, combinations
 from tests.engines.mpi.scheduler.property_steps import main, run
 from tests.support.randomness import random_seed
 
