@@ -206,7 +206,7 @@ def _print(results: Results) -> None:
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=_TABLE_WIDTH)
     for table in report.tables(results):
-        console.print(table.rich())
+        table.print_to(console)
     for sentence in report.notes(results):
         click.echo(f"- {sentence}")
 
