@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import cache
 
 import torch
 
@@ -11,8 +12,8 @@ from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
 
 _LANES = 16
 """Rows begin at multiples of so many numbers: 64 bytes."""
-_BLOCK = 1024
-"""Rows that are widened to fp32 at a time."""
+_BLOCK = 128
+"""Rows that are widened to fp32 at a time: they stay in a cache."""
 _ROTATED = 64
 """Numbers that are rotated together: `kBlock` of `native/rotate.inc`."""
 
@@ -21,20 +22,25 @@ def padded(width: int) -> int:
     return -(-width // _LANES) * _LANES
 
 
+@cache
+def _hadamard() -> torch.Tensor:
+    """The Hadamard matrix of order 64, divided by 8: orthogonal and symmetric."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < _ROTATED:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix / 8
+
+
 def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
     """Multiply blocks of 64 numbers by the Hadamard matrix of that order, divided by 8: orthogonal, its own inverse.
 
     Args:
         rows: [num_rows, width], of floating point.
 
-    Returns: [num_rows, width rounded up to 64], fp32, bit by bit what the kernels make of rows (`native/rotate.inc`).
+    Returns: [num_rows, width rounded up to 64], fp32.
     """
-    width = rows.shape[1]
-    rows = torch.nn.functional.pad(rows.float(), (0, -width % _ROTATED)) / 8
-    for distance in (1, 2, 4, 8, 16, 32):
-        low, high = rows.view(len(rows), -1, 2, distance).unbind(2)
-        rows = torch.stack((low + high, low - high), 2).view(len(rows), -1)
-    return rows
+    rows = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % _ROTATED))
+    return (rows.view(-1, _ROTATED) @ _hadamard()).view(rows.shape)
 
 
 def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +58,7 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         block = rotate_rows(weight[start : start + _BLOCK])
         scale = block.abs().amax(dim=1) / 127
         factor = torch.where(scale > 0, 1 / scale, 0)
-        integers[start : start + _BLOCK] = (block * factor[:, None]).round_().clamp_(-127, 127)
+        integers[start : start + _BLOCK] = block.mul_(factor[:, None]).round_().clamp_(-127, 127)
         scales[start : start + _BLOCK] = scale
     return integers, scales
 

@@ -34,6 +34,15 @@ def multiply(
     team.run(Program([linear]), Step(num_rows=len(x)))
 
 
+def rotate_by_butterflies(rows: torch.Tensor) -> torch.Tensor:
+    """As `rotate_rows`, with the sums and differences of `native/rotate.inc`: bit by bit what kernels make of rows."""
+    rows = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 64)) / 8
+    for distance in (1, 2, 4, 8, 16, 32):
+        low, high = rows.view(len(rows), -1, 2, distance).unbind(2)
+        rows = torch.stack((low + high, low - high), 2).view(len(rows), -1)
+    return rows
+
+
 def check_accumulation(library: Library, team: Team, storage: Storage | None = None) -> None:
     """ACCUMULATE adds the bits that STORE gives to what is there."""
     generator = torch.Generator().manual_seed(random_seed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
@@ -59,3 +60,22 @@ def test_accumulate_adds_to_what_is_there(library: Library, team: Team) -> None:
 @pytest.mark.parametrize("middle", [1, 16, 50])
 def test_gates_of_interleaved_columns(library: Library, team: Team, middle: int) -> None:
     check_gates(library, team, middle, lambda x, weight, bias: x.double() @ weight.double().T + bias)
+
+
+def test_weights_share_memory_that_is_given_back(library: Library, team: Team) -> None:
+    """In any order of ends, and one that is larger than the blocks which weights share."""
+    generator = torch.Generator().manual_seed(random_seed())
+    x = torch.randn(2, 500, generator=generator)
+    kept = {}
+    for place, rows in enumerate((3000, 1, 20_000, 5000, 33)):
+        weight = torch.randn(rows, 500, generator=generator)
+        expected, found = x @ weight.T, torch.full((2, rows), torch.nan)
+        kept[place] = (NativeWeight(library, weight), expected, found)
+    del weight
+    for place in (2, 0, 4, 1, 3):
+        native, expected, found = kept.pop(place)
+        multiply(team, native, x, found)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    held = psutil.Process().memory_info().rss
+    del native
+    assert held - psutil.Process().memory_info().rss > 5e6

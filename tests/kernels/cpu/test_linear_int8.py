@@ -11,7 +11,7 @@ from lmi_kernels.cpu.library import INSTRUCTIONS, Library
 from lmi_kernels.cpu.structs import Embed, Epilogue, Experts, Function, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import NativeWeight, quantise_rows, rotate_rows
-from tests.kernels.cpu.linears import check_accumulation, check_gates, multiply
+from tests.kernels.cpu.linears import check_accumulation, check_gates, multiply, rotate_by_butterflies
 from tests.support.randomness import random_seed
 
 _SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 64), (200, 576))
@@ -34,7 +34,7 @@ def _scratch(rows: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Rotate and quantise rows and columns, sum in int64, scale in fp64."""
-    x = rotate_rows(x)
+    x = rotate_by_butterflies(x)
     largest = x.abs().amax(dim=1, keepdim=True)
     rows = (x * torch.full_like(largest, 127).div(largest)).round().long()
     integers, scales = quantise_rows(weight)
@@ -159,6 +159,7 @@ def test_rotations_keep_products_and_undo_themselves() -> None:
     expected = x.double() @ weight.double().T
     torch.testing.assert_close((rotate_rows(x) @ rotate_rows(weight).T).double(), expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(rotate_rows(rotate_rows(x))[:, :130], x)
+    torch.testing.assert_close(rotate_rows(x), rotate_by_butterflies(x))
 
 
 def test_a_large_number_takes_little_from_the_others(library: Library, team: Team) -> None:
@@ -235,7 +236,7 @@ def test_embedding_from_a_table_of_integers(library: Library, team: Team) -> Non
     embed = Embed(table=native.handle, y=y.data_ptr(), y_stride=70, first_id=0)
     team.run(Program([embed]), Step(num_rows=len(ids), ids=ids.data_ptr()))
     integers, scales = quantise_rows(table)
-    assert torch.equal(y[:6], rotate_rows(integers * scales[:, None])[ids[:6].long(), :70])
+    assert torch.equal(y[:6], rotate_by_butterflies(integers * scales[:, None])[ids[:6].long(), :70])
     assert (y[6] == 0).all()
 
 

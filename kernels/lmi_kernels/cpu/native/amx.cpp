@@ -27,7 +27,7 @@ constexpr int64_t kAmxRows = 8;  // of integers, at least so many are multiplied
 #include "rotate.inc"
 #include "linear_int8.inc"
 #include "amx.inc"
-#include "pairs_few_rows.inc"
+#include "pairs_one_row.inc"
 
 }  // namespace
 
@@ -41,12 +41,13 @@ void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Wo
 void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
   const unsigned int before = _mm_getcsr();
   _mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-  split_rows(op, first_row, num_rows, worker);
-  worker.barrier();
-  if (num_rows <= PairTiles::kRows)
+  if (num_rows <= PairTiles::kRows) {
     multiply<PairTiles>(op, first_row, num_rows, worker);
-  else
+  } else {
+    split_rows(op, first_row, num_rows, worker);
+    worker.barrier();
     multiply_amx<AmxBf16>(op, first_row, num_rows, worker);
+  }
   _mm_setcsr(before);
 }
 

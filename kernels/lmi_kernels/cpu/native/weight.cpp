@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <vector>
 
 #include "native.h"
 
@@ -77,13 +79,62 @@ void fill_sums(const Weight& weight, int64_t first_column, int64_t step, const i
   }
 }
 
+// Neighbouring weights share huge pages, for which most are too small alone: memory is taken in blocks of whole huge
+// pages, all zero, and given back when none of a block's weights is left.
+struct Block {
+  char* start;
+  int64_t bytes, used = 0, num_weights = 0;
+
+  bool holds(const void* memory) const { return memory >= start && memory < start + bytes; }
+};
+
+constexpr int64_t kHugePage = 2 << 20, kBlockBytes = 32 << 20;
+std::mutex blocks_mutex;
+std::vector<Block> blocks;  // weights go into the last one
+
+int64_t rounded_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+bool add_block(int64_t bytes) {
+  const int64_t mapped = bytes + kHugePage;
+  void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  char* first = static_cast<char*>(memory);
+  const int64_t before = rounded_up(reinterpret_cast<int64_t>(first), kHugePage) - reinterpret_cast<int64_t>(first);
+  if (before) munmap(first, before);
+  if (before < kHugePage) munmap(first + before + bytes, kHugePage - before);
+  madvise(first + before, bytes, MADV_HUGEPAGE);
+  blocks.push_back({first + before, bytes});
+  return true;
+}
+
+void* take_memory(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(blocks_mutex);
+  bytes = rounded_up(bytes, 64);
+  if (blocks.empty() || blocks.back().used + bytes > blocks.back().bytes) {
+    if (!add_block(std::max(kBlockBytes, rounded_up(bytes, kHugePage)))) return nullptr;
+  }
+  Block& block = blocks.back();
+  void* memory = block.start + block.used;
+  block.used += bytes;
+  ++block.num_weights;
+  return memory;
+}
+
+void give_back(const void* memory) {
+  const std::lock_guard<std::mutex> lock(blocks_mutex);
+  const auto block = std::find_if(blocks.begin(), blocks.end(), [&](const Block& each) { return each.holds(memory); });
+  if (--block->num_weights > 0) return;
+  munmap(block->start, block->bytes);
+  blocks.erase(block);
+}
+
 }  // namespace
 }  // namespace lmi
 
 using namespace lmi;
 
 EXPORT void lmi_weight_free(Weight* weight) {
-  munmap(weight->panels, memory_bytes(*weight));
+  give_back(weight->panels);
   std::free(const_cast<float*>(weight->bias));
   std::free(const_cast<float*>(weight->scales));
   std::free(const_cast<int32_t*>(weight->sums));
@@ -94,13 +145,11 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   auto* weight =
       new (std::nothrow) Weight{nullptr, nullptr, nullptr, nullptr, in_features, out_features, storage, 0};
   if (!weight) return nullptr;
-  void* memory = mmap(nullptr, memory_bytes(*weight), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  weight->panels = take_memory(memory_bytes(*weight));
+  if (!weight->panels) {
     delete weight;
     return nullptr;
   }
-  madvise(memory, memory_bytes(*weight), MADV_HUGEPAGE);
-  weight->panels = memory;
   const bool integers = storage == kInt8;
   if (with_bias || integers) weight->bias = new_values<float>(*weight);
   if (integers) {
