@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from botocore.exceptions import BotoCoreError
 
-from container.deploy import variables
-from container.deploy.deployment import Deployment, EndpointSpec, VariantSpec, plan
+from container.deploy import differences, variables
+from container.deploy.deployment import EndpointSpec, VariantSpec, plan
 from container.deploy.errors import CannotDeploy
+from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.explain import hardware
 from container.explain.hardware import Instance, NoSuchHardwareError
@@ -82,16 +84,21 @@ def deploy(
         raise click.UsageError("--dry-run and --diff exclude each other.")
     variants = _variants(path, variant_texts)
     try:
-        instance = find_instance(instance_type)
         others = variables.from_command_line(env, environ)
-        endpoint = EndpointSpec(name, image, role, instance, count, model_data, others)
-        deployment = plan(endpoint, variants, update)
+        spec = EndpointSpec(name, image, role, find_instance(instance_type), count, model_data, others)
+        deployment = plan(spec, variants, update)
         if dry_run:
             click.echo(as_script(deployment), nl=False)
-        elif diff:
-            sys.exit(_print_differences(deployment))
-        else:
-            _execute(deployment)
+            return
+        sagemaker = _client()
+        if diff:
+            before = differences.running(name, sagemaker)
+            lines = list(differences.differences(before, differences.planned(deployment, environ)))
+            click.echo("\n".join(lines) or "nothing differs")
+            sys.exit(1 if lines else 0)
+        for note in deployment.notes:
+            click.echo(f"note: {note}")
+        execute(deployment, sagemaker, environ, click.echo)
     except (PropertiesError, CannotDeploy, NoSuchHardwareError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -119,29 +126,10 @@ def find_instance(name: str) -> Instance:
 
 
 def _client() -> Any:
-    """Raises: CannotDeploy."""
+    """boto3's client of SageMaker; a dry run does without boto3. Raises: CannotDeploy."""
     import boto3
-    from botocore.exceptions import BotoCoreError
 
     try:
         return boto3.client("sagemaker")
     except BotoCoreError as error:
         raise CannotDeploy(str(error)) from error
-
-
-def _print_differences(deployment: Deployment) -> int:
-    """Returns the exit code."""
-    from container.deploy import differences
-
-    before = differences.running(deployment.endpoint, _client())
-    lines = list(differences.differences(before, differences.planned(deployment, launch.environment())))
-    click.echo("\n".join(lines) or "nothing differs")
-    return 1 if lines else 0
-
-
-def _execute(deployment: Deployment) -> None:
-    from container.deploy.execute import execute
-
-    for note in deployment.notes:
-        click.echo(f"note: {note}")
-    execute(deployment, _client(), launch.environment(), click.echo)

@@ -1,7 +1,7 @@
 """The calls of boto3 that make an endpoint: one model for each variant, a configuration, the endpoint.
 
-Names of models and of the configuration end in a digest of what they say. So a changed deployment gets new ones, and an
-update can go back to the old.
+Names of models and of the configuration end in a digest of what they say, digests of secrets included. So a changed
+deployment gets new ones, and an update can go back to the old.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 from lmi_server.properties.problems import PropertiesError
 
-CUDA = "13.0"
-"""The CUDA version of the image that the Dockerfile builds; it needs an NVIDIA driver of version 580 or later."""
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """For the platform to find instances and to fetch the image."""
@@ -99,36 +97,31 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
 
     Raises: PropertiesError, CannotDeploy.
     """
-    _require_names(endpoint, variants)
-    calls, rows, notes, seconds = [], [], [], 0
+    _require_possible(endpoint, variants)
+    calls, rows, notes = [], [], []
     for variant in variants:
         config, environment = _settings(variant, endpoint)
         start, note = _start(config, endpoint)
         notes.append(f"variant {variant.name}: {note}")
         model = _model(endpoint, environment)
-        model = {"ModelName": _named(f"{endpoint.name}-{variant.name}", model), **model}
-        calls.append(ApiCall("create_model", model))
+        model_name = _named(f"{endpoint.name}-{variant.name}", model)
+        calls.append(ApiCall("create_model", {"ModelName": model_name, **model}))
         loading_timeout = config.options.model_loading_timeout
-        row = _production_variant(endpoint, variant, model["ModelName"], start, loading_timeout)
-        rows.append(row)
-        seconds = max(seconds, sum(value for name, value in row.items() if name.endswith("TimeoutInSeconds")))
+        rows.append(_production_variant(endpoint, variant, model_name, start, loading_timeout))
     if endpoint.model_data:
         notes.append(f"a serving.properties under {endpoint.model_data} has precedence over these settings")
     config_name = _named(endpoint.name, rows)
+    names = {"EndpointName": endpoint.name, "EndpointConfigName": config_name}
     calls += [
         ApiCall("create_endpoint_config", {"EndpointConfigName": config_name, "ProductionVariants": rows}),
-        ApiCall(
-            "update_endpoint" if update else "create_endpoint",
-            {"EndpointName": endpoint.name, "EndpointConfigName": config_name},
-        ),
+        ApiCall("update_endpoint" if update else "create_endpoint", names),
     ]
-    attempts = math.ceil((_PROVISION_SECONDS + seconds) / _POLL_SECONDS)
-    return Deployment(
-        endpoint.name,
-        tuple(calls),
-        {"Delay": _POLL_SECONDS, "MaxAttempts": attempts},
-        tuple(dict.fromkeys(notes)),
-    )
+    longest = max(sum(row[name] for name in row if name.endswith("TimeoutInSeconds")) for row in rows)
+    waiter = {
+        "Delay": _POLL_SECONDS,
+        "MaxAttempts": math.ceil((_PROVISION_SECONDS + longest) / _POLL_SECONDS),
+    }
+    return Deployment(endpoint.name, tuple(calls), waiter, tuple(dict.fromkeys(notes)))
 
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
@@ -178,13 +171,8 @@ def _model(endpoint: EndpointSpec, environment: Mapping[str, Value]) -> dict[str
     """The parameters of `create_model`, but for the name."""
     container: dict[str, Any] = {"Image": endpoint.image}
     if endpoint.model_data is not None:
-        container["ModelDataSource"] = {
-            "S3DataSource": {
-                "S3Uri": endpoint.model_data,
-                "S3DataType": "S3Prefix",
-                "CompressionType": "None",
-            }
-        }
+        source = {"S3Uri": endpoint.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container["ModelDataSource"] = {"S3DataSource": source}
     container["Environment"] = dict(sorted(environment.items()))
     return {"ExecutionRoleArn": endpoint.role, "PrimaryContainer": container}
 
@@ -203,15 +191,14 @@ def _production_variant(
         "InitialInstanceCount": endpoint.count,
         "InitialVariantWeight": variant.weight,
     }
-    download = LONGEST_TIMEOUT if start is None else platform_timeout(start.download_seconds or 0.0)
-    needed = 0.0 if start is None else start.load_seconds
+    download, health = LONGEST_TIMEOUT, LONGEST_TIMEOUT
+    if start is not None:
+        fetch = start.download_seconds or 0.0
+        own_work = start.load_seconds + (fetch if endpoint.model_data is None else 0.0)
+        download, health = platform_timeout(fetch), health_check_timeout(own_work, loading_timeout)
     if endpoint.model_data is not None:
         row["ModelDataDownloadTimeoutInSeconds"] = download
-    elif start is not None:
-        needed += start.download_seconds or 0.0
-    row["ContainerStartupHealthCheckTimeoutInSeconds"] = (
-        LONGEST_TIMEOUT if start is None else health_check_timeout(needed, loading_timeout)
-    )
+    row["ContainerStartupHealthCheckTimeoutInSeconds"] = health
     if hardware.device(endpoint.instance.device).compute_capability:
         row["InferenceAmiVersion"] = HOST_IMAGE
     if start is not None and not endpoint.instance.disk_bytes:
@@ -220,7 +207,7 @@ def _production_variant(
 
 
 def _named(name: str, content: Any) -> str:
-    """The name with a digest of the content. Secrets do not enter it. Raises: CannotDeploy."""
+    """The name with a digest of the content, in which secrets are digests. Raises: CannotDeploy."""
     text = json.dumps(content, sort_keys=True, default=repr)
     full = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     if len(full) > _MAX_NAME:
@@ -230,14 +217,15 @@ def _named(name: str, content: Any) -> str:
     return full
 
 
-def _require_names(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
+def _require_possible(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
     """Check what the platform would report only later, or not at all. Raises: CannotDeploy."""
+    if reason := hardware.image_obstacle(hardware.device(endpoint.instance.device)):
+        raise CannotDeploy(f"--instance {endpoint.instance.name}: {reason}")
     names = [variant.name for variant in variants]
     if twice := {name for name in names if names.count(name) > 1}:
         raise CannotDeploy(f"--variant: {', '.join(sorted(twice))} is given twice")
-    if endpoint.model_data is not None and not re.fullmatch(
-        r"(s3://[^/]+|file://)/(.+/)?", endpoint.model_data
-    ):
+    prefix = endpoint.model_data
+    if prefix is not None and not re.fullmatch(r"(s3://[^/]+|file://)/(.+/)?", prefix):
         raise CannotDeploy(
-            f"--model-data: not a prefix that ends in a slash, as s3://bucket/prefix/ (got {endpoint.model_data!r})"
+            f"--model-data: not a prefix that ends in a slash, as s3://bucket/prefix/ (got {prefix!r})"
         )

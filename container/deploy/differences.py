@@ -19,9 +19,8 @@ from lmi_server.properties.options import OPTIONS
 from lmi_server.values.show import as_option, masked, one_line
 
 _UNSET = "(not set)"
-_NAMES = ("ModelName", "VariantName", "ContainerHostname")
-_REPORTED_ONLY = ("Mode", "ETag", "ManifestEtag")
-"""Fields that the platform adds to what it was given."""
+_NOT_COMPARED = ("ModelName", "VariantName", "ContainerHostname", "Mode", "ETag", "ManifestEtag")
+"""Names, and fields that the platform adds to what it was given."""
 _SUMMARY = {
     "CurrentWeight": "InitialVariantWeight",
     "CurrentInstanceCount": "InitialInstanceCount",
@@ -44,10 +43,10 @@ def planned(deployment: Deployment, environ: Mapping[str, str]) -> VariantValues
 
 def running(endpoint: str, sagemaker: Any) -> VariantValues:
     """Return the effective values of an endpoint that exists. Raises: CannotDeploy."""
+    values = {}
     try:
         found = sagemaker.describe_endpoint(EndpointName=endpoint)
         config = sagemaker.describe_endpoint_config(EndpointConfigName=found["EndpointConfigName"])
-        values = {}
         summaries = {row["VariantName"]: row for row in found.get("ProductionVariants", ())}
         for row in config["ProductionVariants"]:
             model = sagemaker.describe_model(ModelName=row["ModelName"])
@@ -86,7 +85,13 @@ def _values(row: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
     container = model.get("PrimaryContainer") or model["Containers"][0]
     fields = {**row, **container, "ExecutionRoleArn": model.get("ExecutionRoleArn", "")}
     environment: dict[str, str] = fields.pop("Environment", {})
-    return {**dict(_flat(fields)), **_options(environment), **_others(environment)}
+    setting = {name.variable for name in ENV_NAMES}
+    others = {
+        name: value
+        for name, value in environment.items()
+        if name not in setting and not name.startswith(("OPTION_", "SERVING_"))
+    }
+    return {**dict(_flat(fields)), **_options(environment), **others}
 
 
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -94,7 +99,7 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in fields.items():
         if isinstance(value, Mapping):
             yield from _flat(value)
-        elif name not in (*_NAMES, *_REPORTED_ONLY):
+        elif name not in _NOT_COMPARED:
             yield name, as_option(value)
 
 
@@ -103,18 +108,6 @@ def _options(environment: Mapping[str, str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         found = examine(Path(folder), environment, lenient=True)
     values = {option.name: as_option(option.default) for option in OPTIONS if option.status is Status.WORKS}
-    given = found.values.values()
-    return values | {
-        item.option.name: masked(item.option.name, as_option(item.value), item.option.secret)
-        for item in given
-    }
-
-
-def _others(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that set no option."""
-    setting = {name.variable for name in ENV_NAMES}
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in setting and not name.startswith(("OPTION_", "SERVING_"))
-    }
+    for name, item in found.values.items():
+        values[name] = masked(name, as_option(item.value), item.option.secret)
+    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from container.deploy.deployment import Deployment
@@ -11,11 +10,17 @@ from container.deploy.variables import ShellSecret
 
 _WIDTH = 88
 _INDENT = "    "
+_ENDLESS = 1 << 30
+"""Characters that fit on a line which is not folded."""
 
 
 def as_script(deployment: Deployment) -> str:
     """Write the program. Secrets are read from its environment."""
-    secrets = sorted({secret.variable for call in deployment.calls for secret in _secrets(call.parameters)})
+    models = [
+        call.parameters["PrimaryContainer"] for call in deployment.calls if call.method == "create_model"
+    ]
+    values = [value for model in models for value in model["Environment"].values()]
+    secrets = sorted({value.variable for value in values if isinstance(value, ShellSecret)})
     lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs boto3, AWS credentials and a region.']
     # A docstring ends at three quotes, wherever they are from.
     notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]
@@ -29,49 +34,34 @@ def as_script(deployment: Deployment) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _secrets(value: Any) -> Iterator[ShellSecret]:
-    if isinstance(value, ShellSecret):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _secrets(item)
-
-
 def _call(function: str, arguments: dict[str, Any]) -> str:
-    inline = ", ".join(f"{name}={_literal(value)}" for name, value in arguments.items())
-    if len(function) + len(inline) + 2 <= _WIDTH:
-        return f"{function}({inline})"
-    rows = [
-        f"{_INDENT}{name}={_fitted(value, _INDENT, len(name) + 1)},\n" for name, value in arguments.items()
-    ]
-    return f"{function}(\n{''.join(rows)})"
+    items = [(f"{name}=", value) for name, value in arguments.items()]
+    return function + _bracketed("()", items, "", len(function) - 1)  # no comma follows it
 
 
-def _fitted(value: Any, indent: str, before: int) -> str:
-    """A literal that starts `before` characters after the indent: on one line where it fits, else one item a line."""
-    inline = _literal(value)
-    if len(indent) + before + len(inline) + 1 <= _WIDTH or not isinstance(value, dict | list):
-        return inline
-    inner = indent + _INDENT
-    if isinstance(value, dict):
-        keys = {key: f"{_literal(key)}: " for key in value}
-        rows = [f"{inner}{text}{_fitted(value[key], inner, len(text))},\n" for key, text in keys.items()]
-        return f"{{\n{''.join(rows)}{indent}}}"
-    return f"[\n{''.join(f'{inner}{_fitted(item, inner, 0)},{chr(10)}' for item in value)}{indent}]"
-
-
-def _literal(value: Any) -> str:
-    """A value as Python source on one line."""
+def _source(value: Any, indent: str, before: int) -> str:
+    """A value as Python source that starts `before` characters after the indent."""
     match value:
         case ShellSecret(variable):
             return f'os.environ["{variable}"]'
         case dict():
-            return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+            items = [(f"{_source(key, '', 0)}: ", item) for key, item in value.items()]
+            return _bracketed("{}", items, indent, before)
         case list():
-            return f"[{', '.join(map(_literal, value))}]"
+            return _bracketed("[]", [("", item) for item in value], indent, before)
         case str():
             text = json.dumps(value, ensure_ascii=False)
             if value.count('"') > value.count("'"):
                 return "'" + text[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
             return text
     return repr(value)
+
+
+def _bracketed(brackets: str, items: list[tuple[str, Any]], indent: str, before: int) -> str:
+    """Items, each after its name, in brackets: on one line where they fit with a comma behind, else one on a line."""
+    inline = ", ".join(name + _source(value, "", -_ENDLESS) for name, value in items)
+    if len(indent) + before + len(inline) + 3 <= _WIDTH:
+        return f"{brackets[0]}{inline}{brackets[1]}"
+    inner = indent + _INDENT
+    rows = "".join(f"{inner}{name}{_source(value, inner, len(name))},\n" for name, value in items)
+    return f"{brackets[0]}\n{rows}{indent}{brackets[1]}"

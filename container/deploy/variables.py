@@ -6,9 +6,11 @@ serving.properties beside its model.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from container.deploy.errors import CannotDeploy
@@ -27,6 +29,13 @@ class ShellSecret:
     """A secret value: that of a variable in the environment of whoever deploys. It is never printed."""
 
     variable: str
+    digest: str = field(default="", compare=False)
+    """Changes with the value, from which it is slow to compute: a guess is tested only at that price."""
+
+    @classmethod
+    def of(cls, variable: str, value: str) -> ShellSecret:
+        digest = hashlib.scrypt(os.fsencode(value), salt=variable.encode(), n=1 << 14, r=8, p=1, dklen=16)
+        return cls(variable, digest.hex())
 
     def __str__(self) -> str:
         return "***"
@@ -69,10 +78,8 @@ def from_command_line(words: Iterable[str], environ: Mapping[str, str]) -> dict[
             raise CannotDeploy(
                 f"--env {name}: this shell has no variable of this name; set it, or give {name}=VALUE"
             )
-        if is_secret(name):
-            found[name] = ShellSecret(name)
-        else:
-            found[name] = value if has_value else environ[name]
+        value = value if has_value else environ[name]
+        found[name] = ShellSecret.of(name, value) if is_secret(name) else value
     return found
 
 

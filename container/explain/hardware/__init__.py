@@ -56,6 +56,8 @@ class Instance:
 
 CPU = "CPU"
 """The device that is no accelerator."""
+_LEAST_CAPABILITY = 7.5
+"""Of CUDA 13."""
 
 
 class NoSuchHardwareError(ValueError):
@@ -80,6 +82,19 @@ def devices() -> Mapping[str, Device]:
 @cache
 def instances() -> Mapping[str, Instance]:
     return {found.name: found for found in _read("instances.json", Instance)}
+
+
+def image_obstacle(device: Device) -> str:
+    """Why this server's images do not run on a device; empty where one does."""
+    capability = device.compute_capability
+    if not capability:
+        return "" if device.name == CPU else f"this server runs on CPUs and NVIDIA GPUs, not on {device.name}"
+    if float(capability) >= _LEAST_CAPABILITY:
+        return ""
+    return (
+        f"the CUDA image is made with CUDA 13, which does not run on {device.name} (compute capability {capability};"
+        f" allowed: {_LEAST_CAPABILITY} and above)"
+    )
 
 
 def _read(file: str, kind: type[_Item]) -> list[_Item]:

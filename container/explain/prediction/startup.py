@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.explain.hardware import Instance
+from container.explain.hardware import Instance, image_obstacle
 from container.explain.prediction.memory import gigabytes
 from container.explain.target import ServingTarget
 from container.models import files as model_files
@@ -24,8 +24,6 @@ _INVOCATION_SECONDS = 60
 _VOLUME_MARGIN = 1.2
 HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
 """`InferenceAmiVersion` of hosts with driver 580, which the CUDA image needs."""
-_LEAST_CAPABILITY = 7.5
-"""Of CUDA 13."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +107,8 @@ def _disk(instance: Instance, start: StartPrediction | None) -> list[str]:
 def _driver(target: ServingTarget) -> list[str]:
     if target.device is None or not target.device.compute_capability:
         return []
-    if float(target.device.compute_capability) < _LEAST_CAPABILITY:
-        return [
-            f"the CUDA image is made with CUDA 13, which does not run on {target.device.name} (compute capability"
-            f" {target.device.compute_capability}; allowed: {_LEAST_CAPABILITY} and above)"
-        ]
+    if obstacle := image_obstacle(target.device):
+        return [obstacle]
     return [
         f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs the NVIDIA driver 580, and the platform's default"
         " hosts have 470 to 550"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from container.deploy.deployment import CUDA, VariantSpec, plan
+from container.deploy.deployment import VariantSpec, plan
 from container.deploy.errors import CannotDeploy
-from container.deploy.variables import ShellSecret
+from container.deploy.variables import ShellSecret, from_command_line
+from container.explain import hardware
 from lmi_server.properties.problems import PropertiesError
 from tests.container.deploy.endpoints import (
     CPU,
@@ -77,10 +78,21 @@ def test_gpu_hosts_get_the_driver_that_the_image_needs(tmp_path: Path) -> None:
 def test_the_host_image_has_the_cuda_version_of_the_dockerfile_and_botocore_knows_it() -> None:
     base = re.search(r"nvidia/cuda:(\d+\.\d+)", (REPO_ROOT / "Dockerfile").read_text())
     assert base is not None
-    assert base[1] == CUDA
     shape = service_model().shape_for("ProductionVariant").members["InferenceAmiVersion"]
     assert "al2023-ami-sagemaker-inference-gpu-4-1" in shape.enum
-    assert f"CUDA version: {CUDA}" in re.sub(r"<[^>]*>", "", shape.documentation).split("gpu-4-1")[1]
+    assert f"CUDA version: {base[1]}" in re.sub(r"<[^>]*>", "", shape.documentation).split("gpu-4-1")[1]
+
+
+@pytest.mark.parametrize(
+    ("instance", "reason"),
+    [
+        ("ml.p3.2xlarge", "the CUDA image is made with CUDA 13, which does not run on V100"),
+        ("ml.inf2.xlarge", "this server runs on CPUs and NVIDIA GPUs, not on Inferentia2"),
+    ],
+)
+def test_instances_on_which_no_image_runs_are_refused(instance: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotDeploy, match=f"--instance {instance}: {reason}"):
+        planned(write_model(tmp_path), instance=hardware.instance(instance))
 
 
 def test_instances_without_a_disk_get_a_volume_for_the_model(tmp_path: Path) -> None:
@@ -135,6 +147,18 @@ def test_names_change_with_the_content_only(tmp_path: Path) -> None:
         assert len(before) <= 63
         assert before.startswith("chat-")
     assert parameters(changed, "create_endpoint")["EndpointName"] == "chat"
+
+
+def test_names_change_with_a_secret_which_they_do_not_tell(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    names = []
+    for value in ("hf_old", "hf_new", "hf_new"):
+        deployment = planned(folder, environment=from_command_line(["HF_TOKEN"], {"HF_TOKEN": value}))
+        assert value not in str(deployment)
+        model, config = (parameters(deployment, f"create_{kind}") for kind in ("model", "endpoint_config"))
+        names.append((model["ModelName"], config["EndpointConfigName"]))
+    assert names[1] == names[2]
+    assert set(names[0]).isdisjoint(names[1])
 
 
 def test_an_update_replaces_the_configuration(tmp_path: Path) -> None:

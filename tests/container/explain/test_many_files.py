@@ -82,6 +82,24 @@ def test_the_right_name_comes_first_for_nearly_every_typo(tmp_path: Path) -> Non
     assert len(wrong) <= 0.05 * NUM_TYPOS, wrong
 
 
+@pytest.mark.parametrize(
+    ("typo", "key"),
+    [
+        ("opiton.dtype", "option.dtype"),
+        ("opiton.device", "option.device"),
+        ("options.device", "option.device"),
+        ("optoin.dtpye", "option.dtype"),
+        ("Options.DTYPE", "option.dtype"),
+        ("option_dtype", "option.dtype"),
+        ("opiton.minWorkers", "minWorkers"),
+    ],
+)
+def test_a_typo_inside_the_prefix_finds_the_right_name(typo: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text(f"{typo}=1\n")
+    report = check(tmp_path, {}, CPU_MACHINE, lambda source: None)
+    assert report.problems[0].endswith(f"did you mean {key}?")
+
+
 def good_files() -> Iterator[str]:
     choose = random.Random(11)
     for number in itertools.count():
