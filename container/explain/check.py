@@ -7,17 +7,13 @@ Opens no connection and imports no torch. `lmi serve` does what is printed: both
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
+from container.explain.hardware import image_obstacle
 from container.explain.lines import decided, explain_lines
-from container.explain.prediction.memory import (
-    MemoryPrediction,
-    predict_dynamic,
-    predict_rolling,
-    read_model,
-)
-from container.explain.prediction.startup import StartPrediction, platform_advice, predict_start
+from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
+from container.explain.prediction.startup import platform_advice, predict_start
 from container.explain.report import CheckReport
 from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
 from container.explain.resolve.weights import count_numbers
@@ -27,9 +23,9 @@ from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.folder import weights_problem
-from engines.config import MpiEngineConfig, PythonEngineConfig
+from engines.config import EngineConfig, MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
-from lmi_server.properties.loader import EffectiveValue, examine
+from lmi_server.properties.loader import examine
 
 _MOST_DIFFERENCE = 1.5
 """Of the numbers in the files from those that config.json describes; some tensors are stored twice or not used."""
@@ -67,145 +63,133 @@ def check(
     """
     target = target or this_machine(machine)
     found = examine(path, environ, lenient)
-    findings = _Findings(notes=list(found.notes), warnings=list(found.warnings))
+    report = CheckReport(
+        path=str(found.file if found.file.exists() else path),
+        target=target.machine.name,
+        machine=target.description,
+        problems=tuple(map(str, found.problems)),
+        warnings=tuple(found.warnings),
+        notes=tuple(found.notes),
+        named=target.named,
+    )
+    plan = None
     if found.loaded is None:
         count = len(found.problems)
-        findings.reasons.append(f"the configuration has {count} problem{'s' if count > 1 else ''}")
+        report.reasons = (f"the configuration has {count} problem{'s' if count > 1 else ''}",)
     else:
         config = found.loaded.config
         folder = locate(config.source) if config.handler is None else None
         basis = folder or (describe(config.source) if config.handler is None else None)
-        _decide(findings, config, folder, basis, target.machine, allow_remote_code)
-        if basis is not None:
-            _predict(findings, config, basis, target, length)
-        _judge(findings, config, folder, basis, target)
+        plan = _decide(report, config, folder, basis, target.machine, allow_remote_code)
+        if basis is not None and plan is not None:
+            _predict(report, plan.config, config, basis, target, length)
+        _judge(report, plan, config, folder, basis, target)
         # Sources are relative to the folder, which is at the head of the report.
-        values = (
-            replace(value, source=value.source.removeprefix(f"{found.folder}/"))
+        report.values = tuple(
+            decided(replace(value, source=value.source.removeprefix(f"{found.folder}/")), plan)
             for value in found.loaded.values
         )
-        findings.values = tuple(decided(value, findings.plan) for value in values)
-    return CheckReport(
-        path=str(found.file if found.file.exists() else path),
-        target=target.machine.name,
-        machine=target.description,
-        lines=tuple(explain_lines(found, findings.plan)),
-        values=findings.values,
-        model=findings.model,
-        memory=findings.memory,
-        start=findings.start,
-        advice=tuple(findings.advice),
-        problems=tuple(str(problem) for problem in found.problems),
-        warnings=tuple(findings.warnings),
-        notes=tuple(findings.notes),
-        reasons=tuple(findings.reasons),
-        named=target.named,
-    )
-
-
-@dataclass(slots=True)
-class _Findings:
-    """What is found out about a valid file, as in `CheckReport`."""
-
-    notes: list[str]
-    warnings: list[str]
-    reasons: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-    values: tuple[EffectiveValue, ...] = ()
-    model: str = ""
-    plan: Resolved | None = None
-    """The decisions, even where the model lacks weights; None where they cannot be made."""
-    memory: MemoryPrediction | None = None
-    start: StartPrediction | None = None
+    report.lines = tuple(explain_lines(found, plan))
+    return report
 
 
 def _decide(
-    findings: _Findings,
+    report: CheckReport,
     config: LmiConfig,
     folder: Path | None,
     basis: Path | None,
     machine: Machine,
     allow_remote_code: bool,
-) -> None:
-    """Make the decisions, and say why it cannot be served.
+) -> Resolved | None:
+    """Return the decisions, even where the model lacks weights, and report why it cannot be served.
 
     folder: has the whole model; basis: has config.json at least, and may be another folder.
     """
     resolved, reasons = _resolve(config, folder, basis, machine, allow_remote_code)
-    findings.reasons += reasons
-    findings.notes += _notes(resolved, config, machine)
+    report.reasons += reasons
+    report.notes += _notes(resolved, config, machine)
     if config.handler is None:
-        findings.model, refusal = _model(config.source, folder)
-        findings.reasons += [refusal] if refusal else []
+        report.model, refusal = _model(config.source, folder)
+        report.reasons += (refusal,) if refusal else ()
     if folder is not None and (note := tokenizer_files.note(folder, config.source.load_format)):
-        findings.notes.append(note)
+        report.notes += (note,)
     if resolved is None and basis is not None:
         resolved, _ = _resolve(config, None, basis, machine, allow_remote_code)
-    findings.plan = resolved
+    return resolved
 
 
 def _resolve(
     config: LmiConfig, folder: Path | None, basis: Path | None, machine: Machine, allow_remote_code: bool
-) -> tuple[Resolved | None, list[str]]:
-    """The decisions, and why it cannot be served. Without any of the model's files there are no decisions.
-
-    folder: has the whole model; basis: has config.json at least.
-    """
+) -> tuple[Resolved | None, tuple[str, ...]]:
+    """The decisions, and why it cannot be served. Without any of the model's files there are no decisions."""
     if folder is None and basis is None and config.handler is None:
-        return None, list(obstacles(config, machine))
+        return None, obstacles(config, machine)
     if bare := folder is None and basis is not None and weights_problem(basis) is not None:
         config = replace(config, source=replace(config.source, load_format="dummy"))
     try:
         resolved = resolve(config, folder or basis, machine, allow_remote_code)
     except CannotServe as error:
-        return None, [str(error)]
+        return None, (str(error),)
     if folder is None:
-        return replace(resolved, notes=()) if bare else resolved, []
+        return replace(resolved, notes=()) if bare else resolved, ()
     refusal = tokenizer_files.refusal(folder, config.source.load_format)
-    return resolved, [refusal] if refusal else []
+    return resolved, (refusal,) if refusal else ()
 
 
 def _predict(
-    findings: _Findings, config: LmiConfig, folder: Path, target: ServingTarget, length: int | None
+    report: CheckReport,
+    engine: EngineConfig,
+    config: LmiConfig,
+    folder: Path,
+    target: ServingTarget,
+    length: int | None,
 ) -> None:
-    engine, model = findings.plan and findings.plan.config, read_model(folder)
-    if engine is None or model is None:
+    model = read_model(folder)
+    if model is None:
         return
     if isinstance(engine, MpiEngineConfig):
-        findings.memory = predict_rolling(engine, model, target, length)
+        report.memory = predict_rolling(engine, model, target, length)
     elif isinstance(engine, PythonEngineConfig):
-        findings.memory = predict_dynamic(engine, folder, model, target, length)
-    findings.start = predict_start(config, folder, model, target)
+        report.memory = predict_dynamic(engine, folder, model, target, length)
+    report.start = predict_start(config, folder, model, target)
     held, described = count_numbers(folder), model.weight_bytes(1)
     if held and not 1 / _MOST_DIFFERENCE < held / described < _MOST_DIFFERENCE:
-        findings.warnings.append(
-            f"the files hold {held:,} numbers, and config.json describes {described:,}: they may not belong together"
+        report.warnings += (
+            f"the files hold {held:,} numbers, and config.json describes {described:,}: they may not belong together",
         )
 
 
 def _judge(
-    findings: _Findings, config: LmiConfig, folder: Path | None, basis: Path | None, target: ServingTarget
+    report: CheckReport,
+    plan: Resolved | None,
+    config: LmiConfig,
+    folder: Path | None,
+    basis: Path | None,
+    target: ServingTarget,
 ) -> None:
     """Compare what is needed with what the target has. Of this machine predictions only warn: the server measures."""
-    findings.advice = platform_advice(config, findings.start, target)
-    shortage = findings.memory.shortage if findings.memory is not None else ""
-    if shortage:
-        (findings.reasons if target.named else findings.warnings).append(f"it does not fit: {shortage}")
-    if folder is None and config.handler is None and not findings.reasons:
+    report.advice = tuple(platform_advice(config, report.start, target))
+    if report.memory is not None and report.memory.shortage:
+        shortage = f"it does not fit: {report.memory.shortage}"
+        if target.named:
+            report.reasons += (shortage,)
+        else:
+            report.warnings += (shortage,)
+    if folder is None and config.handler is None and not report.reasons:
         if target.named and basis is None:
-            findings.reasons.append(
+            report.reasons += (
                 "the model is not on this disk, so its memory is unknown; --remote reads its config.json, and in S3"
-                " the headers of its weights"
+                " the headers of its weights",
             )
         else:
-            findings.notes.append("the model's files are not on this disk, so they are not checked")
-    device, engine = target.device, findings.plan and findings.plan.config
+            report.notes += ("the model's files are not on this disk, so they are not checked",)
+    device, engine = target.device, plan and plan.config
     if device is None:
         return
     if not device.compute_capability:
-        findings.reasons.append(f"this server runs on CPUs and NVIDIA GPUs, not on {device.name}")
+        report.reasons += (image_obstacle(device),)
     if isinstance(engine, MpiEngineConfig | PythonEngineConfig) and engine.model.dtype not in device.flops:
-        findings.warnings.append(f"{device.name} has no {engine.model.dtype} products; set option.dtype=fp16")
+        report.warnings += (f"{device.name} has no {engine.model.dtype} products; set option.dtype=fp16",)
 
 
 def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
@@ -226,20 +210,18 @@ def _model(source: ModelSource, folder: Path | None) -> tuple[str, str]:
     return f"{name}: not available", refusal
 
 
-def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> list[str]:
+def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> tuple[str, ...]:
+    notes: tuple[str, ...] = (machine.note,) if machine.note else ()
     if resolved is None:
-        notes = [machine.note] if machine.note else []
         degree = config.options.tensor_parallel_degree
         if config.engine == "MPI" and isinstance(degree, int) and degree > 1 and not machine.gpu_count:
-            notes.append(
-                f"without GPUs {degree} ranks would share the {machine.cpu_count} core(s) of {machine.name}"
-            )
+            cores = f"{machine.cpu_count} core(s) of {machine.name}"
+            notes += (f"without GPUs {degree} ranks would share the {cores}",)
         return notes
-    notes = list(resolved.notes)
-    parallel = resolved.config.parallel
+    notes, parallel = resolved.notes, resolved.config.parallel
     if resolved.config.engine == "MPI" and parallel.device == "cpu":
         ranks = "1 rank" if parallel.tp_size == 1 else f"{parallel.tp_size} ranks"
-        notes.append(f"{ranks} on the CPU, {parallel.threads_per_rank} thread(s) each")
+        notes += (f"{ranks} on the CPU, {parallel.threads_per_rank} thread(s) each",)
     if resolved.kv_capacity_tokens is not None:
-        notes.append(f"the KV cache holds {resolved.kv_capacity_tokens} tokens")
+        notes += (f"the KV cache holds {resolved.kv_capacity_tokens} tokens",)
     return notes

@@ -27,7 +27,7 @@ class LineExplained:
     explanation: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckReport:
     """The result of `lmi check`."""
 
@@ -36,20 +36,20 @@ class CheckReport:
     """`this machine`, or the hardware that was named."""
     machine: str
     """What the target has, in one line."""
-    lines: tuple[LineExplained, ...]
-    values: tuple[EffectiveValue, ...]
+    lines: tuple[LineExplained, ...] = ()
+    values: tuple[EffectiveValue, ...] = ()
     """Empty if the file is not valid."""
-    model: str
+    model: str = ""
     """Where the model is, and whether it is available; empty if the file is not valid."""
-    memory: MemoryPrediction | None
+    memory: MemoryPrediction | None = None
     """None where the model or the memory is unknown."""
-    start: StartPrediction | None
-    advice: tuple[str, ...]
+    start: StartPrediction | None = None
+    advice: tuple[str, ...] = ()
     """Settings of the platform that match, for an instance."""
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    reasons: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     """Why the target cannot serve it; empty if it can."""
     named: bool = False
     """Whether the hardware was named."""
@@ -85,9 +85,7 @@ class CheckReport:
         if self.memory is not None:
             parts += ["", f"Prediction for {self.target}", *_predicted(self.memory, self.start)]
         if self.advice:
-            parts += ["", "On SageMaker"]
-            for text in self.advice:
-                parts += _wrapped(text, "  ")
+            parts += ["", "On SageMaker", *(line for text in self.advice for line in _wrapped(text, "  "))]
         parts.append("")
         for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", self.problems)):
             parts += [f"{label}: {text}" for text in texts]
@@ -112,30 +110,17 @@ def _table(values: tuple[EffectiveValue, ...]) -> list[str]:
 
 def _predicted(memory: MemoryPrediction, start: StartPrediction | None) -> list[str]:
     each = f" on each of {memory.ranks}" if memory.ranks > 1 else ""
-    rows = [
-        (
-            "weights",
-            f"{gigabytes(memory.weights)} of {gigabytes(memory.available)}{each}"
-            + (f"; {gigabytes(memory.weights_in_all)} in all" if each else ""),
-        ),
-        ("largest step", f"about {gigabytes(memory.activations)}{each}, for {memory.step_tokens:,} tokens"),
-        (
-            "KV cache",
-            f"{gigabytes(memory.kv_cache)}{each}: {memory.kv_tokens:,} tokens of"
-            f" {memory.kv_bytes_per_token:,} bytes",
-        ),
-        (
-            "at once",
-            f"{memory.requests_at_once:,} requests of {memory.length:,} tokens; limit: {memory.limited_by}",
-        ),
-        (
-            "KV wanted",
-            f"{gigabytes(memory.kv_wanted)} over all ranks for as many of this length as the file allows",
-        ),
-    ]
-    rows.append(("fits", f"no: {memory.shortage}" if memory.shortage else "yes"))
+    in_all = f"; {gigabytes(memory.weights_in_all)} in all" if each else ""
+    cache, tokens = gigabytes(memory.kv_cache), f"{memory.kv_tokens:,} tokens"
+    rows = {
+        "weights": f"{gigabytes(memory.weights)} of {gigabytes(memory.available)}{each}{in_all}",
+        "largest step": f"about {gigabytes(memory.activations)}{each}, for {memory.step_tokens:,} tokens",
+        "KV cache": f"{cache}{each}: {tokens} of {memory.kv_bytes_per_token:,} bytes",
+        "at once": f"{memory.requests_at_once:,} requests of {memory.length:,} tokens; limit: {memory.limited_by}",
+        "KV wanted": f"{gigabytes(memory.kv_wanted)} over all ranks for as many of this length as the file allows",
+        "fits": f"no: {memory.shortage}" if memory.shortage else "yes",
+    }
     if start is not None:
         fetch = f"about {start.download_seconds:.3g} s to fetch, " if start.download_seconds else ""
-        size = gigabytes(start.file_bytes)
-        rows.append(("start", f"{fetch}about {start.load_seconds:.3g} s to load {size}"))
-    return [f"  {name:<12}  {text}" for name, text in rows]
+        rows["start"] = f"{fetch}about {start.load_seconds:.3g} s to load {gigabytes(start.file_bytes)}"
+    return [f"  {name:<12}  {text}" for name, text in rows.items()]

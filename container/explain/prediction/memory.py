@@ -110,8 +110,7 @@ def _predict_rolling(
     own = model.weight_bytes(element, ranks)
     largest = LargestStep.of(engine.scheduler.settings, longest)
     product = 2 if on_gpu and dtype != "fp32" else 4
-    step = activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product)
-    step = int(step * SPARE)
+    step = int(SPARE * activation_bytes(model, largest.num_tokens, largest.num_decodes, ranks, product))
     cache = engine.cache
     token_bytes = model.kv_bytes_per_token(stored_kv_dtype(cache, engine.parallel.device, dtype), ranks)
     block_bytes = cache.block_size * token_bytes
@@ -126,7 +125,10 @@ def _predict_rolling(
     each = request_blocks(wanted, cache, model.window, largest.num_tokens)
     allowed, fitting = engine.scheduler.settings.max_num_seqs, blocks // each
     limit = f"option.max_rolling_batch_size; the KV cache has room for {fitting:,}"
-    found = MemoryPrediction(
+    shortage = _shortage((own + step + blocks * local_block) * (1 if on_gpu else ranks), available, on_gpu)
+    if not shortage and blocks < request_blocks(longest, cache, model.window, largest.num_tokens):
+        shortage = f"the KV cache holds {kv_tokens:,} tokens, and option.max_model_len is {longest:,}"
+    return MemoryPrediction(
         ranks=ranks,
         available=available,
         weights=own,
@@ -140,17 +142,16 @@ def _predict_rolling(
         kv_wanted=allowed * each * block_bytes,
         requests_at_once=min(fitting, allowed),
         limited_by=limit if allowed <= fitting else "the KV cache",
+        shortage=shortage,
     )
-    shared = 1 if on_gpu else ranks
-    taken = (own + step + found.kv_cache) * shared + (_CONTEXT_BYTES if on_gpu else 0)
-    longest_fits = blocks >= request_blocks(longest, cache, model.window, largest.num_tokens)
-    if taken <= available and longest_fits:
-        return found
-    if taken <= available:
-        reason = f"the KV cache holds {kv_tokens:,} tokens, and option.max_model_len is {longest:,}"
-    else:
-        reason = f"{gigabytes(taken)} are needed, and there are {gigabytes(available)}"
-    return replace(found, shortage=reason)
+
+
+def _shortage(needed: int, available: int, on_gpu: bool) -> str:
+    """Why tensors of so many bytes do not fit; empty if they do."""
+    needed += _CONTEXT_BYTES if on_gpu else 0
+    if needed <= available:
+        return ""
+    return f"{gigabytes(needed)} are needed, and there are {gigabytes(available)}"
 
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:
@@ -180,28 +181,25 @@ def predict_dynamic(
     total = weights.count_numbers(folder) * element or model.weight_bytes(element)
     longest = engine.model.max_model_len
     rows, wanted = engine.batching.batch_size, min(length or longest, longest)
-    token_bytes = model.kv_bytes_per_token(dtype, 1)
-    step = activation_bytes(model, rows * wanted, rows, 1, element)
-    found = MemoryPrediction(
+    token_bytes, tokens = model.kv_bytes_per_token(dtype, 1), rows * wanted
+    step = activation_bytes(model, tokens, rows, 1, element)
+    shortage = _shortage(total // devices + tokens * token_bytes // devices + step, available, on_gpu)
+    return MemoryPrediction(
         ranks=devices,
         available=available,
         weights=total // devices,
         weights_in_all=total,
         activations=step,
-        step_tokens=rows * wanted,
-        kv_cache=rows * wanted * token_bytes // devices,
+        step_tokens=tokens,
+        kv_cache=tokens * token_bytes // devices,
         kv_bytes_per_token=token_bytes,
-        kv_tokens=rows * wanted,
+        kv_tokens=tokens,
         length=wanted,
-        kv_wanted=rows * wanted * token_bytes,
+        kv_wanted=tokens * token_bytes,
         requests_at_once=rows,
         limited_by="batch_size",
+        shortage=shortage and f"{shortage}; lower batch_size or option.max_model_len",
     )
-    taken = found.weights + found.kv_cache + step + (_CONTEXT_BYTES if on_gpu else 0)
-    if taken <= available:
-        return found
-    reason = f"{gigabytes(taken)} are needed, and there are {gigabytes(available)}"
-    return replace(found, shortage=f"{reason}; lower batch_size or option.max_model_len")
 
 
 def gigabytes(count: int) -> str:

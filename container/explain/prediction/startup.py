@@ -62,14 +62,12 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
     """What an endpoint on SageMaker must be given, one sentence for each setting."""
     if target.instance is None:
         return []
-    advice = []
-    limit = config.options.model_loading_timeout
-    needed = 0.0
+    advice, limit, needed = [], config.options.model_loading_timeout, 0.0
     if start is not None:
-        fetched = model_files.is_fetched(config.source)
-        download = start.download_seconds or 0.0
-        needed = start.load_seconds + (download if fetched else 0.0)
-        if not fetched:
+        download, needed = start.download_seconds or 0.0, start.load_seconds
+        if model_files.is_fetched(config.source):
+            needed += download
+        else:
             advice.append(
                 f"model_data_download_timeout={platform_timeout(download)}: the platform copies"
                 f" {gigabytes(start.file_bytes)}, which takes about {_seconds(download)}"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from engines.config import EngineConfig, HandlerEngineConfig
+from engines.config import BatchConfig, EngineConfig, HandlerEngineConfig
+from lmi_server.config import LmiConfig
+from lmi_server.values.show import as_option
+
+T = TypeVar("T")
 
 
 class CannotServe(Exception):
@@ -38,6 +43,15 @@ class Decisions:
     origins: dict[str, str] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
 
-    def computed(self, option: str, value: object, why: str) -> None:
-        self.values[option] = str(value)
+    def computed(self, option: str, value: T, why: str) -> T:
+        """Record and return the value of an open option."""
+        self.values[option] = as_option(value)
         self.origins[option] = f"computed: {why}"
+        return value
+
+
+def batching(config: LmiConfig) -> BatchConfig:
+    """The batches of engine=Python, as the options say."""
+    options = config.options
+    delay = options.max_batch_delay / 1000
+    return BatchConfig(options.batch_size, delay, options.job_queue_size, config.server.predict_timeout)

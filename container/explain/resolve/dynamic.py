@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from container.explain.resolve import weights
-from container.explain.resolve.decisions import CannotServe, Decisions
+from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
-from engines.config import BatchConfig, ModelSettings, ParallelConfig, PythonEngineConfig
+from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.models import gguf_index
 from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig
@@ -46,7 +46,7 @@ def resolve(
     device = "cuda" if machine.gpu_count else "cpu"
     checkpoint = str(data.get("dtype") or data.get("torch_dtype") or "float32")
     if device == "cpu":
-        weights.require_memory(model_path, 4, machine)
+        weights.require_free(4 * weights.count_numbers(model_path), machine)
     return PythonEngineConfig(
         model=ModelSettings(
             path=str(model_path),
@@ -57,12 +57,7 @@ def resolve(
         parallel=ParallelConfig(
             tp_size=_degree(options, machine, made), device=device, threads_per_rank=machine.cpu_count
         ),
-        batching=BatchConfig(
-            batch_size=options.batch_size,
-            max_batch_delay=options.max_batch_delay / 1000,
-            max_waiting=options.job_queue_size,
-            batch_timeout=config.server.predict_timeout,
-        ),
+        batching=batching(config),
         trust_remote_code=remote_code,
     )
 
@@ -108,10 +103,8 @@ def _max_model_len(options: EngineOptions, data: dict[str, Any], made: Decisions
             raise CannotServe(f"{name}={given} is more than the model's context, {context} tokens")
         return given
     if context is None:
-        made.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
-        return _UNKNOWN_CONTEXT
-    made.computed(name, context, "the model's context")
-    return context
+        return made.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
+    return made.computed(name, context, "the model's context")
 
 
 def _context(data: object) -> int | None:
@@ -123,8 +116,8 @@ def _context(data: object) -> int | None:
 
 def _degree(options: EngineOptions, machine: Machine, made: Decisions) -> int:
     name, given = "option.tensor_parallel_degree", options.tensor_parallel_degree
-    gpus = max(1, machine.gpu_count)
     if isinstance(given, int):
         return given
-    made.computed(name, gpus, "all GPUs" if machine.gpu_count else "there is no GPU")
-    return gpus
+    return made.computed(
+        name, max(1, machine.gpu_count), "all GPUs" if machine.gpu_count else "there is no GPU"
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from container.explain.resolve.decisions import CannotServe, Decisions
+from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
-from engines.config import BatchConfig, HandlerEngineConfig, HandlerSettings, ModelSettings, ParallelConfig
+from engines.config import HandlerEngineConfig, HandlerSettings, ModelSettings, ParallelConfig
 from lmi_server.config import LmiConfig, UserHandler
 
 _MAX_BODY_BYTES = 128 * 1024 * 1024
@@ -45,8 +46,7 @@ def resolve(
     Raises CannotServe.
     """
     require_permission(handler, allow_code)
-    options = config.options
-    degree = options.tensor_parallel_degree
+    degree = config.options.tensor_parallel_degree
     folder = Path(handler.file).parent if config.source.model_dir == "." else Path(config.source.model_dir)
     properties = dict(handler.options)
     if model_path is not None:
@@ -59,22 +59,8 @@ def resolve(
             device="cuda" if machine.gpu_count else "cpu",
             threads_per_rank=max(1, machine.cpu_count // handler.max_workers),
         ),
-        batching=BatchConfig(
-            batch_size=options.batch_size,
-            max_batch_delay=options.max_batch_delay / 1000,
-            max_waiting=options.job_queue_size,
-            batch_timeout=config.server.predict_timeout,
-        ),
-        handler=HandlerSettings(
-            file=handler.file,
-            function=handler.function,
-            properties=properties,
-            python=sys.executable,
-            min_workers=handler.min_workers,
-            max_workers=handler.max_workers,
-            max_idle_seconds=float(handler.max_idle_seconds),
-            loading_timeout=options.model_loading_timeout,
-        ),
+        batching=batching(config),
+        handler=_settings(config, handler, properties),
     )
 
 
@@ -90,19 +76,23 @@ def require_permission(handler: UserHandler, allow_code: bool) -> None:
 
 def formatter(config: LmiConfig, user: UserHandler, model_path: Path) -> HandlerEngineConfig:
     """The configuration of the processes that run a user's formatters, one request at a time."""
-    options = config.options
+    properties = {**user.options, "model_path": str(model_path)}
     return HandlerEngineConfig(
         model=ModelSettings(str(Path(user.file).parent), Path(user.file).name, "", 0),
         parallel=ParallelConfig(threads_per_rank=1),
-        batching=BatchConfig(1, 0.0, options.job_queue_size, config.server.predict_timeout),
-        handler=HandlerSettings(
-            file=user.file,
-            function="",
-            properties={**user.options, "model_path": str(model_path)},
-            python=sys.executable,
-            min_workers=user.min_workers,
-            max_workers=user.max_workers,
-            max_idle_seconds=float(user.max_idle_seconds),
-            loading_timeout=options.model_loading_timeout,
-        ),
+        batching=replace(batching(config), batch_size=1, max_batch_delay=0.0),
+        handler=_settings(config, user, properties),
+    )
+
+
+def _settings(config: LmiConfig, user: UserHandler, properties: dict[str, str]) -> HandlerSettings:
+    return HandlerSettings(
+        file=user.file,
+        function=user.function,
+        properties=properties,
+        python=sys.executable,
+        min_workers=user.min_workers,
+        max_workers=user.max_workers,
+        max_idle_seconds=float(user.max_idle_seconds),
+        loading_timeout=config.options.model_loading_timeout,
     )

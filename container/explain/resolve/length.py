@@ -37,11 +37,9 @@ def max_model_len(
             )
         return given
     if capacity is None or fits(trained):
-        made.computed(name, trained, "the model's context")
-        return trained
-    made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
+        return made.computed(name, trained, "the model's context")
     made.notes.append(
         f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
         " option.kv_cache_gb raises it"
     )
-    return capacity
+    return made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")

@@ -54,7 +54,9 @@ def resolve(
     config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
 ) -> tuple[MpiEngineConfig, int | None]:
     """The engine's configuration, and the capacity of its KV cache in tokens. Raises CannotServe."""
-    model = _read_model(config, model_path, made)
+    model = _describe(config, model_path, made)
+    if config.source.load_format != "dummy":
+        weights.require_safetensors(model_path)
     foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
         made.notes.append(
@@ -65,10 +67,15 @@ def resolve(
     degree = _degree(options, model, machine, made)
     _require_native(options, device, machine)
     dtype = weights.dtype(options.dtype, model.dtype, device, made)
+    size = model.weight_bytes(weights.element(model, dtype, options.quantize, machine), degree)
+    if device == "cpu":
+        weights.require_free(size * degree, machine)
     if config.source.load_format == "dummy":
-        weights.make_random(model, degree, dtype, options.quantize, machine, made)
-    elif device == "cpu":
-        weights.hold_on_cpu(model, degree, dtype, options.quantize, machine)
+        where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
+        made.notes.append(
+            "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
+            f" {size / _GIB:.3g} GiB {where}"
+        )
     _explain_batch_invariance(options, device, machine, made)
     cache = _cache(options, machine, device, made)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
@@ -96,15 +103,8 @@ def resolve(
     return engine, capacity
 
 
-def _read_model(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
-    """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
-    model = _describe(config, path, made)
-    if config.source.load_format != "dummy":
-        weights.require_safetensors(path)
-    return model
-
-
 def _describe(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
+    """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
     name, impl, refusal = "option.model_impl", config.options.model_impl, ""
     if impl != "transformers":
         try:
@@ -163,34 +163,29 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: 
             made.notes.append(f"{given} ranks on {machine.cpu_count} cores: correct, but slow")
         return given
     if not machine.gpu_count:
-        made.computed(name, 1, "there is no GPU")
-        return 1
+        return made.computed(name, 1, "there is no GPU")
     if alone:
-        made.computed(name, 1, alone)
-        return 1
+        return made.computed(name, 1, alone)
     degree = min(machine.gpu_count, heads)
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
-    made.computed(name, degree, f"{cause} ({machine.gpu_count})")
-    return degree
+    return made.computed(name, degree, f"{cause} ({machine.gpu_count})")
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
     """Raises CannotServe for options that only native CPU kernels support, if those are not used."""
-    native_only = [
-        f"{name}={value}"
-        for name, value, usual in (
-            ("option.quantize", options.quantize, ("none",)),
-            ("option.kv_cache_dtype", options.kv_cache_dtype, ("auto", "fp32" if device == "cpu" else "")),
-        )
-        if value not in usual
-    ]
-    if native_only and device != "cpu":
-        raise CannotServe(f"{native_only[0]}: only for CPUs, and the model is served on a GPU")
-    if native_only and not machine.cpu_kernels:
-        raise CannotServe(
-            f"{native_only[0]}: it needs the native CPU kernels, which are not built here or not for this processor;"
-            " with a C++ compiler, `make install` builds them"
-        )
+    for name, value, usual in (
+        ("option.quantize", options.quantize, ("none",)),
+        ("option.kv_cache_dtype", options.kv_cache_dtype, ("auto", "fp32" if device == "cpu" else "")),
+    ):
+        if value in usual:
+            continue
+        if device != "cpu":
+            raise CannotServe(f"{name}={value}: only for CPUs, and the model is served on a GPU")
+        if not machine.cpu_kernels:
+            raise CannotServe(
+                f"{name}={value}: it needs the native CPU kernels, which are not built here or not for this processor;"
+                " with a C++ compiler, `make install` builds them"
+            )
 
 
 def _explain_batch_invariance(options: EngineOptions, device: str, machine: Machine, made: Decisions) -> None:
@@ -207,41 +202,32 @@ def _explain_batch_invariance(options: EngineOptions, device: str, machine: Mach
 
 
 def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
-    block_size = options.block_size
-    if block_size is None:
-        block_size = 16
-        made.computed("option.block_size", block_size, "the default")
+    paged, name = options.paged_attention, "option.kv_cache_gb"
+    kv_bytes = None
     if options.kv_cache_gb is not None:
-        kv_bytes: int | None = int(options.kv_cache_gb * _GIB)
+        kv_bytes = int(options.kv_cache_gb * _GIB)
     elif device == "cpu":
         kv_bytes = min(4 * _GIB, machine.memory_available_bytes // 4)
         free = machine.memory_available_bytes / _GIB
-        made.computed(
-            "option.kv_cache_gb",
-            f"{kv_bytes / _GIB:.3g}",
-            f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB",
-        )
+        why = f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB"
+        made.computed(name, f"{kv_bytes / _GIB:.3g}", why)
     else:
-        kv_bytes = None
-        made.computed(
-            "option.kv_cache_gb", "", "what option.gpu_memory_utilization leaves once the weights are loaded"
-        )
+        made.computed(name, "", "what option.gpu_memory_utilization leaves once the weights are loaded")
     prefix_caching = options.enable_prefix_caching
     if prefix_caching is None:
-        prefix_caching = options.paged_attention
-        made.computed(
-            "option.enable_prefix_caching",
-            str(prefix_caching).lower(),
-            "attention is paged" if prefix_caching else "attention is not paged",
-        )
+        prefix_caching = made.computed("option.enable_prefix_caching", paged, _paging(options))
     return CacheConfig(
-        block_size=block_size,
-        paged=options.paged_attention,
+        block_size=options.block_size or made.computed("option.block_size", 16, "the default"),
+        paged=paged,
         dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,
         kv_cache_bytes=kv_bytes,
         gpu_memory_utilization=options.gpu_memory_utilization,
     )
+
+
+def _paging(options: EngineOptions) -> str:
+    return "attention is paged" if options.paged_attention else "attention is not paged"
 
 
 def stored_kv_dtype(cache: CacheConfig, device: str, dtype: str) -> str:
@@ -268,8 +254,7 @@ def _scheduler(options: EngineOptions, device: str, made: Decisions) -> Schedule
     policy = options.batch_scheduler_policy
     if policy is None:
         policy = "max_utilization" if options.paged_attention else "guaranteed_no_evict"
-        why = "attention is paged" if options.paged_attention else "attention is not paged"
-        made.computed("option.batch_scheduler_policy", policy, why)
+        made.computed("option.batch_scheduler_policy", policy, _paging(options))
     return SchedulerConfig(
         settings=SchedulerSettings(
             max_num_seqs=options.max_rolling_batch_size,
@@ -291,23 +276,20 @@ def _scheduler(options: EngineOptions, device: str, made: Decisions) -> Schedule
 def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int, int]:
     """Limits of a step: prompt tokens, and all tokens."""
     prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
-    prefill, total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
-    if prefill is None and total is None:
-        prefill = total = 256 if device == "cpu" else 2048
-        for name in (prefill_name, total_name):
-            made.computed(name, total, f"on a {'CPU' if device == 'cpu' else 'GPU'}")
-    elif total is None:
-        total = prefill or 0
-        made.computed(total_name, total, f"as {prefill_name}")
-    elif prefill is None:
-        prefill = total
-        made.computed(prefill_name, prefill, f"as {total_name}")
+    default, where = (256, "on a CPU") if device == "cpu" else (2048, "on a GPU")
+    given, given_total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
+    prefill = given or made.computed(
+        prefill_name, given_total or default, f"as {total_name}" if given_total else where
+    )
+    total = given_total or made.computed(
+        total_name, given or default, f"as {prefill_name}" if given else where
+    )
     if total < options.max_rolling_batch_size:
         made.notes.append(
             f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: so"
             " only some sequences get a token in each step"
         )
-    return prefill or 0, total
+    return prefill, total
 
 
 def _step_trace(options: EngineOptions) -> str:

@@ -23,14 +23,6 @@ def require_safetensors(path: Path) -> None:
         raise CannotServe(sentence)
 
 
-def require_memory(path: Path, bytes_per_weight: int, machine: Machine) -> None:
-    """Raises CannotServe when the weights, counted in the headers of the folder's files, exceed the free memory.
-
-    bytes_per_weight: the least that each takes in memory.
-    """
-    _require_free(count_numbers(path) * bytes_per_weight, machine)
-
-
 def count_numbers(path: Path) -> int:
     """How many numbers the weights in a folder are, by the headers of its files."""
     count = 0
@@ -40,7 +32,8 @@ def count_numbers(path: Path) -> int:
     return count
 
 
-def _require_free(num_bytes: int, machine: Machine) -> None:
+def require_free(num_bytes: int, machine: Machine) -> None:
+    """Raises CannotServe when weights of so many bytes exceed the free memory."""
     if num_bytes > machine.memory_available_bytes:
         raise CannotServe(
             f"the weights take {num_bytes / _GIB:.1f} GiB in memory, and only"
@@ -48,34 +41,11 @@ def _require_free(num_bytes: int, machine: Machine) -> None:
         )
 
 
-def hold_on_cpu(model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine) -> None:
-    """Raises CannotServe when the weights take more of a CPU's memory than is free."""
-    _require_free(model.weight_bytes(element(model, dtype, quantize, machine), degree) * degree, machine)
-
-
 def element(model: ModelConfig, dtype: str, quantize: str, machine: Machine) -> int:
     """Bytes of each number of a matrix under engine=MPI, at most."""
     if machine.gpu_count:
         return 4 if dtype == "fp32" else 2
     return element_bytes(model.dtype, dtype, quantize, bool(machine.cpu_kernels))
-
-
-def make_random(
-    model: ModelConfig, degree: int, dtype: str, quantize: str, machine: Machine, made: Decisions
-) -> None:
-    """Note the memory that random weights take, of which no files tell.
-
-    Raises: CannotServe: on a CPU, more than is free.
-    """
-    on_gpu = machine.gpu_count > 0
-    size = model.weight_bytes(element(model, dtype, quantize, machine), degree)
-    if not on_gpu:
-        _require_free(size * degree, machine)
-    where = f"on each of {degree} {'GPUs' if on_gpu else 'ranks'}" if degree > 1 else "in memory"
-    made.notes.append(
-        f"option.load_format=dummy: the weights are random, so answers are meaningless; they take {size / _GIB:.3g} GiB"
-        f" {where}"
-    )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -98,11 +68,8 @@ def dtype(option: str, checkpoint: str, device: str, made: Decisions) -> str:
             )
         return option
     if device == "cpu":
-        made.computed("option.dtype", "fp32", f"on a CPU; every {checkpoint} weight is kept exactly")
-        return "fp32"
-    half = _FROM_CHECKPOINT.get(checkpoint, "bf16")
-    why = (
-        "as the checkpoint is" if checkpoint in _FROM_CHECKPOINT else f"half of the checkpoint's {checkpoint}"
-    )
-    made.computed("option.dtype", half, why)
-    return half
+        why = f"on a CPU; every {checkpoint} weight is kept exactly"
+        return made.computed("option.dtype", "fp32", why)
+    if checkpoint in _FROM_CHECKPOINT:
+        return made.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "as the checkpoint is")
+    return made.computed("option.dtype", "bf16", f"half of the checkpoint's {checkpoint}")
