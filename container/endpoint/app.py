@@ -23,11 +23,7 @@ from container.measure.output import as_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names of this machine's loopback."""
-_TARGET = "SageMaker."
-_OPERATIONS = {
-    "invocations": WHOLE,
-    "invocations-response-stream": STREAM,
-}
+_OPERATIONS = {"invocations": WHOLE, "invocations-response-stream": STREAM}
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +42,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
 
     @app.post("/")
     def control() -> Response:
-        operation = request.headers.get("X-Amz-Target", "").removeprefix(_TARGET)
+        operation = request.headers.get("X-Amz-Target", "").removeprefix("SageMaker.")
         try:
             params = json.loads(request.get_data() or b"{}")
         except ValueError as error:
@@ -55,12 +51,9 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
 
     @app.post("/endpoints/<name>/<any('invocations','invocations-response-stream'):kind>")
     def invoke(name: str, kind: str) -> Response:
-        answer = runtime.invoke(
-            platform.endpoint(name), _OPERATIONS[kind], request.headers, request.get_data()
-        )
-        response = Response(answer.body)
-        response.headers.update(answer.headers)
-        return response
+        endpoint, operation = platform.endpoint(name), _OPERATIONS[kind]
+        headers, body = runtime.invoke(endpoint, operation, request.headers, request.get_data())
+        return Response(body, headers=headers)
 
     @app.post("/endpoints/<name>/async-invocations")
     def invoke_async(name: str) -> Response:
@@ -69,9 +62,9 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
 
     @app.get("/figures")
     def show_figures() -> Response:
-        shown = platform.figures()
-        values = {"variants": [one.values() for one in shown], "verdicts": figures.verdicts(shown)}
-        return _json(200, values)
+        served = platform.figures()
+        variants = [one.values() for one in served]
+        return _json(200, {"variants": variants, "verdicts": figures.verdicts(served)})
 
     @app.errorhandler(ApiError)
     def refuse(error: ApiError) -> Response:

@@ -57,57 +57,50 @@ class AsyncInvocations:
             raise ApiError("ServiceUnavailable", f"{_MAX_WAITING} invocations are waiting", 503)
         number = params.setdefault("InferenceId", str(uuid.uuid4()))
         paths = config["OutputConfig"]
-        name = params.get("Filename", f"{number}.out")
-        output = "/".join(
-            filter(None, [paths["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension"), name])
-        )
-        failure = (
-            f"{paths['S3FailurePath'].rstrip('/')}/{number}-error.out" if "S3FailurePath" in paths else ""
-        )
-        self._pool(endpoint).submit(self._run, endpoint, params, body, output, failure, time.monotonic())
-        locations = {"OutputLocation": output, "FailureLocation": failure}
-        return {f"X-Amzn-SageMaker-{name}": value for name, value in locations.items() if value}, number
+        folders = [paths["S3OutputPath"].rstrip("/"), params.get("S3OutputPathExtension")]
+        output = "/".join([*filter(None, folders), params.get("Filename", f"{number}.out")])
+        locations = {"X-Amzn-SageMaker-OutputLocation": output}
+        failure = None
+        if "S3FailurePath" in paths:
+            failure = f"{paths['S3FailurePath'].rstrip('/')}/{number}-error.out"
+            locations["X-Amzn-SageMaker-FailureLocation"] = failure
+        expires = time.monotonic() + params.get("RequestTTLSeconds", _TTL_SECONDS)
+
+        def run() -> None:
+            self._room.release()
+            client = self._connect()
+            try:
+                if time.monotonic() > expires:
+                    raise runtime_refused("RequestTTLSeconds: the request waited for longer")
+                answer, kind = self._answer(endpoint, params, body or _read(client, params["InputLocation"]))
+                _write(client, output, answer, kind)
+            except (ApiError, BotoCoreError, ClientError) as error:
+                self._report(f"endpoint {endpoint.name}: asynchronous invocation {number}: {error}")
+                if failure:
+                    self._write_failure(client, failure, str(error))
+
+        self._pool(endpoint.fleet).submit(run)
+        return locations, number
 
     def close(self) -> None:
         """Drop what waits."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _pool(self, endpoint: Endpoint) -> ThreadPoolExecutor:
-        fleet = endpoint.fleet
+    def _pool(self, fleet: Fleet) -> ThreadPoolExecutor:
         if fleet not in self._pools:
             client = fleet.config["AsyncInferenceConfig"].get("ClientConfig", {})
             at_once = client.get("MaxConcurrentInvocationsPerInstance", _AT_ONCE)
-            pool = ThreadPoolExecutor(at_once * max(fleet.num_containers(), 1), "asynchronous")
+            pool = ThreadPoolExecutor(at_once * max(len(fleet.containers()), 1), "asynchronous")
             self._pools.setdefault(fleet, pool)
         return self._pools[fleet]
 
-    def _run(
-        self,
-        endpoint: Endpoint,
-        params: Mapping[str, Any],
-        body: bytes,
-        output: str,
-        failure: str,
-        since: float,
-    ) -> None:
-        self._room.release()
-        client = self._connect()
-        try:
-            if time.monotonic() - since > params.get("RequestTTLSeconds", _TTL_SECONDS):
-                raise runtime_refused("RequestTTLSeconds: the request waited for longer")
-            body = body or _read(client, params["InputLocation"])
-            headers = self._runtime.container_headers(OPERATION, params)
-            limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
-            call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
-            kind = call.header("Content-Type") or "application/octet-stream"
-            _write(client, output, call.read(_MAX_BYTES), kind)
-        except (ApiError, BotoCoreError, ClientError) as error:
-            self._report(
-                f"endpoint {endpoint.name}: asynchronous invocation {params['InferenceId']}: {error}"
-            )
-            if failure:
-                self._write_failure(client, failure, str(error))
+    def _answer(self, endpoint: Endpoint, params: Mapping[str, Any], body: bytes) -> tuple[bytes, str]:
+        """The answer of a container and its content type. Raises ApiError."""
+        headers = self._runtime.container_headers(OPERATION, params)
+        limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
+        call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
+        return call.read(_MAX_BYTES), call.content_type
 
     def _write_failure(self, client: Any, location: str, text: str) -> None:
         try:

@@ -54,6 +54,10 @@ class ContainerCall:
         """A header of the container's answer."""
         return self._response.getheader(name)
 
+    @property
+    def content_type(self) -> str:
+        return self.header("Content-Type") or "application/octet-stream"
+
     def read(self, most: int = MAX_BODY_BYTES) -> bytes:
         """The whole answer, at most `most` bytes. Raises ApiError."""
         data = bytearray()

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from container.endpoint.api import ApiError
-from container.endpoint.deployment import AlarmRule
 from container.endpoint.platform import Platform
+from container.endpoint.rollout import AlarmRule
 
 _OPERATIONS = {
     "models": "CreateModel",

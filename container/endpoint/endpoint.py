@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from container.endpoint.api import arn, refused
-from container.endpoint.deployment import AlarmRaised, Rollout, Stopped
 from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import Fleet, FleetFailed, FleetVariant
 from container.endpoint.process import ContainerProcess, stop_all
+from container.endpoint.rollout import AlarmRaised, Rollout, Stopped
 from container.endpoint.traffic import Traffic
 
 _DRAIN_SECONDS = 8 * 60.0
@@ -50,35 +50,24 @@ class Endpoint:
         """The endpoint configuration in service."""
         return self.fleet.config
 
-    def describe(self) -> dict[str, object]:
-        """The answer to `describe_endpoint`."""
+    def state(self) -> dict[str, object]:
+        """Its fields in `list_endpoints`."""
+        return {"LastModifiedTime": self._modified, "EndpointStatus": self._status}
+
+    def details(self) -> dict[str, object]:
+        """Its further fields in `describe_endpoint`."""
         with self._lock:
-            described: dict[str, object] = {
-                **self.summary(),
+            optional = {
+                "ShadowProductionVariants": [one.describe() for one in self.fleet.shadows.values()],
+                "FailureReason": (self._reason or "")[:1024],
+                "LastDeploymentConfig": self.last_deployment,
+                "AsyncInferenceConfig": self.config.get("AsyncInferenceConfig"),
+            }
+            return {
                 "EndpointConfigName": self.config["EndpointConfigName"],
                 "ProductionVariants": [variant.describe() for variant in self.fleet.variants.values()],
+                **{name: value for name, value in optional.items() if value},
             }
-            if self.fleet.shadows:
-                described["ShadowProductionVariants"] = [
-                    one.describe() for one in self.fleet.shadows.values()
-                ]
-            if self._reason is not None:
-                described["FailureReason"] = self._reason[:1024]
-            if self.last_deployment:
-                described["LastDeploymentConfig"] = self.last_deployment
-            if "AsyncInferenceConfig" in self.config:
-                described["AsyncInferenceConfig"] = self.config["AsyncInferenceConfig"]
-            return described
-
-    def summary(self) -> dict[str, object]:
-        """An item of `list_endpoints`."""
-        return {
-            "EndpointName": self.name,
-            "EndpointArn": arn("endpoint", self.name),
-            "CreationTime": self.created,
-            "LastModifiedTime": self._modified,
-            "EndpointStatus": self._status,
-        }
 
     def create(self) -> None:
         """Start the first fleet."""
@@ -92,13 +81,16 @@ class Endpoint:
         self._begin("Updating", ("InService",), lambda: self._update(green, rollout))
         self.last_deployment = deployment
 
-    def scale(self, wanted: Mapping[str, tuple[float | None, int | None]]) -> None:
-        """Change weights and counts: {variant: (weight, count)}, None for as it is. Raises ApiError."""
-        variants = {**self.fleet.variants, **self.fleet.shadows}
-        for name in wanted:
-            if name not in variants:
+    def scale(self, wanted: Sequence[Mapping[str, Any]]) -> None:
+        """Change weights and counts by `DesiredWeightsAndCapacities`. Raises ApiError."""
+        variants = {variant.name: variant for variant in self.fleet.all_variants()}
+        for one in wanted:
+            if (name := one["VariantName"]) not in variants:
                 raise refused(f"Could not find variant {name!r}; variants: {', '.join(variants)}")
-        changes = [(variants[name], *change) for name, change in wanted.items()]
+        changes = [
+            (variants[one["VariantName"]], one.get("DesiredWeight"), one.get("DesiredInstanceCount"))
+            for one in wanted
+        ]
         self._begin("Updating", ("InService",), lambda: self._scale(changes))
 
     def delete(self, removed: Callable[[], None]) -> None:
@@ -139,13 +131,14 @@ class Endpoint:
         if not self._stopping.is_set():
             self._report(f"endpoint {self.name}: {status}" + (f": {reason}" if reason else ""))
 
-    def _count(self, fleet: Fleet) -> None:
+    def _start(self, fleet: Fleet) -> None:
+        """Raises FleetFailed."""
         self.figures += [variant.figures for variant in fleet.all_variants()]
+        fleet.start()
 
     def _create(self) -> None:
-        self._count(self.fleet)
         try:
-            self.fleet.start()
+            self._start(self.fleet)
         except FleetFailed as error:
             self._set("Failed", str(error))
             return
@@ -155,9 +148,8 @@ class Endpoint:
 
     def _update(self, green: Fleet, rollout: Rollout) -> None:
         blue, self._green = self.fleet, green
-        self._count(green)
         try:
-            green.start()
+            self._start(green)
             rollout.run(self.traffic, blue, green)
         except (FleetFailed, AlarmRaised) as error:
             self.traffic.use(blue)
@@ -198,8 +190,7 @@ class Endpoint:
 
     def _retire(self, fleet: Fleet) -> None:
         """End a fleet that gets no more requests, once those in flight are through."""
-        containers = [container for variant in fleet.all_variants() for container in variant.containers]
-        self._drain(containers)
+        self._drain(fleet.containers())
         fleet.stop()
 
     def _drain(self, containers: Sequence[ContainerProcess]) -> None:

@@ -19,31 +19,24 @@ _PRELUDE_AND_CRCS = 16
 
 def payload_part(data: bytes) -> bytes:
     """Frame a piece of the container's answer."""
-    headers = {
-        ":message-type": "event",
-        ":event-type": "PayloadPart",
-        ":content-type": "application/octet-stream",
-    }
-    return _message(headers, data)
+    return _message("event", "PayloadPart", "application/octet-stream", data)
 
 
-def exception(kind: str, fields: Mapping[str, str]) -> bytes:
+def exception(name: str, fields: Mapping[str, str]) -> bytes:
     """Frame the end of a stream that failed: `ModelStreamError` or `InternalStreamFailure`."""
-    headers = {
-        ":message-type": "exception",
-        ":exception-type": kind,
-        ":content-type": "application/json",
-    }
-    return _message(headers, json.dumps(fields).encode())
+    return _message("exception", name, "application/json", json.dumps(fields).encode())
 
 
-def _message(headers: Mapping[str, str], payload: bytes) -> bytes:
-    head = b"".join(_header(name.encode(), value.encode()) for name, value in headers.items())
+def _message(kind: str, name: str, content_type: str, payload: bytes) -> bytes:
+    """kind: `event` or `exception`; name: what kind of those."""
+    headers = {":message-type": kind, f":{kind}-type": name, ":content-type": content_type}
+    head = b"".join(
+        struct.pack(">B", len(field))
+        + field.encode()
+        + struct.pack(">BH", _STRING, len(value))
+        + value.encode()
+        for field, value in headers.items()
+    )
     prelude = struct.pack(">II", _PRELUDE_AND_CRCS + len(head) + len(payload), len(head))
     data = prelude + struct.pack(">I", crc32(prelude)) + head + payload
     return data + struct.pack(">I", crc32(data))
-
-
-def _header(name: bytes, value: bytes) -> bytes:
-    length = struct.pack(">B", len(name))
-    return length + name + struct.pack(">BH", _STRING, len(value)) + value

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from container.measure.bench.figures import Spread
 from container.measure.compare.interval import Ratio, ratio_of_rounds
@@ -78,9 +79,13 @@ class VariantFigures:
         with self._lock:
             return list(self._served)
 
-    def values(self) -> dict[str, object]:
+    def answered(self) -> list[ServedRequest]:
+        """Those of the latest requests that did not fail."""
+        return [request for request in self.served() if not request.failed]
+
+    def values(self) -> dict[str, Any]:
         """Plain values for JSON; times in seconds."""
-        answered = [request for request in self.served() if not request.failed]
+        answered = self.answered()
         first_bytes = [request.first_byte for request in answered if request.first_byte is not None]
         return {
             "endpoint": self.endpoint,
@@ -101,7 +106,7 @@ def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
     Requests are cut into rounds of equal size by the time they ended, so that both variants of a round ran at the same
     time; the rest is the statistics of `lmi compare`.
     """
-    busy = [one for one in figures if any(not request.failed for request in one.served())]
+    busy = [one for one in figures if one.answered()]
     pairs = [
         (a, b)
         for a, b in itertools.combinations(busy, 2)
@@ -117,7 +122,7 @@ def verdicts(figures: Sequence[VariantFigures]) -> list[str]:
 
 def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> Ratio | None:
     """The median latency of `other` over that of `base`; None where no round has both."""
-    sides = [[request for request in one.served() if not request.failed] for one in (base, other)]
+    sides = [base.answered(), other.answered()]
     fewest = min(len(side) for side in sides)
     num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
     marked = [(request.ended, side, request.seconds) for side in (0, 1) for request in sides[side]]
@@ -138,9 +143,8 @@ def table(figures: Sequence[VariantFigures]) -> Table:
     rows = []
     for one in figures:
         values = one.values()
-        latency = Spread.of([request.seconds for request in one.served() if not request.failed])
         if values["requests"] or values["dropped"]:
-            kind = "shadow" if one.shadow else "production"
+            latency, kind = values["latency"], "shadow" if one.shadow else "production"
             counts = (str(values[key]) for key in ("requests", "errors", "dropped"))
             times = (seconds(value) for value in (latency.p50, latency.p90, latency.p99))
             rows.append((one.endpoint, one.name, kind, *counts, *times))

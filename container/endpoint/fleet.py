@@ -9,7 +9,7 @@ from typing import Any
 
 from container.endpoint.figures import VariantFigures
 from container.endpoint.model_data import NoModelData
-from container.endpoint.process import STOP_SECONDS, ContainerProcess, Launcher, NotHealthy, stop_all
+from container.endpoint.process import ContainerProcess, Launcher, NotHealthy, stop_all
 
 _STARTUP_SECONDS = 480.0
 """`ContainerStartupHealthCheckTimeoutInSeconds` where a variant has none."""
@@ -92,9 +92,8 @@ class Fleet:
         yield from self.variants.values()
         yield from self.shadows.values()
 
-    def num_containers(self) -> int:
-        """Containers of production variants."""
-        return sum(len(variant.containers) for variant in self.variants.values())
+    def containers(self) -> list[ContainerProcess]:
+        return [container for variant in self.all_variants() for container in variant.containers]
 
     def start(self) -> None:
         """Start all containers and wait until all are healthy. Raises FleetFailed, after stopping all."""
@@ -137,10 +136,9 @@ class Fleet:
                 f"{error}. Its log: {container.log}"
             ) from error
 
-    def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Stop all containers: SIGTERM, then SIGKILL after `seconds`."""
+    def stop(self) -> None:
+        """Stop all containers: SIGTERM, then SIGKILL after 30 s."""
         self.stopping.set()
-        containers = [container for variant in self.all_variants() for container in variant.containers]
-        stop_all(containers, seconds)
+        stop_all(self.containers())
         for variant in self.all_variants():
             variant.containers.clear()

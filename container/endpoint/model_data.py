@@ -14,7 +14,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from container.models.errors import ModelNotAvailable
 from container.models.files.s3.address import SCHEME, S3Address, parse_address
 
-_FILE = "file://"
 _READ_ONLY_FILE = 0o444
 _READ_ONLY_FOLDER = 0o555
 _FOLDER = 0o755
@@ -25,11 +24,6 @@ Connect = Callable[[], Any]
 
 class NoModelData(Exception):
     """The model of a container cannot be read. The text is for users."""
-
-
-def local_folder(uri: str) -> Path | None:
-    """The folder of `file:///path` or of a path without a scheme; None for S3."""
-    return None if uri.startswith(SCHEME) else Path(uri.removeprefix(_FILE)).absolute()
 
 
 class ModelData:
@@ -48,13 +42,14 @@ class ModelData:
         """The model folder of a container definition; an empty one without model data. Raises NoModelData."""
         uri: str = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         self._folder.mkdir(parents=True, exist_ok=True)
-        folder = local_folder(uri)
+        if uri.startswith(SCHEME):
+            return self._copy(uri)
+        folder = Path(uri.removeprefix("file://")).absolute() if uri else self._folder / "empty"
         if not uri:
-            folder = self._folder / "empty"
             folder.mkdir(exist_ok=True)
-        elif folder is not None and not folder.is_dir():
+        if not folder.is_dir():
             raise NoModelData(f"ModelDataSource.S3DataSource.S3Uri: there is no folder {folder}")
-        return folder or self._copy(uri)
+        return folder
 
     def _copy(self, uri: str) -> Path:
         with self._lock:

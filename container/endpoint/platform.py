@@ -6,26 +6,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from container.endpoint.api import ApiError, Service, arn, refused, runtime_refused
-from container.endpoint.deployment import AlarmRule, Rollout
+from container.endpoint.api import ApiError, arn, refused, runtime_refused
 from container.endpoint.endpoint import Endpoint, Report
 from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import Fleet
 from container.endpoint.process import Launcher
 from container.endpoint.resources import Collection, Definition
-
-_NOT_SUPPORTED = {
-    "CreateModel": ("Containers", "InferenceExecutionConfig"),
-    "PrimaryContainer": (
-        "ModelDataUrl",
-        "ModelPackageName",
-        "AdditionalModelDataSources",
-        "MultiModelConfig",
-    ),
-    "CreateEndpointConfig": ("ExplainerConfig", "DataCaptureConfig", "CrossRegionTrafficConfig"),
-    "ProductionVariants": ("ServerlessConfig", "InstancePools", "ManagedInstanceScaling"),
-}
-"""Fields that change what an endpoint does, and are refused here."""
+from container.endpoint.rollout import AlarmRule, Rollout
+from container.endpoint.validation import Service
 
 
 class Platform:
@@ -37,7 +25,7 @@ class Platform:
         self.alarms = dict(alarms or {})
         self._launcher = launcher
         self._report = report
-        self._service = Service("sagemaker")
+        self._service = Service("sagemaker", refused)
         self._models: Collection[Definition] = Collection("Model", "model", "model")
         self._configs: Collection[Definition] = Collection(
             "EndpointConfig", "endpoint-config", "endpoint configuration"
@@ -45,19 +33,21 @@ class Platform:
         self._endpoints: Collection[Endpoint] = Collection("Endpoint", "endpoint", "endpoint")
         self._ended: list[VariantFigures] = []
         self._operations: dict[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {
-            "CreateModel": self._create_model,
+            "CreateModel": lambda params: self._models.add(params["ModelName"], Definition(params)),
+            "DescribeModel": self._models.describe,
+            "DeleteModel": self._models.delete,
+            "ListModels": self._models.page,
             "CreateEndpointConfig": self._create_endpoint_config,
+            "DescribeEndpointConfig": self._configs.describe,
+            "DeleteEndpointConfig": self._configs.delete,
+            "ListEndpointConfigs": self._configs.page,
             "CreateEndpoint": self._create_endpoint,
+            "DescribeEndpoint": self._endpoints.describe,
             "UpdateEndpoint": self._update_endpoint,
             "UpdateEndpointWeightsAndCapacities": self._scale,
             "DeleteEndpoint": self._delete_endpoint,
+            "ListEndpoints": self._endpoints.page,
         }
-        collections: tuple[Collection[Any], ...] = (self._models, self._configs, self._endpoints)
-        for one in collections:
-            self._operations[f"Describe{one.prefix}"] = one.describe
-            self._operations[f"List{one.prefix}s"] = one.page
-        for one in (self._models, self._configs):
-            self._operations[f"Delete{one.prefix}"] = one.delete
 
     def call(self, operation: str, params: Mapping[str, Any]) -> dict[str, object]:
         """Carry out an operation. Raises ApiError."""
@@ -68,39 +58,23 @@ class Platform:
 
     def endpoint(self, name: str) -> Endpoint:
         """The endpoint that an invocation names. Raises ApiError."""
-        found = self._endpoints.find(name)
+        found = self._endpoints.items.get(name)
         if found is None:
             raise runtime_refused(f"Endpoint {name} not found.")
         return found
 
     def figures(self) -> list[VariantFigures]:
         """Of all variants since the start, deleted ones included."""
-        return self._ended + [one for endpoint in self._endpoints.values() for one in endpoint.figures]
+        endpoints = tuple(self._endpoints.items.values())
+        return self._ended + [one for endpoint in endpoints for one in endpoint.figures]
 
     def close(self) -> None:
         """End all endpoints, side by side."""
-        endpoints = self._endpoints.values()
+        endpoints = tuple(self._endpoints.items.values())
         with ThreadPoolExecutor(len(endpoints) or 1) as pool:
-            for closed in [pool.submit(endpoint.close) for endpoint in endpoints]:
-                closed.result()
-
-    def _create_model(self, params: Mapping[str, Any]) -> dict[str, object]:
-        _refuse(params, "CreateModel", "")
-        container = params.get("PrimaryContainer")
-        if container is None:
-            raise refused("PrimaryContainer: missing")
-        _refuse(container, "PrimaryContainer", "PrimaryContainer.")
-        source = container.get("ModelDataSource", {}).get("S3DataSource", {})
-        for field, only in (("S3DataType", "S3Prefix"), ("CompressionType", "None")):
-            if source.get(field, only) != only:
-                raise refused(
-                    f"PrimaryContainer.ModelDataSource.S3DataSource.{field}: not supported here "
-                    f"(got {source[field]}); allowed: {only}"
-                )
-        return self._models.add(params["ModelName"], Definition("Model", "model", params))
+            list(pool.map(Endpoint.close, endpoints))
 
     def _create_endpoint_config(self, params: Mapping[str, Any]) -> dict[str, object]:
-        _refuse(params, "CreateEndpointConfig", "")
         production, shadows = params["ProductionVariants"], params.get("ShadowProductionVariants", ())
         names = [variant["VariantName"] for variant in (*production, *shadows)]
         if len(set(names)) < len(names):
@@ -109,22 +83,15 @@ class Platform:
             raise refused(
                 "ShadowProductionVariants: allowed: one shadow variant beside one production variant"
             )
-        if "AsyncInferenceConfig" in params:
-            output = params["AsyncInferenceConfig"]["OutputConfig"]
-            if shadows or "S3OutputPath" not in output:
-                raise refused("AsyncInferenceConfig: needs OutputConfig.S3OutputPath, and no shadow variants")
+        if shadows and "AsyncInferenceConfig" in params:
+            raise refused("AsyncInferenceConfig: allowed: without shadow variants")
         for variant in (*production, *shadows):
-            _refuse(variant, "ProductionVariants", f"ProductionVariants.{variant['VariantName']}.")
-            if "ModelName" not in variant:
-                raise refused(f"ProductionVariants.{variant['VariantName']}.ModelName: missing")
             self._models.get(variant["ModelName"])
-        definition = Definition("EndpointConfig", "endpoint-config", params)
-        return self._configs.add(params["EndpointConfigName"], definition)
+        return self._configs.add(params["EndpointConfigName"], Definition(params))
 
     def _create_endpoint(self, params: Mapping[str, Any]) -> dict[str, object]:
         name = params["EndpointName"]
-        fleet = self._fleet(name, params["EndpointConfigName"])
-        endpoint = Endpoint(name, fleet, self._report)
+        endpoint = Endpoint(name, self._fleet(name, params["EndpointConfigName"]), self._report)
         answer = self._endpoints.add(name, endpoint)
         endpoint.create()
         return answer
@@ -136,11 +103,10 @@ class Platform:
             excluded = {
                 one["VariantPropertyType"] for one in params.get("ExcludeRetainedVariantProperties", ())
             }
-            for name, variant in endpoint.fleet.variants.items():
-                if name in green.variants and "DesiredWeight" not in excluded:
-                    green.variants[name].weight = variant.weight
-                if name in green.variants and "DesiredInstanceCount" not in excluded:
-                    green.variants[name].count = variant.count
+            for name in endpoint.fleet.variants.keys() & green.variants.keys():
+                before, after = endpoint.fleet.variants[name], green.variants[name]
+                after.weight = after.weight if "DesiredWeight" in excluded else before.weight
+                after.count = after.count if "DesiredInstanceCount" in excluded else before.count
         deployment = params.get("DeploymentConfig", {})
         if params.get("RetainDeploymentConfig"):
             deployment = endpoint.last_deployment
@@ -150,12 +116,7 @@ class Platform:
 
     def _scale(self, params: Mapping[str, Any]) -> dict[str, object]:
         endpoint = self._endpoints.get(params["EndpointName"])
-        endpoint.scale(
-            {
-                wanted["VariantName"]: (wanted.get("DesiredWeight"), wanted.get("DesiredInstanceCount"))
-                for wanted in params["DesiredWeightsAndCapacities"]
-            }
-        )
+        endpoint.scale(params["DesiredWeightsAndCapacities"])
         return {"EndpointArn": arn("endpoint", endpoint.name)}
 
     def _delete_endpoint(self, params: Mapping[str, Any]) -> dict[str, object]:
@@ -163,7 +124,7 @@ class Platform:
 
         def removed() -> None:
             self._ended += endpoint.figures
-            self._endpoints.remove(endpoint.name)
+            self._endpoints.items.pop(endpoint.name, None)
 
         endpoint.delete(removed)
         return {}
@@ -174,11 +135,3 @@ class Platform:
         names = {variant["ModelName"] for variant in variants}
         containers = {name: self._models.get(name).fields["PrimaryContainer"] for name in names}
         return Fleet(endpoint, fields, containers, self._launcher)
-
-
-def _refuse(fields: Mapping[str, Any], where: str, prefix: str) -> None:
-    """Raises ApiError for fields that are not supported."""
-    if found := [name for name in _NOT_SUPPORTED[where] if name in fields]:
-        raise refused(f"{prefix}{found[0]}: not supported by lmi endpoint")
-    if where == "PrimaryContainer" and fields.get("Mode", "SingleModel") != "SingleModel":
-        raise refused(f"{prefix}Mode: not supported (got {fields['Mode']}); allowed: SingleModel")

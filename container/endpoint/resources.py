@@ -1,9 +1,9 @@
-"""Models, endpoint configurations and endpoints by name: what describe, list and delete need of them."""
+"""Resources of the control plane by name, with the answers to `describe_*`, `delete_*` and `list_*`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from container.endpoint.api import arn, refused
@@ -12,90 +12,85 @@ _PAGE = 10
 """Items of a list without `MaxResults`."""
 
 
-class Named(Protocol):
+class Resource(Protocol):
     """A model, a configuration or an endpoint."""
 
     created: float
 
-    def summary(self) -> dict[str, object]: ...
+    def state(self) -> dict[str, object]:
+        """Its fields in lists, besides name and creation."""
 
-    def describe(self) -> dict[str, object]: ...
+    def details(self) -> dict[str, object]:
+        """Its further fields in `describe_*`."""
 
 
 class Definition:
     """A model or an endpoint configuration: the fields that it was created with."""
 
-    def __init__(self, prefix: str, kind: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Any]) -> None:
         self.created = time.time()
         self.fields = fields
-        name = fields[f"{prefix}Name"]
-        self._summary = {f"{prefix}Name": name, f"{prefix}Arn": arn(kind, name), "CreationTime": self.created}
 
-    def summary(self) -> dict[str, object]:
-        return dict(self._summary)
+    def state(self) -> dict[str, object]:
+        return {}
 
-    def describe(self) -> dict[str, object]:
-        return {**{key: value for key, value in self.fields.items() if key != "Tags"}, **self._summary}
+    def details(self) -> dict[str, object]:
+        return {key: value for key, value in self.fields.items() if key != "Tags"}
 
 
-N = TypeVar("N", bound=Named)
+R = TypeVar("R", bound=Resource)
 
 
-class Collection(Generic[N]):
+class Collection(Generic[R]):
     """Resources of one kind by name."""
 
     def __init__(self, prefix: str, kind: str, noun: str) -> None:
         """prefix: of the API's fields, such as `Model` in `ModelName`. kind: in resource names."""
-        self.prefix = prefix
+        self.items: dict[str, R] = {}
+        self._prefix = prefix
         self._kind = kind
         self._noun = noun
-        self._items: dict[str, N] = {}
 
-    def add(self, name: str, item: N) -> dict[str, object]:
+    def add(self, name: str, item: R) -> dict[str, object]:
         """Returns the answer to `create_*`. Raises ApiError: the name is in use."""
-        if self._items.setdefault(name, item) is not item:
+        if self.items.setdefault(name, item) is not item:
             raise refused(f'Cannot create already existing {self._noun} "{arn(self._kind, name)}".')
-        return {f"{self.prefix}Arn": arn(self._kind, name)}
+        return {f"{self._prefix}Arn": arn(self._kind, name)}
 
-    def get(self, name: str) -> N:
+    def get(self, name: str) -> R:
         """Raises ApiError: there is none."""
-        found = self._items.get(name)
+        found = self.items.get(name)
         if found is None:
             raise refused(f'Could not find {self._noun} "{arn(self._kind, name)}".')
         return found
 
-    def find(self, name: str) -> N | None:
-        return self._items.get(name)
-
-    def remove(self, name: str) -> None:
-        self._items.pop(name, None)
-
-    def values(self) -> Sequence[N]:
-        return tuple(self._items.values())
-
     def describe(self, params: Mapping[str, Any]) -> dict[str, object]:
         """The answer to `describe_*`. Raises ApiError."""
-        return self.get(params[f"{self.prefix}Name"]).describe()
+        name = params[f"{self._prefix}Name"]
+        item = self.get(name)
+        return {**self._summary(name, item), **item.details()}
 
     def delete(self, params: Mapping[str, Any]) -> dict[str, object]:
         """The answer to `delete_*`. Raises ApiError."""
-        name = params[f"{self.prefix}Name"]
+        name = params[f"{self._prefix}Name"]
         self.get(name)
-        self.remove(name)
+        self.items.pop(name, None)
         return {}
 
     def page(self, params: Mapping[str, Any]) -> dict[str, object]:
         """A page of a list; the newest first, if nothing else is asked for."""
-        name = f"{self.prefix}Name"
-        by_name = params.get("SortBy") == "Name"
-        found = sorted(self.values(), key=lambda one: str(one.summary()[name]) if by_name else one.created)
-        if params.get("SortOrder", "Descending" if not by_name else "Ascending") == "Descending":
-            found.reverse()
-        rows = [one.summary() for one in found]
-        rows = [row for row in rows if params.get("NameContains", "") in str(row[name])]
-        if wanted := params.get("StatusEquals"):
-            rows = [row for row in rows if row["EndpointStatus"] == wanted]
+        by_name, status = params.get("SortBy") == "Name", params.get("StatusEquals")
+        pairs = sorted(self.items.items(), key=lambda pair: pair[0] if by_name else pair[1].created)
+        rows = [self._summary(*pair) for pair in pairs if params.get("NameContains", "") in pair[0]]
+        if params.get("SortOrder", "Ascending" if by_name else "Descending") == "Descending":
+            rows.reverse()
+        rows = [row for row in rows if status in (None, row.get("EndpointStatus"))]
         token = str(params.get("NextToken", "0"))
         start = int(token) if token.isdecimal() else 0
         end = start + params.get("MaxResults", _PAGE)
-        return {f"{self.prefix}s": rows[start:end], **({"NextToken": str(end)} if end < len(rows) else {})}
+        return {f"{self._prefix}s": rows[start:end], **({"NextToken": str(end)} if end < len(rows) else {})}
+
+    def _summary(self, name: str, item: R) -> dict[str, object]:
+        prefix = self._prefix
+        named = {f"{prefix}Name": name, f"{prefix}Arn": arn(self._kind, name), "CreationTime": item.created}
+        return {**named, **item.state()}

@@ -12,10 +12,11 @@ from typing import Any
 from werkzeug.datastructures import Headers
 
 from container.endpoint import event_stream
-from container.endpoint.api import RUNTIME, ApiError, Service, runtime_refused
+from container.endpoint.api import ApiError, runtime_refused
 from container.endpoint.container_call import ContainerCall
 from container.endpoint.endpoint import Endpoint
 from container.endpoint.traffic import Lease
+from container.endpoint.validation import Service
 
 WHOLE = "InvokeEndpoint"
 STREAM = "InvokeEndpointWithResponseStream"
@@ -27,7 +28,6 @@ _PASSED_ON = (
     *("EnableExplanations", "PrefixAwareId"),
 )
 """Parameters that a container gets, as headers; all other headers of a caller are left out."""
-_NOT_SUPPORTED = ("InferenceComponentName", "TargetContainerHostname")
 _NEW_SESSION = "NEW_SESSION"
 
 
@@ -39,48 +39,40 @@ class TimeLimits:
     stream: float = 480.0
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeAnswer:
-    """A successful answer to an invocation."""
-
-    headers: Mapping[str, str]
-    body: bytes | ContainerCall
-    """An event stream, to be closed in any case, or the whole answer."""
-
-
 class Runtime:
     """Invokes endpoints. Threads may share it."""
 
     def __init__(self, limits: TimeLimits = TimeLimits()) -> None:
-        self.service = Service(RUNTIME)
+        self.service = Service("sagemaker-runtime", runtime_refused)
         self._limits = limits
         self._copies = ThreadPoolExecutor(_MAX_COPIES, "shadow")
         self._free_copies = threading.BoundedSemaphore(_MAX_COPIES)
 
-    def invoke(self, endpoint: Endpoint, operation: str, headers: Headers, body: bytes) -> RuntimeAnswer:
-        """Invoke an endpoint. Raises ApiError."""
+    def invoke(
+        self, endpoint: Endpoint, operation: str, headers: Headers, body: bytes
+    ) -> tuple[dict[str, str], bytes | ContainerCall]:
+        """Invoke an endpoint. Raises ApiError.
+
+        Returns the headers of the answer, and the whole answer or an event stream, to be closed in any case.
+        """
         params = self.service.from_headers(operation, endpoint.name, headers)
         if "AsyncInferenceConfig" in endpoint.config:
             raise runtime_refused(f"Endpoint {endpoint.name} is asynchronous; use InvokeEndpointAsync.")
-        if wrong := [name for name in _NOT_SUPPORTED if name in params]:
-            raise runtime_refused(f"{wrong[0]}: not supported by lmi endpoint")
-        streamed = operation == STREAM
         passed = self.container_headers(operation, params)
         session = params.get("SessionId")
         lease = endpoint.traffic.lease(params.get("TargetVariant"), session)
         self._copy(endpoint, passed, body)
-        limit = self._limits.stream if streamed else self._limits.whole
+        limit = self._limits.stream if operation == STREAM else self._limits.whole
         call = ContainerCall(endpoint.traffic, lease, passed, body, limit)
         sent_back = {
+            "Content-Type": call.content_type,
             "x-Amzn-Invoked-Production-Variant": lease.variant.name,
             **_header(f"{_PREFIX}Custom-Attributes", call),
         }
-        content_type = call.header("Content-Type") or "application/octet-stream"
-        if streamed:
-            types = {"Content-Type": event_stream.CONTENT_TYPE, f"{_PREFIX}Content-Type": content_type}
-            return RuntimeAnswer({**sent_back, **types}, call)
-        sent_back |= {"Content-Type": content_type, **_session(endpoint, lease, session, call)}
-        return RuntimeAnswer(sent_back, call.read())
+        if operation == STREAM:
+            types = {"Content-Type": event_stream.CONTENT_TYPE, f"{_PREFIX}Content-Type": call.content_type}
+            return {**sent_back, **types}, call
+        return {**sent_back, **_session(endpoint, lease, session, call)}, call.read()
 
     def container_headers(self, operation: str, params: Mapping[str, Any]) -> dict[str, str]:
         """The headers of a container's request, from the parameters of an invocation."""

@@ -15,10 +15,10 @@ from botocore.config import Config
 
 from container.endpoint.app import EndpointServer, make_app
 from container.endpoint.asynchronous import AsyncInvocations
-from container.endpoint.deployment import AlarmRule
 from container.endpoint.model_data import Connect
 from container.endpoint.platform import Platform
 from container.endpoint.process import ContainerProcess, Launcher
+from container.endpoint.rollout import AlarmRule
 from container.endpoint.runtime import Runtime, TimeLimits
 from container.run.serve import CannotListen, listen
 

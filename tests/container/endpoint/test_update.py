@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from container.endpoint.api import ApiError
-from container.endpoint.deployment import AlarmRule, Rollout
+from container.endpoint.rollout import AlarmRule, Rollout
 from container.endpoint.figures import ServedRequest
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab

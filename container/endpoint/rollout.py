@@ -79,14 +79,12 @@ class Rollout:
             )
         policy = config.get("BlueGreenUpdatePolicy", {})
         routing = policy.get("TrafficRoutingConfiguration", {})
-        names = [
-            alarm["AlarmName"] for alarm in config.get("AutoRollbackConfiguration", {}).get("Alarms", ())
-        ]
+        alarms = config.get("AutoRollbackConfiguration", {}).get("Alarms", ())
         return cls(
             _shares(routing, num_containers),
             routing.get("WaitIntervalInSeconds", 0),
             policy.get("TerminationWaitInSeconds", 0),
-            {name: rules.get(name, AlarmRule()) for name in names},
+            {one["AlarmName"]: rules.get(one["AlarmName"], AlarmRule()) for one in alarms},
         )
 
     def run(self, traffic: Traffic, blue: Fleet, green: Fleet) -> None:

@@ -1,0 +1,127 @@
+"""Requests checked by the data that boto3 makes its clients from, and by what `lmi endpoint` supports of it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from botocore.loaders import Loader
+from botocore.model import ServiceModel, Shape
+from botocore.validate import ParamValidator, ValidationErrors
+from werkzeug.datastructures import Headers
+
+from container.endpoint.api import ApiError
+
+_REQUIRED = {
+    "CreateModelInput": ("PrimaryContainer",),
+    "ProductionVariant": ("ModelName",),
+    "AsyncInferenceOutputConfig": ("S3OutputPath",),
+}
+"""By shape: fields that the platform has other ways for, and this one has not."""
+_NOT_SUPPORTED = {
+    "CreateModelInput": ("Containers", "InferenceExecutionConfig"),
+    "ContainerDefinition": (
+        *("ModelDataUrl", "ModelPackageName", "AdditionalModelDataSources", "MultiModelConfig"),
+    ),
+    "CreateEndpointConfigInput": ("ExplainerConfig", "DataCaptureConfig", "CrossRegionTrafficConfig"),
+    "ProductionVariant": ("ServerlessConfig", "InstancePools", "ManagedInstanceScaling"),
+    "InvokeEndpointInput": ("InferenceComponentName", "TargetContainerHostname"),
+    "InvokeEndpointWithResponseStreamInput": ("InferenceComponentName", "TargetContainerHostname"),
+}
+"""By shape: fields that change what an endpoint does, and are refused."""
+_ONLY = {"ContainerMode": "SingleModel", "S3ModelDataType": "S3Prefix", "ModelCompressionType": "None"}
+"""By shape: the one value that is supported."""
+_UNCHECKED_PATTERNS = {"S3ModelUri"}
+"""Models may also come from a local folder."""
+
+
+class Service:
+    """One service as botocore describes it."""
+
+    def __init__(self, name: str, refused: Callable[[str], ApiError]) -> None:
+        """refused: makes the error of an invalid request from its message."""
+        self._refused = refused
+        self._model = _service_model(name)
+
+    def check(self, operation: str, params: Mapping[str, Any]) -> None:
+        """Check the input of an operation by its shape. Raises ApiError."""
+        validator = _Validator()
+        report = validator.validate(params, self._model.operation_model(operation).input_shape)
+        problems = [*([report.generate_report()] if report.has_errors() else []), *validator.problems]
+        if problems:
+            raise self._refused(f"validation error detected: {'; '.join(problems)}")
+
+    def header_names(self, operation: str) -> dict[str, str]:
+        """The parameters of an operation that are headers: {parameter: header}."""
+        members = self._model.operation_model(operation).input_shape.members
+        return {
+            name: shape.serialization["name"]
+            for name, shape in members.items()
+            if shape.serialization.get("location") == "header"
+        }
+
+    def from_headers(self, operation: str, endpoint: str, headers: Headers) -> dict[str, Any]:
+        """Read and check the parameters of an operation from headers. Raises ApiError."""
+        members = self._model.operation_model(operation).input_shape.members
+        found: dict[str, Any] = {"EndpointName": endpoint}
+        for name, header in self.header_names(operation).items():
+            if (value := headers.get(header)) is not None:
+                is_number = members[name].type_name == "integer" and value.isdecimal()
+                found[name] = int(value[:9]) if is_number else value
+        self.check(operation, {"Body": b"", **found})
+        return found
+
+
+@functools.cache
+def _service_model(name: str) -> ServiceModel:
+    return ServiceModel(Loader().load_service_model(name, "service-2"), name)
+
+
+class _Validator(ParamValidator):
+    """botocore's, and limits that its clients leave to the service, and those of `lmi endpoint`."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def _validate(self, params: Any, shape: Shape, errors: ValidationErrors, name: str) -> None:
+        super()._validate(params, shape, errors, name)
+        where = name.removeprefix(".")
+        if problem := _beyond(params, shape):
+            value = str(params)[:200]
+            self.problems.append(f"Value {value!r} at {where!r} failed to satisfy constraint: {problem}")
+        elif params != (only := _ONLY.get(shape.name, params)):
+            self.problems.append(f"{where}: not supported (got {params}); allowed: {only}")
+        if isinstance(params, dict):
+            self.problems += (f"{name}.{field}"[1:] + text for field, text in _lacking(params, shape.name))
+
+
+def _lacking(params: Mapping[str, Any], shape: str) -> Iterator[tuple[str, str]]:
+    """Fields that are missing or not supported, each with words that say so."""
+    for field in _REQUIRED.get(shape, ()):
+        if field not in params:
+            yield field, ": missing"
+    for field in _NOT_SUPPORTED.get(shape, ()):
+        if field in params:
+            yield field, ": not supported by lmi endpoint"
+
+
+def _beyond(value: Any, shape: Shape) -> str:
+    """The limit that a value exceeds; empty where it keeps all."""
+    limits = shape.metadata
+    if isinstance(value, str) and shape.type_name == "string":
+        if "enum" in limits and value not in limits["enum"]:
+            near = difflib.get_close_matches(value, limits["enum"], 3) or limits["enum"][:5]
+            return f"Member must satisfy enum value set: [{', '.join(near)}, ...]"
+        pattern = limits.get("pattern", "")
+        # Patterns are Java's; those with classes that Python does not have are left out.
+        known = pattern and "\\p" not in pattern and shape.name not in _UNCHECKED_PATTERNS
+        if known and not re.fullmatch(pattern, value):
+            return f"Member must satisfy regular expression pattern: {pattern}"
+    most = limits.get("max")
+    size = len(value) if isinstance(value, str | list | dict) else value
+    if most is not None and isinstance(size, int | float) and size > most:
+        return f"Member must be at most {most}, in value or length"
+    return ""
