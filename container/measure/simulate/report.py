@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +54,11 @@ class SimulationReport(BenchReport):
         return {
             "simulated": True,
             **BenchReport.json_values(self),
-            "calibration": dataclasses.asdict(self.times)
-            if isinstance(self.times, CalibratedTimes)
-            else None,
+            "calibration": self.times if isinstance(self.times, CalibratedTimes) else None,
             "kv_cache_blocks": self.server.num_blocks,
             "mean_batch_size": self._mean_batch(),
             "counters": self.stats.counters,
-            "costs": [dataclasses.asdict(one) for one in self.costs],
+            "costs": self.costs,
             "notes": self.server.notes,
         }
 

@@ -49,19 +49,6 @@ class VirtualChoices:
         return [_TOKEN] * self._count
 
 
-class SilentStopwatch(Stopwatch):
-    """Measures nothing, for steps that nobody records: time moves in one part of a step only."""
-
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def stop(self, part: str) -> None:
-        """Nothing to add."""
-
-    def add(self, part: str, seconds: float) -> None:
-        """Nothing is added up."""
-
-
 class VirtualSteps:
     """A `StepRunner` whose steps take their predicted time and give made-up tokens.
 
@@ -87,13 +74,10 @@ class VirtualSteps:
         clock, count = self._clock, len(rows)
         host, device = self._times.seconds(batch.starts, batch.query_lens, count)
         clock.now += host
-        done = max(clock.now, self._device_free) + device
-        self._device_free = done
+        self._device_free = done = max(clock.now, self._device_free) + device
         if not self._runs_ahead:
             clock.now = done
-        if not count:
-            return StepResult()
-        return StepResult(choices=VirtualChoices(clock, done, count, at_once=not self._runs_ahead))
+        return StepResult(choices=VirtualChoices(clock, done, count, not self._runs_ahead) if count else None)
 
 
 def serve(
@@ -116,7 +100,7 @@ def serve(
         server.num_blocks, cache.block_size, cache.paged, cache.prefix_caching, window
     )
     scheduler = Scheduler(engine.scheduler, blocks, max_len, model.vocab_size)
-    stopwatch = Stopwatch(clock) if step_trace else SilentStopwatch(clock)
+    stopwatch = Stopwatch(clock)
     board = StatusBoard.create(folder / "status", 1)
     steps = VirtualSteps(clock, times, runs_ahead=engine.parallel.device == "cuda")
     executor = StepExecutor(steps, Communicator(), board, stopwatch)

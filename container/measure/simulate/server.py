@@ -46,12 +46,11 @@ class SimulatedServer:
     def info(self) -> EngineInfo:
         """What the engine would report of itself."""
         engine, ranks = self.engine, self.engine.parallel.tp_size
-        block_size, paged = 0, False
         if isinstance(engine, MpiEngineConfig):
             block_size, paged = engine.cache.block_size, engine.cache.paged
-            limit = engine.scheduler.settings.max_num_seqs
+            max_num_seqs = engine.scheduler.settings.max_num_seqs
         else:
-            limit = engine.batching.batch_size
+            block_size, paged, max_num_seqs = 0, False, engine.batching.batch_size
         capacity = self.num_blocks * block_size
         return EngineInfo(
             model=engine.model.name,
@@ -62,7 +61,7 @@ class SimulatedServer:
             kv_capacity_tokens=capacity,
             kv_capacity_bytes=capacity * self.model.kv_bytes_per_token(self.kv_stored, ranks),
             block_size=block_size,
-            max_num_seqs=limit,
+            max_num_seqs=max_num_seqs,
             max_model_len=engine.model.max_model_len,
             paged_attention=paged,
         )
@@ -77,12 +76,10 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
         CannotServe: the configuration cannot be served there.
         CannotSimulateError: there is no simulation of this configuration.
     """
-    # Weights are not looked for.
-    source = replace(config.source, load_format="dummy")
+    source = replace(config.source, load_format="dummy")  # weights are not looked for
     resolved = resolve(replace(config, source=source), folder, target.machine)
-    engine, timeout = resolved.config, config.server.predict_timeout
+    engine, timeout, copies = resolved.config, config.server.predict_timeout, resolved.copies
     notes = tuple(note for note in resolved.notes if "load_format" not in note)
-    copies = resolved.copies
     if copies > 1:
         notes += (
             f"one of {copies} copies of the model is simulated: load, figures and costs are of it alone",

@@ -6,7 +6,6 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.text import Text
@@ -19,7 +18,7 @@ from container.machine import detect
 from container.measure.bench.choice import LoadChoice
 from container.measure.bench.options import load_options, seed_option, slo_option
 from container.measure.bench.report import REQUEST_COLUMNS, request_rows
-from container.measure.bench.scenario import PRESETS, Scenario
+from container.measure.bench.scenario import PRESETS
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
 from container.measure.output import (
@@ -35,7 +34,6 @@ from container.measure.simulate.prices import Price, cost, read_prices
 from container.measure.simulate.report import SimulationOrigin, SimulationReport
 from container.measure.simulate.roofline import Roofline
 from container.measure.simulate.server import CannotSimulateError, SimulatedServer, resolve_server
-from container.measure.simulate.simulation import Simulation
 from container.measure.simulate.simulation import simulate as run_simulation
 from container.measure.simulate.step_times import StepTimes
 from container.models import files as model_files
@@ -119,7 +117,20 @@ def simulate(
     except (PropertiesError, CannotServe) as error:
         raise click.ClickException(str(error)) from error
 
-    found = _run(server, times, scenario, seed=seed, timeout=timeout, slo=slo)
+    view, ended, total = view_for(sys.stderr), itertools.count(1), scenario.workload.num_requests
+    view.start(f"simulating {scenario.arrivals.describe(total)}")
+    try:
+        found = run_simulation(
+            server,
+            times,
+            scenario,
+            seed=seed,
+            timeout=timeout,
+            slo=slo,
+            on_done=lambda outcome: view.update(next(ended), total),
+        )
+    finally:
+        view.finish()
     origin = SimulationOrigin(str(path), "lmi", scenario, seed, slo, "", 0, name, times.describe())
     costs = tuple(cost(price, found, server.copies) for price in price_list)
     report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
@@ -150,16 +161,3 @@ def _step_times(server: SimulatedServer, target: ServingTarget | None, step_trac
     if step_trace is None or not isinstance(server.engine, MpiEngineConfig):
         raise CannotSimulateError("--calibrate: engine=Python writes no step trace; allowed: with engine=MPI")
     return calibrate(step_trace)
-
-
-def _run(server: SimulatedServer, times: StepTimes, scenario: Scenario, **options: Any) -> Simulation:
-    """As `simulation.simulate`, with a view of the progress."""
-    view = view_for(sys.stderr)
-    ended, total = itertools.count(1), scenario.workload.num_requests
-    view.start(f"simulating {scenario.arrivals.describe(total)}")
-    try:
-        return run_simulation(
-            server, times, scenario, on_done=lambda outcome: view.update(next(ended), total), **options
-        )
-    finally:
-        view.finish()
