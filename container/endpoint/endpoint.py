@@ -173,8 +173,7 @@ class Endpoint:
                 continue
             before, variant.count = variant.count, count
             try:
-                while len(variant.containers) < count:
-                    self.traffic.add(variant, self.fleet.grow(variant))
+                self._fill(self.fleet, variant)
             except FleetFailed as error:
                 variant.count, reason = before, str(error)
             surplus = variant.containers[variant.count :]
@@ -212,12 +211,15 @@ class Endpoint:
             self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; it is replaced")
             self.traffic.take_away(variant, [container])
             container.end(0.0)
-        if len(variant.containers) < variant.count:
-            try:
-                container = fleet.grow(variant)
-            except FleetFailed as error:
-                self._report(f"endpoint {self.name}: {error}")
-                return
+        try:
+            self._fill(fleet, variant)
+        except FleetFailed as error:
+            self._report(f"endpoint {self.name}: {error}")
+
+    def _fill(self, fleet: Fleet, variant: FleetVariant) -> None:
+        """Start the containers that a variant lacks. Raises FleetFailed."""
+        while len(variant.containers) < variant.count and not fleet.stopping.is_set():
+            container = fleet.grow(variant)
             self.traffic.add(variant, container)
             if fleet.stopping.is_set():  # it was retired meanwhile
                 stop_all([container])

@@ -11,9 +11,9 @@ from container.explain.prediction.memory import MemoryPrediction
 from container.explain.report import CheckReport
 from container.explain.target import ServingTarget, device_target
 from container.machine import Machine
+from tests.container.explain.questions import GIB
 from tests.support.published_models import PUBLISHED
 
-GIB = 1024**3
 CPU_MACHINE = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
 
 FALCON_40B = PUBLISHED["falcon-40b"] | {"tie_word_embeddings": False}

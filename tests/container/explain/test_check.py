@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,15 +10,13 @@ from pathlib import Path
 import pytest
 
 from container.explain.check import CheckReport, check
-from container.machine import Machine
 from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import ModelSource
-from tests.support.model_files import EMPTY_SAFETENSORS
+from tests.container.explain.predictions import CPU_MACHINE as CPU
+from tests.container.explain.questions import make_model
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "properties_examples"
-GIB = 1024**3
-CPU = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 64,
@@ -39,10 +36,7 @@ def nowhere(source: ModelSource) -> Path | None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
+    folder = make_model(tmp_path / "model", CONFIG)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 

@@ -10,15 +10,9 @@ import pytest
 
 from container.explain.resolve import CannotServe, obstacles, resolve
 from engines.config import MpiEngineConfig
-from lmi_server.config import EngineOptions, LmiConfig, ModelSource
-from tests.container.explain.test_resolve import CPU, GIB, GPUS, make_model
+from tests.container.explain.questions import CPU, GIB, GPUS, config, make_model
 
 EIGHT_GPUS = dataclasses.replace(GPUS, gpu_count=8, gpu_names=("NVIDIA H200",) * 8)
-
-
-def config(engine: str = "MPI", load_format: str = "auto", **options: Any) -> LmiConfig:
-    source = ModelSource(model_id="some/name", load_format=load_format)
-    return LmiConfig(engine=engine, source=source, options=EngineOptions(**options))
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
 from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
+from tests.container.explain.predictions import CPU_MACHINE as CPU
+from tests.container.explain.questions import GIB
 from tests.support.paths import REPO_ROOT
 
-GIB = 1024**3
-CPU = Machine(cpu_count=2, memory_available_bytes=16 * GIB)
 GPUS = dataclasses.replace(CPU, gpu_count=2, gpu_names=("NVIDIA H200",) * 2)
 EXAMPLE = REPO_ROOT / "properties_examples" / "llama-dummy"
 

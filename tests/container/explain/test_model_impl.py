@@ -15,7 +15,7 @@ from container.cli import main
 from container.explain.models_command import KnownModel, known_models
 from container.explain.resolve import CannotServe, Resolved, resolve
 from engines.config import MpiEngineConfig
-from tests.container.explain.test_resolve import CPU, GPUS, SHAPE, config, make_model
+from tests.container.explain.questions import CPU, GPUS, SHAPE, config, make_model
 
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}

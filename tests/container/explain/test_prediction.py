@@ -11,13 +11,13 @@ from container.explain.target import device_target, instance_target, this_machin
 from container.machine import Machine
 from tests.container.explain.predictions import (
     FALCON_40B,
-    GIB,
     LLAMA_3_8B,
     MISTRAL_7B,
     MIXTRAL,
     check_model,
     predict,
 )
+from tests.container.explain.questions import GIB
 
 
 @pytest.mark.parametrize(("dtype", "gigabytes"), [("fp16", 80), ("fp32", 160)])

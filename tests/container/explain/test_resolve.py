@@ -14,43 +14,8 @@ from hypothesis import strategies as st
 from container.explain.resolve import CannotServe, Resolved, resolve
 from container.machine import Machine
 from engines.config import MpiEngineConfig
-from lmi_server.config import EngineOptions, LmiConfig, ModelSource
-from tests.support.model_files import EMPTY_SAFETENSORS
-
-GIB = 1024**3
-CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
-GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
-
-# SmolLM2-135M's shape: a token of its KV cache has 2 * 30 * 3 * 64 numbers.
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 2,
-}
-KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
-
-
-def make_model(folder: Path, **changes: Any) -> Path:
-    (folder / "config.json").write_text(json.dumps({**SHAPE, **changes}))
-    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
-    return folder
-
-
-def config(engine: str = "MPI", trust_remote_code: bool = False, **options: Any) -> LmiConfig:
-    source = ModelSource(model_id="some/name", trust_remote_code=trust_remote_code)
-    return LmiConfig(engine=engine, source=source, options=EngineOptions(**options))
+from lmi_server.config import EngineOptions, LmiConfig
+from tests.container.explain.questions import CPU, GIB, GPUS, KV_BYTES_PER_TOKEN, config, make_model
 
 
 @pytest.fixture

@@ -13,29 +13,17 @@ from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
 from engines.config import BatchConfig, PythonEngineConfig
 from engines.models.foreign.sources import generating_architectures
-from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
-from tests.support.model_files import EMPTY_SAFETENSORS
+from tests.container.explain.questions import CPU, GIB, GPUS, config, make_model
 
-GIB = 1024**3
-CPU = Machine(cpu_count=8, memory_available_bytes=32 * GIB)
-GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
 
 
-def model(folder: Path, **config: Any) -> Path:
-    shape = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
-    (folder / "config.json").write_text(json.dumps({**shape, **config}))
-    (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
-    return folder
-
-
-def config(trust_remote_code: bool = False, **options: Any) -> LmiConfig:
-    source = ModelSource(model_id="some/name", trust_remote_code=trust_remote_code)
-    server = ServerConfig(predict_timeout=17.0)
-    return LmiConfig(engine="Python", source=source, options=EngineOptions(**options), server=server)
+def model(folder: Path, **changes: Any) -> Path:
+    return make_model(folder, GPT2, **changes)
 
 
 def engine(folder: Path, machine: Machine = CPU, **options: Any) -> PythonEngineConfig:
-    resolved = resolve(config(**options), folder, machine).config
+    resolved = resolve(config("Python", **options), folder, machine).config
     assert isinstance(resolved, PythonEngineConfig)
     return resolved
 
@@ -86,10 +74,10 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> 
 def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> None:
     folder = model(tmp_path, architectures=["OwnForCausalLM"], auto_map={"AutoModelForCausalLM": "own.Own"})
     with pytest.raises(CannotServe, match=r"only with option\.trust_remote_code=true"):
-        resolve(config(), folder, CPU, allow_remote_code=True)
+        resolve(config("Python"), folder, CPU, allow_remote_code=True)
     with pytest.raises(CannotServe, match="--allow-remote-code"):
-        resolve(config(trust_remote_code=True), folder, CPU)
-    resolved = resolve(config(trust_remote_code=True), folder, CPU, allow_remote_code=True)
+        resolve(config("Python", trust_remote_code=True), folder, CPU)
+    resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
     assert isinstance(resolved.config, PythonEngineConfig)
     assert resolved.config.trust_remote_code
     assert "is run" in resolved.notes[-1]
@@ -97,7 +85,7 @@ def test_a_models_own_code_needs_the_file_and_the_operator(tmp_path: Path) -> No
 
 def test_code_that_is_not_needed_is_not_run(tmp_path: Path) -> None:
     folder = model(tmp_path, auto_map={"AutoModelForCausalLM": "own.Own"})
-    resolved = resolve(config(trust_remote_code=True), folder, CPU, allow_remote_code=True)
+    resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
     assert isinstance(resolved.config, PythonEngineConfig)
     assert not resolved.config.trust_remote_code
     assert "no remote code is run" in resolved.notes[-1]

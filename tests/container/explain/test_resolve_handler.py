@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from container.explain.resolve import CannotServe, resolve
 from container.machine import Machine
 from engines.config import BatchConfig, HandlerEngineConfig
 from lmi_server.properties.loader import load
-
-CPU = Machine(cpu_count=8, memory_available_bytes=32 << 30)
-GPUS = dataclasses.replace(CPU, gpu_count=4, gpu_names=("NVIDIA H200",) * 4)
+from tests.container.explain.questions import CPU, GPUS
 
 
 @pytest.fixture
