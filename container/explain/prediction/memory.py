@@ -117,8 +117,8 @@ def _predict_rolling(
     heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).keys_values.size
     local_block = local_bytes(block_bytes, model.num_kv_heads, ranks, heads)
     if cache.kv_cache_bytes is None:
-        left = gpu_cache_bytes(available, cache.gpu_memory_utilization, _CONTEXT_BYTES, own, step)
-        blocks = max(0, left) // local_block
+        free = gpu_cache_bytes(available, cache.gpu_memory_utilization, _CONTEXT_BYTES, own, step)
+        blocks = max(0, free) // local_block
     else:
         blocks = cache.kv_cache_bytes // block_bytes
     kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)

@@ -48,40 +48,42 @@ def resolve(
     """
     if reasons := obstacles(config, machine):
         raise CannotServe("; ".join(reasons))
-    made = Decisions()
+    decisions = Decisions()
     if machine.note:
-        made.notes.append(machine.note)
+        decisions.notes.append(machine.note)
     engine: EngineConfig
     capacity = None
     count = 1
     if config.formatter is not None:
         handler.require_permission(config.formatter, allow_remote_code)
-        made.notes.append(f"bodies and answers pass through the formatters in {config.formatter.file}")
+        decisions.notes.append(f"bodies and answers pass through the formatters in {config.formatter.file}")
     if config.handler is not None:
-        engine = handler.resolve(config, config.handler, model_path, machine, made, allow_remote_code)
+        engine = handler.resolve(config, config.handler, model_path, machine, decisions, allow_remote_code)
     elif model_path is None:
         raise CannotServe("there is no model; set option.model_id")
     else:
         count = copies.number(config.options, machine)
         path, share = model_path, copies.share(config.options, machine)
 
-        def decide(machine: Machine, made: Decisions) -> tuple[EngineConfig, int | None]:
+        def decide(machine: Machine, decisions: Decisions) -> tuple[EngineConfig, int | None]:
             if config.engine == "MPI":
-                return rolling.resolve(config, path, machine, made)
-            return dynamic.resolve(config, path, machine, made, allow_remote_code), None
+                return rolling.resolve(config, path, machine, decisions)
+            return dynamic.resolve(config, path, machine, decisions, allow_remote_code), None
 
         try:
-            engine, capacity = decide(share, made)
+            engine, capacity = decide(share, decisions)
         except CannotServe as error:
             if count > 1:
                 decide(machine, Decisions())  # raises where one copy alone cannot be served either
                 raise CannotServe(_do_not_fit(count, str(error))) from error
             raise
-        copies.explain(config.options, machine, engine.parallel.tp_size, made)
+        copies.explain(config.options, machine, engine.parallel.tp_size, decisions)
         if config.engine == "MPI" and (
             lack := shared_memory.shortage(engine.parallel.tp_size, machine, count)
         ):
             raise CannotServe(lack)
     user = config.formatter
     formatter = None if user is None or model_path is None else handler.formatter(config, user, model_path)
-    return Resolved(engine, tuple(made.notes), made.origins, made.values, capacity, count, formatter)
+    return Resolved(
+        engine, tuple(decisions.notes), decisions.origins, decisions.values, capacity, count, formatter
+    )

@@ -54,27 +54,29 @@ def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> 
     )
 
 
-def explain(options: EngineOptions, machine: Machine, degree: int, made: Decisions) -> None:
+def explain(options: EngineOptions, machine: Machine, degree: int, decisions: Decisions) -> None:
     """Note how many copies there are, why, and what each has. degree: GPUs or ranks of one copy."""
     count = number(options, machine)
     if options.data_parallel_size is None:
         why = f"{machine.gpu_count} GPUs, {degree} for each" if machine.gpu_count else "minWorkers"
-        made.computed(_OPTION, count, why if count > 1 else "one copy, unless minWorkers says more")
+        decisions.computed(_OPTION, count, why if count > 1 else "one copy, unless minWorkers says more")
     used = count * degree
     if used < machine.gpu_count:
         copies = "one copy" if count == 1 else f"{count} copies"
-        made.notes.append(f"{copies} on the first {used} of {machine.gpu_count} GPUs; the others stay idle")
+        decisions.notes.append(
+            f"{copies} on the first {used} of {machine.gpu_count} GPUs; the others stay idle"
+        )
     if not machine.gpu_count and (options.max_workers or 0) > count:
-        made.notes.append(
+        decisions.notes.append(
             f"maxWorkers={options.max_workers}: copies are not added under load; minWorkers says how many there are"
         )
     if count == 1:
         return
     of_each = share(options, machine)
     gpus = f"{degree} GPU(s), " if machine.gpu_count else ""
-    made.notes.append(
+    decisions.notes.append(
         f"{count} copies of the model, each with {gpus}{of_each.cpu_count} core(s) and"
         f" {of_each.memory_available_bytes / _GIB:.1f} GiB of free memory; option.kv_cache_gb is that of one copy"
     )
     if not machine.gpu_count and count > machine.cpu_count:
-        made.notes.append(f"{count} copies on {machine.cpu_count} core(s): correct, but slow")
+        decisions.notes.append(f"{count} copies on {machine.cpu_count} core(s): correct, but slow")

@@ -33,11 +33,11 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
 
 
 def resolve(
-    config: LmiConfig, model_path: Path, machine: Machine, made: Decisions, allow_remote_code: bool
+    config: LmiConfig, model_path: Path, machine: Machine, decisions: Decisions, allow_remote_code: bool
 ) -> PythonEngineConfig:
     """The engine's configuration. Raises CannotServe."""
     data = weights.read_config(model_path)
-    remote_code = _remote_code(config, data, allow_remote_code, made)
+    remote_code = _remote_code(config, data, allow_remote_code, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
     if (model_path / gguf_index.NAME).is_file():
@@ -51,18 +51,18 @@ def resolve(
         model=ModelSettings(
             path=str(model_path),
             name=config.source.model_id or str(model_path),
-            dtype=weights.dtype(options.dtype, checkpoint, device, made),
-            max_model_len=_max_model_len(options, data, made),
+            dtype=weights.dtype(options.dtype, checkpoint, device, decisions),
+            max_model_len=_max_model_len(options, data, decisions),
         ),
         parallel=ParallelConfig(
-            tp_size=_degree(options, machine, made), device=device, threads_per_rank=machine.cpu_count
+            tp_size=_degree(options, machine, decisions), device=device, threads_per_rank=machine.cpu_count
         ),
         batching=batching(config),
         trust_remote_code=remote_code,
     )
 
 
-def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: Decisions) -> bool:
+def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisions: Decisions) -> bool:
     """Whether the model's own code runs: only if transformers has none, and file and operator both allow it."""
     requested = config.source.trust_remote_code
     names = data.get("architectures")
@@ -70,7 +70,7 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: D
     known = generating_architectures()
     if not known or architecture in known:
         if requested:
-            made.notes.append(
+            decisions.notes.append(
                 f"option.trust_remote_code=true: transformers implements {architecture or 'the model'}, so no"
                 " remote code is run"
             )
@@ -91,20 +91,20 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, made: D
             f"{architecture} needs the code that comes with the model; besides option.trust_remote_code=true, start the"
             " server with lmi serve --allow-remote-code or LMI_ALLOW_REMOTE_CODE=true"
         )
-    made.notes.append(f"the code that comes with the model is run for {architecture}")
+    decisions.notes.append(f"the code that comes with the model is run for {architecture}")
     return True
 
 
-def _max_model_len(options: EngineOptions, data: dict[str, Any], made: Decisions) -> int:
-    name, given = "option.max_model_len", options.max_model_len
+def _max_model_len(options: EngineOptions, data: dict[str, Any], decisions: Decisions) -> int:
+    name, requested = "option.max_model_len", options.max_model_len
     context = _context(data) or _context(data.get("text_config"))
-    if given is not None:
-        if context is not None and given > context:
-            raise CannotServe(f"{name}={given} is more than the model's context, {context} tokens")
-        return given
+    if requested is not None:
+        if context is not None and requested > context:
+            raise CannotServe(f"{name}={requested} is more than the model's context, {context} tokens")
+        return requested
     if context is None:
-        return made.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
-    return made.computed(name, context, "the model's context")
+        return decisions.computed(name, _UNKNOWN_CONTEXT, "config.json names no context")
+    return decisions.computed(name, context, "the model's context")
 
 
 def _context(data: object) -> int | None:
@@ -114,10 +114,10 @@ def _context(data: object) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def _degree(options: EngineOptions, machine: Machine, made: Decisions) -> int:
-    name, given = "option.tensor_parallel_degree", options.tensor_parallel_degree
-    if isinstance(given, int):
-        return given
-    return made.computed(
+def _degree(options: EngineOptions, machine: Machine, decisions: Decisions) -> int:
+    name, requested = "option.tensor_parallel_degree", options.tensor_parallel_degree
+    if isinstance(requested, int):
+        return requested
+    return decisions.computed(
         name, max(1, machine.gpu_count), "all GPUs" if machine.gpu_count else "there is no GPU"
     )

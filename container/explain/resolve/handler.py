@@ -37,7 +37,7 @@ def resolve(
     handler: UserHandler,
     model_path: Path | None,
     machine: Machine,
-    made: Decisions,
+    decisions: Decisions,
     allow_code: bool,
 ) -> HandlerEngineConfig:
     """The engine's configuration; with a requirements.txt another interpreter is set once its packages are installed.
@@ -51,7 +51,7 @@ def resolve(
     properties = dict(handler.options)
     if model_path is not None:
         properties["model_id"] = str(model_path)
-    made.notes.append(f"requests are answered by the handler {handler.file}")
+    decisions.notes.append(f"requests are answered by the handler {handler.file}")
     return HandlerEngineConfig(
         model=ModelSettings(str(folder.resolve()), config.source.model_id or Path(handler.file).name, "", 0),
         parallel=ParallelConfig(

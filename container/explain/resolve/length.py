@@ -17,7 +17,7 @@ def max_model_len(
     cache: CacheConfig,
     capacity: int | None,
     settings: SchedulerSettings,
-    made: Decisions,
+    decisions: Decisions,
 ) -> int:
     """Decide `option.max_model_len`. capacity: of the KV cache, tokens; None: not known yet. Raises CannotServe."""
 
@@ -26,20 +26,20 @@ def max_model_len(
         blocks = request_blocks(length, cache, model.window, step)
         return capacity is None or blocks * cache.block_size <= capacity
 
-    name, trained, given = "option.max_model_len", model.max_position_embeddings, options.max_model_len
-    if given is not None:
-        if given > (longest := model.longest_sequence):
-            raise CannotServe(f"{name}={given} is more than the model's context, {longest} tokens")
-        if not fits(given):
+    name, trained, requested = "option.max_model_len", model.max_position_embeddings, options.max_model_len
+    if requested is not None:
+        if requested > (longest := model.longest_sequence):
+            raise CannotServe(f"{name}={requested} is more than the model's context, {longest} tokens")
+        if not fits(requested):
             raise CannotServe(
-                f"{name}={given} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
+                f"{name}={requested} is more than the KV cache holds, {capacity} tokens; set a smaller one or a larger"
                 " option.kv_cache_gb"
             )
-        return given
+        return requested
     if capacity is None or fits(trained):
-        return made.computed(name, trained, "the model's context")
-    made.notes.append(
+        return decisions.computed(name, trained, "the model's context")
+    decisions.notes.append(
         f"{name} is {capacity}, less than the model's {trained}: the KV cache holds no more; a larger"
         " option.kv_cache_gb raises it"
     )
-    return made.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")
+    return decisions.computed(name, capacity, f"what the KV cache holds; the model's context is {trained}")

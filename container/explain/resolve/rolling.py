@@ -51,41 +51,41 @@ def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
 
 
 def resolve(
-    config: LmiConfig, model_path: Path, machine: Machine, made: Decisions
+    config: LmiConfig, model_path: Path, machine: Machine, decisions: Decisions
 ) -> tuple[MpiEngineConfig, int | None]:
     """The engine's configuration, and the capacity of its KV cache in tokens. Raises CannotServe."""
-    model = _describe(config, model_path, made)
+    model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
     foreign = isinstance(model, ForeignConfig)
     if config.source.trust_remote_code:
-        made.notes.append(
+        decisions.notes.append(
             f"option.trust_remote_code=true: {model.architecture} is built in, so no remote code is run"
         )
     options = config.options
     device = "cuda" if machine.gpu_count else "cpu"
-    degree = _degree(options, model, machine, made)
+    degree = _degree(options, model, machine, decisions)
     _require_native(options, device, machine)
-    dtype = weights.dtype(options.dtype, model.dtype, device, made)
+    dtype = weights.dtype(options.dtype, model.dtype, device, decisions)
     size = model.weight_bytes(weights.element(model, dtype, options.quantize, machine), degree)
     if device == "cpu":
         weights.require_free(size * degree, machine)
     if config.source.load_format == "dummy":
         where = f"on each of {degree} {'ranks' if device == 'cpu' else 'GPUs'}" if degree > 1 else "in memory"
-        made.notes.append(
+        decisions.notes.append(
             "option.load_format=dummy: the weights are random, so answers are meaningless; they take"
             f" {size / _GIB:.3g} GiB {where}"
         )
-    _explain_batch_invariance(options, device, machine, made)
-    cache = _cache(options, machine, device, made)
+    _explain_batch_invariance(options, device, machine, decisions)
+    cache = _cache(options, machine, device, decisions)
     capacity = _kv_capacity(cache, model, degree, device, dtype)
-    scheduler = _scheduler(options, device, made)
+    scheduler = _scheduler(options, device, decisions)
     engine = MpiEngineConfig(
         model=ModelSettings(
             path=str(model_path),
             name=config.source.model_id or str(model_path),
             dtype=dtype,
-            max_model_len=max_model_len(options, model, cache, capacity, scheduler.settings, made),
+            max_model_len=max_model_len(options, model, cache, capacity, scheduler.settings, decisions),
             load_format=config.source.load_format,
             quantize=options.quantize,
             byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
@@ -103,7 +103,7 @@ def resolve(
     return engine, capacity
 
 
-def _describe(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
+def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfig:
     """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
     name, impl, refusal = "option.model_impl", config.options.model_impl, ""
     if impl != "transformers":
@@ -113,7 +113,7 @@ def _describe(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
             refusal = str(error)
         else:
             if impl == "auto":
-                made.computed(name, "lmi", f"this server has {model.architecture}")
+                decisions.computed(name, "lmi", f"this server has {model.architecture}")
             return model
     architecture = _architecture(path)
     unknown = architecture and architecture not in ARCHITECTURES
@@ -125,7 +125,7 @@ def _describe(config: LmiConfig, path: Path, made: Decisions) -> ModelConfig:
         else:
             if impl == "auto":
                 own = f"this server has no {architecture} of its own" if unknown else refusal
-                made.computed(name, "transformers", own)
+                decisions.computed(name, "transformers", own)
             return foreign
     if not unknown:
         raise CannotServe(refusal)
@@ -145,30 +145,30 @@ def _architecture(path: Path) -> str:
         return ""
 
 
-def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, made: Decisions) -> int:
+def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisions: Decisions) -> int:
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
-    given = options.tensor_parallel_degree
+    requested = options.tensor_parallel_degree
     alone = model.one_rank_only if isinstance(model, ForeignConfig) else ""
-    if alone and isinstance(given, int) and given > 1:
-        raise CannotServe(f"{name}={given}: {model.architecture} runs on one rank only: {alone}")
-    if isinstance(given, int):
+    if alone and isinstance(requested, int) and requested > 1:
+        raise CannotServe(f"{name}={requested}: {model.architecture} runs on one rank only: {alone}")
+    if isinstance(requested, int):
         most = model.num_heads
-        if given > most:
+        if requested > most:
             raise CannotServe(
-                f"{name}={given} is more than the model's {most} heads; allowed: at most {most}"
+                f"{name}={requested} is more than the model's {most} heads; allowed: at most {most}"
             )
-        if given > heads:
-            made.notes.append(f"{given} ranks share {heads} kv heads: some are stored several times")
-        if not machine.gpu_count and given > machine.cpu_count:
-            made.notes.append(f"{given} ranks on {machine.cpu_count} cores: correct, but slow")
-        return given
+        if requested > heads:
+            decisions.notes.append(f"{requested} ranks share {heads} kv heads: some are stored several times")
+        if not machine.gpu_count and requested > machine.cpu_count:
+            decisions.notes.append(f"{requested} ranks on {machine.cpu_count} cores: correct, but slow")
+        return requested
     if not machine.gpu_count:
-        return made.computed(name, 1, "there is no GPU")
+        return decisions.computed(name, 1, "there is no GPU")
     if alone:
-        return made.computed(name, 1, alone)
+        return decisions.computed(name, 1, alone)
     degree = min(machine.gpu_count, heads)
     cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} kv heads"
-    return made.computed(name, degree, f"{cause} ({machine.gpu_count})")
+    return decisions.computed(name, degree, f"{cause} ({machine.gpu_count})")
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
@@ -188,7 +188,9 @@ def _require_native(options: EngineOptions, device: str, machine: Machine) -> No
             )
 
 
-def _explain_batch_invariance(options: EngineOptions, device: str, machine: Machine, made: Decisions) -> None:
+def _explain_batch_invariance(
+    options: EngineOptions, device: str, machine: Machine, decisions: Decisions
+) -> None:
     if not options.batch_invariant:
         return
     if device != "cpu":
@@ -198,10 +200,10 @@ def _explain_batch_invariance(options: EngineOptions, device: str, machine: Mach
     why = "native CPU kernels are always batch-invariant"
     if not machine.cpu_kernels:
         why = "it is a property of the native CPU kernels, which are not built here or not for this processor"
-    made.notes.append(f"option.batch_invariant=true changes nothing: {why}")
+    decisions.notes.append(f"option.batch_invariant=true changes nothing: {why}")
 
 
-def _cache(options: EngineOptions, machine: Machine, device: str, made: Decisions) -> CacheConfig:
+def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Decisions) -> CacheConfig:
     paged, name = options.paged_attention, "option.kv_cache_gb"
     kv_bytes = None
     if options.kv_cache_gb is not None:
@@ -210,14 +212,14 @@ def _cache(options: EngineOptions, machine: Machine, device: str, made: Decision
         kv_bytes = min(4 * _GIB, machine.memory_available_bytes // 4)
         free = machine.memory_available_bytes / _GIB
         why = f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB"
-        made.computed(name, f"{kv_bytes / _GIB:.3g}", why)
+        decisions.computed(name, f"{kv_bytes / _GIB:.3g}", why)
     else:
-        made.computed(name, "", "what option.gpu_memory_utilization leaves once the weights are loaded")
+        decisions.computed(name, "", "what option.gpu_memory_utilization leaves once the weights are loaded")
     prefix_caching = options.enable_prefix_caching
     if prefix_caching is None:
-        prefix_caching = made.computed("option.enable_prefix_caching", paged, _paging(options))
+        prefix_caching = decisions.computed("option.enable_prefix_caching", paged, _paging(options))
     return CacheConfig(
-        block_size=options.block_size or made.computed("option.block_size", 16, "the default"),
+        block_size=options.block_size or decisions.computed("option.block_size", 16, "the default"),
         paged=paged,
         dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,
@@ -249,12 +251,12 @@ def _kv_capacity(cache: CacheConfig, model: ModelConfig, degree: int, device: st
     return tokens
 
 
-def _scheduler(options: EngineOptions, device: str, made: Decisions) -> SchedulerConfig:
-    prefill, total = _budgets(options, device, made)
+def _scheduler(options: EngineOptions, device: str, decisions: Decisions) -> SchedulerConfig:
+    prefill, total = _budgets(options, device, decisions)
     policy = options.batch_scheduler_policy
     if policy is None:
         policy = "max_utilization" if options.paged_attention else "guaranteed_no_evict"
-        made.computed("option.batch_scheduler_policy", policy, _paging(options))
+        decisions.computed("option.batch_scheduler_policy", policy, _paging(options))
     return SchedulerConfig(
         settings=SchedulerSettings(
             max_num_seqs=options.max_rolling_batch_size,
@@ -273,19 +275,19 @@ def _scheduler(options: EngineOptions, device: str, made: Decisions) -> Schedule
     )
 
 
-def _budgets(options: EngineOptions, device: str, made: Decisions) -> tuple[int, int]:
+def _budgets(options: EngineOptions, device: str, decisions: Decisions) -> tuple[int, int]:
     """Limits of a step: prompt tokens, and all tokens."""
     prefill_name, total_name = "option.max_rolling_batch_prefill_tokens", "option.max_num_batched_tokens"
     default, where = (256, "on a CPU") if device == "cpu" else (2048, "on a GPU")
-    given, given_total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
-    prefill = given or made.computed(
-        prefill_name, given_total or default, f"as {total_name}" if given_total else where
+    own_prefill, own_total = options.max_rolling_batch_prefill_tokens, options.max_num_batched_tokens
+    prefill = own_prefill or decisions.computed(
+        prefill_name, own_total or default, f"as {total_name}" if own_total else where
     )
-    total = given_total or made.computed(
-        total_name, given or default, f"as {prefill_name}" if given else where
+    total = own_total or decisions.computed(
+        total_name, own_prefill or default, f"as {prefill_name}" if own_prefill else where
     )
     if total < options.max_rolling_batch_size:
-        made.notes.append(
+        decisions.notes.append(
             f"{total_name} is {total}, less than option.max_rolling_batch_size={options.max_rolling_batch_size}: so"
             " only some sequences get a token in each step"
         )

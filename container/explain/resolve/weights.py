@@ -59,17 +59,17 @@ def read_config(path: Path) -> dict[str, Any]:
     return data
 
 
-def dtype(option: str, checkpoint: str, device: str, made: Decisions) -> str:
+def dtype(option: str, checkpoint: str, device: str, decisions: Decisions) -> str:
     """The dtype of the weights. option: `option.dtype`; checkpoint: the model's own, in torch's words."""
     if option != "auto":
         if device == "cpu" and option != "fp32":
-            made.notes.append(
+            decisions.notes.append(
                 f"option.dtype={option}: weights are rounded to {option}; on the CPU products are computed in fp32"
             )
         return option
     if device == "cpu":
         why = f"on a CPU; every {checkpoint} weight is kept exactly"
-        return made.computed("option.dtype", "fp32", why)
+        return decisions.computed("option.dtype", "fp32", why)
     if checkpoint in _FROM_CHECKPOINT:
-        return made.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "as the checkpoint is")
-    return made.computed("option.dtype", "bf16", f"half of the checkpoint's {checkpoint}")
+        return decisions.computed("option.dtype", _FROM_CHECKPOINT[checkpoint], "as the checkpoint is")
+    return decisions.computed("option.dtype", "bf16", f"half of the checkpoint's {checkpoint}")

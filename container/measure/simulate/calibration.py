@@ -153,12 +153,12 @@ def _nonnegative(rows: _Numbers, targets: _Numbers) -> _Numbers:
     gram, right = rows.T @ rows, rows.T @ targets
     best, most = np.zeros(len(right)), 0.0
     for size in range(1, len(right) + 1):
-        for chosen in map(list, itertools.combinations(range(len(right)), size)):
-            part = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=1e-12)[0]
-            if (part >= 0).all() and part @ right[chosen] > most:
-                most = float(part @ right[chosen])
+        for columns in map(list, itertools.combinations(range(len(right)), size)):
+            weights = np.linalg.lstsq(gram[np.ix_(columns, columns)], right[columns], rcond=1e-12)[0]
+            if (weights >= 0).all() and weights @ right[columns] > most:
+                most = float(weights @ right[columns])
                 best = np.zeros(len(right))
-                best[chosen] = part
+                best[columns] = weights
     return best
 
 

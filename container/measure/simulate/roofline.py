@@ -118,9 +118,9 @@ class Roofline:
         """Experts. Those that no token takes are not read; tokens take them at random."""
         if self._experts is None:
             return 0.0
-        total, chosen = self._experts.num_experts, self._experts.top_k
-        read = total * (1 - (1 - chosen / total) ** num_tokens)
-        return self._product(self._expert * read, num_tokens * chosen / read)
+        total, top_k = self._experts.num_experts, self._experts.top_k
+        read = total * (1 - (1 - top_k / total) ** num_tokens)
+        return self._product(self._expert * read, num_tokens * top_k / read)
 
     def _attention(
         self, starts: Sequence[int], counts: Sequence[int], num_tokens: int, window: int | None
