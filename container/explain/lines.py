@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from container.explain.report import LineExplained
 from container.explain.resolve import Resolved
 from lmi_server.properties.grammar import Entry
@@ -19,14 +21,12 @@ _DEPRECATED = {
 """Keys that a file should no longer have."""
 
 
-def explain_lines(found: Examination, plan: Resolved | None) -> list[LineExplained]:
+def explain_lines(found: Examination, plan: Resolved | None) -> Iterator[LineExplained]:
     """Explain each line of the file. plan: the decisions, if they could be made."""
-    lines = []
     for entry in found.entries:
         option = by_name().get(entry.key)
         text = f"{entry.key} = {masked(entry.key, entry.value, bool(option and option.secret))}"
-        lines.append(LineExplained(entry.line, text, _explanation(entry, option, found, plan)))
-    return lines
+        yield LineExplained(entry.line, text, _explanation(entry, option, found, plan))
 
 
 def _explanation(entry: Entry, option: Option | None, found: Examination, plan: Resolved | None) -> str:

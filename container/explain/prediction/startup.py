@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from container.explain.hardware import Instance, image_obstacle
+from container.explain.hardware import image_obstacle
 from container.explain.prediction.memory import gigabytes
 from container.explain.target import ServingTarget
 from container.models import files as model_files
@@ -58,59 +59,49 @@ def start_from_files(num_bytes: int, network: float | None) -> StartPrediction:
     return StartPrediction(num_bytes, download, num_bytes / DISK_RATE)
 
 
-def platform_advice(config: LmiConfig, start: StartPrediction | None, target: ServingTarget) -> list[str]:
+def platform_advice(config: LmiConfig, start: StartPrediction | None, target: ServingTarget) -> Iterator[str]:
     """What an endpoint on SageMaker must be given, one sentence for each setting."""
     if target.instance is None:
-        return []
-    advice, limit, needed = [], config.options.model_loading_timeout, 0.0
+        return
+    limit, needed = config.options.model_loading_timeout, 0.0
     if start is not None:
         download, needed = start.download_seconds or 0.0, start.load_seconds
         if model_files.is_fetched(config.source):
             needed += download
         else:
-            advice.append(
+            yield (
                 f"model_data_download_timeout={platform_timeout(download)}: the platform copies"
                 f" {gigabytes(start.file_bytes)}, which takes about {_seconds(download)}"
             )
         if start.load_seconds * _MARGIN > limit:
-            advice.append(
+            yield (
                 f"option.model_loading_timeout={limit:g} is short: loading takes about"
                 f" {_seconds(start.load_seconds)}"
             )
-    health = health_check_timeout(needed, limit)
-    advice.append(
-        f"container_startup_health_check_timeout={health}: no less than option.model_loading_timeout ({limit:g} s), or"
-        " the platform ends a start that the server would still wait for"
+    yield (
+        f"container_startup_health_check_timeout={health_check_timeout(needed, limit)}: no less than"
+        f" option.model_loading_timeout ({limit:g} s), or the platform ends a start that the server would still wait"
+        " for"
     )
     if config.server.predict_timeout > _INVOCATION_SECONDS:
-        advice.append(
+        yield (
             f"a response must be complete within {_INVOCATION_SECONDS} s, and option.predict_timeout is"
             f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that work nobody waits for stops;"
             " streams may take longer"
         )
-    return [*advice, *_disk(target.instance, start), *_driver(target)]
-
-
-def _disk(instance: Instance, start: StartPrediction | None) -> list[str]:
-    if start is None or start.file_bytes <= instance.disk_bytes:
-        return []
-    size = gigabytes(start.file_bytes)
-    if instance.disk_bytes:
-        return [f"the files take {size}, and the instance's disk has {gigabytes(instance.disk_bytes)}"]
-    return [
-        f"VolumeSizeInGB={volume_gb(start.file_bytes)}: the instance has no disk of its own, and the files take {size}"
-    ]
-
-
-def _driver(target: ServingTarget) -> list[str]:
-    if target.device is None or not target.device.compute_capability:
-        return []
-    if obstacle := image_obstacle(target.device):
-        return [obstacle]
-    return [
-        f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs the NVIDIA driver 580, and the platform's default"
-        " hosts have 470 to 550"
-    ]
+    size, disk = (start.file_bytes if start else 0), target.instance.disk_bytes
+    if size > disk and disk:
+        yield f"the files take {gigabytes(size)}, and the instance's disk has {gigabytes(disk)}"
+    elif size > disk:
+        yield (
+            f"VolumeSizeInGB={volume_gb(size)}: the instance has no disk of its own, and the files take"
+            f" {gigabytes(size)}"
+        )
+    if target.device is not None and target.device.compute_capability:
+        yield image_obstacle(target.device) or (
+            f"InferenceAmiVersion={HOST_IMAGE}: the CUDA image needs the NVIDIA driver 580, and the platform's default"
+            " hosts have 470 to 550"
+        )
 
 
 def volume_gb(num_bytes: int) -> int:

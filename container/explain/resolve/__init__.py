@@ -19,18 +19,16 @@ __all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
 def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     """Why this configuration cannot be served here, judged without the model's files."""
     if config.handler is not None:
-        return handler.obstacles(config, machine)
+        return tuple(handler.obstacles(config, machine))
     options, rolls = config.options, config.engine == "MPI"
     engine = rolling if rolls else dynamic
     count, degree = copies.number(options, machine), options.tensor_parallel_degree
-    lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
-    found = engine.obstacles(options, machine)
+    found = [*engine.obstacles(options, machine)]
     if not found:  # for one copy alone
-        shared = engine.obstacles(options, copies.share(options, machine))
-        found = (
-            *copies.obstacles(options, machine, rolling.most_ranks(machine)),
-            *(_do_not_fit(count, reason) for reason in shared),
-        )
+        found += copies.obstacles(options, machine, rolling.most_ranks(machine))
+        share = copies.share(options, machine)
+        found += (_do_not_fit(count, reason) for reason in engine.obstacles(options, share))
+    lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
     return (*found, *([lack] if lack else []))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from container.explain.resolve.decisions import Decisions
 from container.machine import Machine
@@ -38,19 +39,19 @@ def share(options: EngineOptions, machine: Machine) -> Machine:
     )
 
 
-def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> tuple[str, ...]:
+def obstacles(options: EngineOptions, machine: Machine, most_processes: int) -> Iterator[str]:
     """Why so many copies do not fit. most_processes: those that the cores of a CPU can run at once."""
     count, degree = number(options, machine), options.tensor_parallel_degree
     each = degree if isinstance(degree, int) else 1
     available = machine.gpu_count or most_processes
     if count == 1 or each > available or count * each <= available:
-        return ()
+        return
     kind, has = "GPUs", f"this machine has {available}"
     if not machine.gpu_count:
         kind, has = "processes", f"this machine's {machine.cpu_count} core(s) can run at most {available}"
-    return (
+    yield (
         f"{count} copies with {each} rank(s) each need {count * each} {kind}; {has}; allowed: at most"
-        f" {available // each} ({_OPTION}, minWorkers)",
+        f" {available // each} ({_OPTION}, minWorkers)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,12 @@ _CONTEXT_NAMES = (
 _UNKNOWN_CONTEXT = 2048
 
 
-def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
+def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     """Why it cannot be served here, judged without the model's files."""
     degree = options.tensor_parallel_degree
-    if not isinstance(degree, int) or degree <= max(1, machine.gpu_count):
-        return ()
-    has = f"{machine.name} has {machine.gpu_count or 'none'}"
-    return (
-        f"option.tensor_parallel_degree={degree} spreads the layers over {degree} GPUs under engine=Python; {has}",
-    )
+    if isinstance(degree, int) and degree > max(1, machine.gpu_count):
+        has = f"{machine.name} has {machine.gpu_count or 'none'}"
+        yield f"option.tensor_parallel_degree={degree} spreads the layers over {degree} GPUs under engine=Python; {has}"
 
 
 def resolve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +16,16 @@ _MAX_BODY_BYTES = 128 * 1024 * 1024
 """A request goes between processes in one message."""
 
 
-def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
+def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
     """Why it cannot be served here."""
-    found = []
-    degree = config.options.tensor_parallel_degree
+    degree, body_bytes = config.options.tensor_parallel_degree, config.server.max_request_size
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = machine.gpu_count or "none"
-        found.append(
-            f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; this machine has {has}"
+        yield f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; this machine has {has}"
+    if body_bytes > _MAX_BODY_BYTES:
+        yield (
+            f"max_request_size={body_bytes} is more than a handler can be given; allowed: at most {_MAX_BODY_BYTES}"
         )
-    if config.server.max_request_size > _MAX_BODY_BYTES:
-        found.append(
-            f"max_request_size={config.server.max_request_size} is more than a handler can be given; "
-            f"allowed: at most {_MAX_BODY_BYTES}"
-        )
-    return tuple(found)
 
 
 def resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from container.explain.resolve import weights
@@ -27,27 +28,20 @@ def most_ranks(machine: Machine) -> int:
     return max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
 
 
-def obstacles(options: EngineOptions, machine: Machine) -> tuple[str, ...]:
+def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     """Why it cannot be served here, judged without the model's files."""
-    found = []
-    degree = options.tensor_parallel_degree
-    if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
-        found.append(
-            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
-        )
+    degree, name = options.tensor_parallel_degree, "option.tensor_parallel_degree"
     ranks = most_ranks(machine)
+    if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
+        yield f"{name}={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
-        found.append(
-            f"option.tensor_parallel_degree={degree} needs {degree} GPUs; {machine.name} has none, and its"
-            f" {machine.cpu_count} core(s) can run at most {ranks} ranks, which wait for each other actively"
+        yield (
+            f"{name}={degree} needs {degree} GPUs; {machine.name} has none, and its {machine.cpu_count} core(s) can run"
+            f" at most {ranks} ranks, which wait for each other actively"
         )
-    kv_gb = options.kv_cache_gb
-    if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > machine.memory_available_bytes:
-        found.append(
-            f"option.kv_cache_gb={kv_gb:g} is more than the free memory,"
-            f" {machine.memory_available_bytes / _GIB:.1f} GiB"
-        )
-    return tuple(found)
+    kv_gb, free = options.kv_cache_gb, machine.memory_available_bytes
+    if kv_gb is not None and not machine.gpu_count and kv_gb * _GIB > free:
+        yield f"option.kv_cache_gb={kv_gb:g} is more than the free memory, {free / _GIB:.1f} GiB"
 
 
 def resolve(
