@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -16,7 +15,6 @@ from container.models.files.s3.address import SCHEME, S3Address, parse_address
 
 _READ_ONLY_FILE = 0o444
 _READ_ONLY_FOLDER = 0o555
-_FOLDER = 0o755
 
 Connect = Callable[[], Any]
 """Makes a boto3 client for S3."""
@@ -35,7 +33,7 @@ class ModelData:
     def __init__(self, folder: Path, connect: Connect) -> None:
         self._folder = folder
         self._connect = connect
-        self._copies: dict[str, Path] = {}
+        self._copies: dict[str, TemporaryDirectory[str]] = {}
         self._lock = threading.Lock()
 
     def folder_of(self, container: Mapping[str, Any]) -> Path:
@@ -51,25 +49,23 @@ class ModelData:
             raise NoModelData(f"ModelDataSource.S3DataSource.S3Uri: there is no folder {folder}")
         return folder
 
-    def _copy(self, uri: str) -> Path:
-        with self._lock:
-            if uri not in self._copies:
-                copy = Path(tempfile.mkdtemp(prefix="model-", dir=self._folder))
-                try:
-                    self._download(parse_address(uri), copy)
-                except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
-                    shutil.rmtree(copy)
-                    raise NoModelData(f"{uri}: {error}") from error
-                self._copies[uri] = copy
-            return self._copies[uri]
-
     def close(self) -> None:
         """Remove the copies."""
         for copy in self._copies.values():
-            for folder in _folders(copy):
-                folder.chmod(_FOLDER)
-            shutil.rmtree(copy)
+            copy.cleanup()
         self._copies.clear()
+
+    def _copy(self, uri: str) -> Path:
+        with self._lock:
+            if uri not in self._copies:
+                copy = TemporaryDirectory(prefix="model-", dir=self._folder)
+                try:
+                    self._download(parse_address(uri), Path(copy.name))
+                except (BotoCoreError, ClientError, OSError, ModelNotAvailable) as error:
+                    copy.cleanup()
+                    raise NoModelData(f"{uri}: {error}") from error
+                self._copies[uri] = copy
+            return Path(self._copies[uri].name)
 
     def _download(self, address: S3Address, target: Path) -> None:
         client = self._connect()
@@ -84,10 +80,5 @@ class ModelData:
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             client.download_file(address.bucket, key, str(path))
-            path.chmod(_READ_ONLY_FILE)
-        for folder in _folders(target):
-            folder.chmod(_READ_ONLY_FOLDER)
-
-
-def _folders(root: Path) -> list[Path]:
-    return [root, *(path for path in root.rglob("*") if path.is_dir())]
+        for path in [target, *target.rglob("*")]:
+            path.chmod(_READ_ONLY_FOLDER if path.is_dir() else _READ_ONLY_FILE)
