@@ -11,9 +11,8 @@ from typing import Any
 import click
 from botocore.exceptions import BotoCoreError
 
-from container.deploy import differences, variables
+from container.deploy import CannotDeploy, differences, variables
 from container.deploy.deployment import EndpointSpec, VariantSpec, plan
-from container.deploy.errors import CannotDeploy
 from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.explain import hardware

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from container.deploy import variables
-from container.deploy.errors import CannotDeploy
+from container.deploy import CannotDeploy, variables
 from container.deploy.model_size import model_bytes
 from container.deploy.variables import Value
 from container.explain import hardware

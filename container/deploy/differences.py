@@ -9,8 +9,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from container.deploy import CannotDeploy
 from container.deploy.deployment import Deployment
-from container.deploy.errors import CannotDeploy
 from container.deploy.variables import is_secret, revealed
 from lmi_server.properties.environment import ENV_NAMES
 from lmi_server.properties.loader import examine

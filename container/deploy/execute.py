@@ -7,8 +7,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
+from container.deploy import CannotDeploy
 from container.deploy.deployment import ApiCall, Deployment
-from container.deploy.errors import CannotDeploy
 from container.deploy.variables import revealed
 
 _UNDO = {

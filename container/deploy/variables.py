@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from container.deploy.errors import CannotDeploy
+from container.deploy import CannotDeploy
 from lmi_server.properties.environment import variables_of
 from lmi_server.properties.grammar import Entry
 from lmi_server.properties.options import by_name

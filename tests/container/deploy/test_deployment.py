@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from container.deploy import CannotDeploy
 from container.deploy.deployment import VariantSpec, plan
-from container.deploy.errors import CannotDeploy
 from container.deploy.variables import ShellSecret, from_command_line
 from container.explain import hardware
 from lmi_server.properties.problems import PropertiesError

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from container.deploy import differences
+from container.deploy import CannotDeploy, differences
 from container.deploy.deployment import Deployment, VariantSpec, plan
-from container.deploy.errors import CannotDeploy
 from container.deploy.variables import ShellSecret, revealed
 from tests.container.deploy.endpoints import CPU, planned, spec, write_model
 

@@ -10,8 +10,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from container.deploy import CannotDeploy
 from container.deploy.deployment import Deployment
-from container.deploy.errors import CannotDeploy
 from container.deploy.execute import execute
 from container.deploy.variables import ShellSecret, revealed
 from tests.container.deploy.endpoints import planned, write_model

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from container.deploy import variables
-from container.deploy.errors import CannotDeploy
+from container.deploy import CannotDeploy, variables
 from container.deploy.variables import ShellSecret
 from lmi_server.config import LmiConfig
 from lmi_server.properties.loader import examine, load
