@@ -20,7 +20,7 @@ _REQUIRED = {
     "ProductionVariant": ("ModelName",),
     "AsyncInferenceOutputConfig": ("S3OutputPath",),
 }
-"""By shape: fields that the platform has other ways for, and this one has not."""
+"""By shape: fields without which the platform has other ways, and `lmi endpoint` has none."""
 _NOT_SUPPORTED = {
     "CreateModelInput": ("Containers", "InferenceExecutionConfig"),
     "ContainerDefinition": (
@@ -81,7 +81,7 @@ def _service_model(name: str) -> ServiceModel:
 
 
 class _Validator(ParamValidator):
-    """botocore's, and limits that its clients leave to the service, and those of `lmi endpoint`."""
+    """botocore's, with the limits that its clients leave to the service and those of `lmi endpoint`."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -95,17 +95,17 @@ class _Validator(ParamValidator):
         elif params != (only := _ONLY.get(shape.name, params)):
             self.problems.append(f"{where}: not supported (got {params}); allowed: {only}")
         if isinstance(params, dict):
-            self.problems += (f"{name}.{field}"[1:] + text for field, text in _lacking(params, shape.name))
+            self.problems += _unfit_fields(params, shape.name, f"{where}." if where else "")
 
 
-def _lacking(params: Mapping[str, Any], shape: str) -> Iterator[tuple[str, str]]:
-    """Fields that are missing or not supported, each with words that say so."""
+def _unfit_fields(params: Mapping[str, Any], shape: str, prefix: str) -> Iterator[str]:
+    """Say which fields are missing, and which are not supported."""
     for field in _REQUIRED.get(shape, ()):
         if field not in params:
-            yield field, ": missing"
+            yield f"{prefix}{field}: missing"
     for field in _NOT_SUPPORTED.get(shape, ()):
         if field in params:
-            yield field, ": not supported by lmi endpoint"
+            yield f"{prefix}{field}: not supported by lmi endpoint"
 
 
 def _beyond(value: Any, shape: Shape) -> str:

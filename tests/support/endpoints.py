@@ -72,13 +72,15 @@ class EndpointLab:
     sagemaker: Any
     runtime: Any
 
-    def deploy(self, name: str = ENDPOINT, config: str = "one", **variants: Mapping[str, Any]) -> None:
-        """Create models, a configuration and an endpoint, each variant with a model of its name.
+    def deploy(self, more: Mapping[str, Any] | None = None, **variants: Mapping[str, Any]) -> dict[str, Any]:
+        """Create models, a configuration `one` and an endpoint; returns its description when it serves or has failed.
 
-        variants: fields of a production variant, and `environment` of its container.
+        more: further fields of the configuration. variants: fields of a production variant, and `environment` of its
+        container; its model has its name.
         """
-        self.configure(config, **(variants or {VARIANT: {}}))
-        self.sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=config)
+        self.configure("one", more, **(variants or {VARIANT: {}}))
+        self.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
+        return self.wait("InService", "Failed")
 
     def configure(
         self, config: str, more: Mapping[str, Any] | None = None, **variants: Mapping[str, Any]
@@ -177,5 +179,4 @@ def endpoint_before(port: int, *, deployed: bool = True) -> Iterator[EndpointLab
     with lab(FakeLauncher(lambda container: RunningContainer(port))) as running:
         if deployed:
             running.deploy()
-            running.wait("InService")
         yield running

@@ -29,15 +29,8 @@ def platform(s3: tuple[FakeS3, Any], containers: FakeContainers) -> Iterator[End
 
 
 def deploy(platform: EndpointLab, **variant: Any) -> None:
-    more = {
-        "AsyncInferenceConfig": {
-            "OutputConfig": OUTPUT,
-            "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1},
-        }
-    }
-    platform.configure("one", more, A=variant)
-    platform.sagemaker.create_endpoint(EndpointName=ENDPOINT, EndpointConfigName="one")
-    platform.wait("InService")
+    config = {"OutputConfig": OUTPUT, "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1}}
+    platform.deploy({"AsyncInferenceConfig": config}, A=variant)
 
 
 def arrived(server: FakeS3, location: str) -> bytes:

@@ -52,8 +52,9 @@ def test_an_endpoint_from_its_creation_to_its_end(platform: EndpointLab, contain
 
 
 def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(platform: EndpointLab) -> None:
-    platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})
-    reason = platform.wait("Failed")["FailureReason"]
+    reason = platform.deploy(A={"environment": {"UNHEALTHY": "option.dtype: got fp17; allowed: fp16"}})[
+        "FailureReason"
+    ]
     assert "production variant A did not pass the ping health check" in reason
     assert "option.dtype: got fp17" in reason
     code, message = error_of(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"")
@@ -64,7 +65,6 @@ def test_a_container_that_does_not_start_fails_the_endpoint_with_its_reason(plat
 def test_names_are_unique_and_references_exist(platform: EndpointLab) -> None:
     api = platform.sagemaker
     platform.deploy()
-    platform.wait("InService")
     assert (
         "already existing model"
         in error_of(api.create_model, ModelName="one-AllTraffic", PrimaryContainer={})[1]
@@ -137,7 +137,6 @@ def test_weights_and_capacities_change_without_a_new_fleet(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 2}, B={})
-    platform.wait("InService")
     before = list(containers.all)
     platform.sagemaker.update_endpoint_weights_and_capacities(
         EndpointName=ENDPOINT,
@@ -155,7 +154,6 @@ def test_weights_and_capacities_change_without_a_new_fleet(
 
 def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
-    platform.wait("InService")
     containers.all[0].end(0.0)
     containers.all[0].dead = "the container ended by SIGKILL"
     while len(containers.all) < 2:

@@ -27,7 +27,6 @@ def parts(reply: Any) -> list[bytes]:
 @pytest.fixture
 def served(platform: EndpointLab) -> EndpointLab:
     platform.deploy()
-    platform.wait("InService")
     return platform
 
 
@@ -77,7 +76,6 @@ def test_an_error_of_the_container_is_a_model_error(
     streamed: bool, status: int, who: str, platform: EndpointLab
 ) -> None:
     platform.deploy(A={"environment": {"FAIL": str(status)}})
-    platform.wait("InService")
     api = platform.runtime
     call = api.invoke_endpoint_with_response_stream if streamed else api.invoke_endpoint
     with pytest.raises(api.exceptions.ModelError) as caught:
@@ -93,7 +91,6 @@ def test_an_error_of_the_container_is_a_model_error(
 def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContainers) -> None:
     with lab(FakeLauncher(containers), limits=TimeLimits(whole=0.05, stream=0.05)) as platform:
         platform.deploy(A={"environment": {"HOLD": "1"}})
-        platform.wait("InService")
         with pytest.raises(platform.runtime.exceptions.ModelError) as caught:
             platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
         containers.all[0].go.set()
@@ -103,7 +100,6 @@ def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContai
 
 def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: EndpointLab) -> None:
     platform.deploy(A={"environment": {"BREAK": "1"}})
-    platform.wait("InService")
     reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
     received: list[bytes] = []
     with (
@@ -118,7 +114,6 @@ def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: EndpointL
 def test_a_stream_that_takes_too_long_ends_with_a_model_stream_error(containers: FakeContainers) -> None:
     with lab(FakeLauncher(containers), limits=TimeLimits(whole=60.0, stream=0.2)) as platform:
         platform.deploy(A={"environment": {"STALL": "1"}})
-        platform.wait("InService")
         reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
         received: list[bytes] = []
         with (
@@ -134,7 +129,6 @@ def test_a_client_that_leaves_a_stream_frees_its_container(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"environment": {"STALL": "1"}})
-    platform.wait("InService")
     reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES * 100)
     with closing(reply["Body"]) as events:
         next(iter(events))
@@ -172,7 +166,6 @@ def test_a_session_is_named_to_the_client_and_stays_with_its_container(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 3})
-    platform.wait("InService")
     api = platform.runtime
     reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="NEW_SESSION")
     assert reply["NewSessionId"] == "s1; Expires=2030-01-01T00:00:00Z"
@@ -185,7 +178,6 @@ def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"FAIL": "500"}})
-    platform.wait("InService")
     for _ in range(10):
         reply = platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
         assert reply["Body"].read() == b"x"
@@ -202,7 +194,6 @@ def test_a_shadow_variant_gets_copies_whose_answers_nobody_sees(
 
 def test_figures_are_served(platform: EndpointLab) -> None:
     platform.deploy(A={}, B={})
-    platform.wait("InService")
     for variant in "AAB":
         platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", TargetVariant=variant)
     with urlopen(f"{platform.url}/figures") as response:  # noqa: S310 - on loopback
@@ -220,7 +211,6 @@ def test_a_slow_shadow_variant_holds_nobody_up_and_loses_copies(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={}, shadow={"environment": {"HOLD": "1"}})
-    platform.wait("InService")
     for _ in range(70):
         platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")
     assert platform.figures()["shadow"]["dropped"] == 6

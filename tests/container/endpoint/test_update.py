@@ -13,8 +13,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from container.endpoint.api import ApiError
-from container.endpoint.rollout import AlarmRule, Rollout
 from container.endpoint.figures import ServedRequest
+from container.endpoint.rollout import AlarmRule, Rollout
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
 
@@ -85,7 +85,6 @@ def test_no_request_fails_during_an_update(
     policy: dict[str, Any], platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy(A={"InitialInstanceCount": 2})
-    platform.wait("InService")
     platform.configure("two", A={})
     with load(platform) as results:
         wait_for(results, 50)
@@ -101,7 +100,6 @@ def test_no_request_fails_during_an_update(
 
 def test_the_old_fleet_ends_after_its_requests(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy(A={"environment": {"HOLD": "1"}})
-    platform.wait("InService")
     platform.configure("two", A={})
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
@@ -122,7 +120,6 @@ def test_a_new_fleet_that_does_not_start_changes_nothing(
     platform: EndpointLab, containers: FakeContainers
 ) -> None:
     platform.deploy()
-    platform.wait("InService")
     platform.configure("two", A={"environment": {"UNHEALTHY": "no such model"}})
     with load(platform) as results:
         update(platform, "two", {})
@@ -138,7 +135,6 @@ def test_a_new_fleet_that_does_not_start_changes_nothing(
 def test_a_bad_version_is_rolled_back_by_its_alarm(platform: EndpointLab, containers: FakeContainers) -> None:
     """In its canary step of an hour: only its share of the requests fails."""
     platform.deploy()
-    platform.wait("InService")
     platform.configure("two", A={"environment": {"FAIL": "500"}})
     with load(platform) as results:
         update(platform, "two", {**deployment("CANARY", wait=3600, CanarySize=percent(10)), **ALARMS})
@@ -154,7 +150,6 @@ def test_a_bad_version_is_rolled_back_by_its_alarm(platform: EndpointLab, contai
 def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) -> None:
     with lab(FakeLauncher(containers), alarms={"errors": AlarmRule(error_rate=1.0)}) as platform:
         platform.deploy()
-        platform.wait("InService")
         platform.configure("two", A={"environment": {"FAIL": "500"}})
         with load(platform):
             update(platform, "two", {**deployment("ALL_AT_ONCE", wait=1), **ALARMS})
@@ -164,7 +159,6 @@ def test_an_alarm_of_a_file_has_its_own_threshold(containers: FakeContainers) ->
 
 def test_weights_are_kept_where_an_update_asks_for_it(platform: EndpointLab) -> None:
     platform.deploy(A={"InitialVariantWeight": 3}, B={})
-    platform.wait("InService")
     platform.configure("two", A={"InitialInstanceCount": 2}, C={})
     platform.sagemaker.update_endpoint(
         EndpointName=ENDPOINT,
@@ -181,7 +175,6 @@ def test_weights_are_kept_where_an_update_asks_for_it(platform: EndpointLab) -> 
 
 def test_only_one_change_at_a_time(platform: EndpointLab, containers: FakeContainers) -> None:
     platform.deploy()
-    platform.wait("InService")
     platform.configure("two", A={})
     update(platform, "two", deployment("CANARY", wait=3600, CanarySize=percent(10)))
     with pytest.raises(ClientError, match="Cannot update in-progress endpoint"):
