@@ -100,27 +100,21 @@ def resolve(
 def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfig:
     """Describe the model, as our own or as transformers', and note which. Raises CannotServe."""
     name, impl, refusal = "option.model_impl", config.options.model_impl, ""
-    if impl != "transformers":
-        try:
-            model = read_config(path)
-        except UnsupportedModel as error:
-            refusal = str(error)
-        else:
-            if impl == "auto":
-                decisions.computed(name, "lmi", f"this server has {model.architecture}")
-            return model
     architecture = _architecture(path)
     unknown = architecture and architecture not in ARCHITECTURES
-    if impl != "lmi":
+    for way, read in (("lmi", read_config), ("transformers", describe)):
+        if impl not in ("auto", way):
+            continue
         try:
-            foreign = describe(path)
+            model: ModelConfig = read(path)
         except UnsupportedModel as error:
-            refusal = str(error) if unknown or impl == "transformers" else refusal
-        else:
-            if impl == "auto":
-                own = f"this server has no {architecture} of its own" if unknown else refusal
-                decisions.computed(name, "transformers", own)
-            return foreign
+            if way == "lmi" or unknown or impl == way:
+                refusal = str(error)
+            continue
+        if impl == "auto":
+            why = f"this server has no {architecture} of its own" if unknown else refusal
+            decisions.computed(name, way, f"this server has {model.architecture}" if way == "lmi" else why)
+        return model
     if not unknown:
         raise CannotServe(refusal)
     remote = " (option.trust_remote_code=true allows no code of its own here)"
