@@ -98,31 +98,25 @@ def test_a_container_that_takes_too_long_is_a_model_error(containers: FakeContai
         assert "Your invocation timed out" in caught.value.response["Error"]["Message"]
 
 
-def test_a_stream_that_breaks_ends_with_a_model_stream_error(platform: EndpointLab) -> None:
-    platform.deploy(A={"environment": {"BREAK": "1"}})
-    reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
-    received: list[bytes] = []
-    with (
-        closing(reply["Body"]) as events,
-        pytest.raises(EventStreamError, match="ModelStreamError"),
-    ):
-        received.extend(event["PayloadPart"]["Bytes"] for event in events)
-    assert b"".join(received) == LINES
-    assert platform.figures()["A"]["errors"] == 1
-
-
-def test_a_stream_that_takes_too_long_ends_with_a_model_stream_error(containers: FakeContainers) -> None:
-    with lab(FakeLauncher(containers), limits=TimeLimits(whole=60.0, stream=0.2)) as platform:
-        platform.deploy(A={"environment": {"STALL": "1"}})
+@pytest.mark.parametrize(
+    ("behaviour", "limit", "words", "expected"),
+    [
+        ("BREAK", 60.0, "ModelStreamError", LINES),
+        ("STALL", 0.2, "ended early: TimeoutError", b'{"token": 1}\n'),
+    ],
+)
+def test_a_stream_that_breaks_or_takes_too_long_ends_with_a_model_stream_error(
+    behaviour: str, limit: float, words: str, expected: bytes, containers: FakeContainers
+) -> None:
+    with lab(FakeLauncher(containers), limits=TimeLimits(whole=60.0, stream=limit)) as platform:
+        platform.deploy(A={"environment": {behaviour: "1"}})
         reply = platform.runtime.invoke_endpoint_with_response_stream(EndpointName=ENDPOINT, Body=LINES)
         received: list[bytes] = []
-        with (
-            closing(reply["Body"]) as events,
-            pytest.raises(EventStreamError, match="ended early: TimeoutError"),
-        ):
+        with closing(reply["Body"]) as events, pytest.raises(EventStreamError, match=words):
             received.extend(event["PayloadPart"]["Bytes"] for event in events)
         containers.all[0].go.set()
-        assert b"".join(received) == b'{"token": 1}\n'
+        assert b"".join(received) == expected
+        assert platform.figures()["A"]["errors"] == 1
 
 
 def test_a_client_that_leaves_a_stream_frees_its_container(
