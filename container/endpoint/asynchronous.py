@@ -29,6 +29,7 @@ _AT_ONCE = 4
 """`MaxConcurrentInvocationsPerInstance` where it is not set."""
 _TTL_SECONDS = 21600
 _LIMIT_SECONDS = 900
+_FAILURES = (BotoCoreError, ClientError)
 
 
 class AsyncInvocations:
@@ -74,10 +75,13 @@ class AsyncInvocations:
                     raise runtime_refused("RequestTTLSeconds: the request waited for longer")
                 answer, kind = self._answer(endpoint, params, body or _read(client, params["InputLocation"]))
                 _write(client, output, answer, kind)
-            except (ApiError, BotoCoreError, ClientError) as error:
+            except (ApiError, *_FAILURES) as error:
                 self._report(f"endpoint {endpoint.name}: asynchronous invocation {number}: {error}")
-                if failure:
-                    self._write_failure(client, failure, str(error))
+                try:
+                    if failure:
+                        _write(client, failure, str(error).encode(), "text/plain")
+                except _FAILURES as second:
+                    self._report(f"{failure}: {second}")
 
         self._pool(endpoint.fleet).submit(run)
         return locations, number
@@ -101,12 +105,6 @@ class AsyncInvocations:
         limit = params.get("InvocationTimeoutSeconds", _LIMIT_SECONDS)
         call = ContainerCall(endpoint.traffic, endpoint.traffic.lease(), headers, body, limit)
         return call.read(_MAX_BYTES), call.content_type
-
-    def _write_failure(self, client: Any, location: str, text: str) -> None:
-        try:
-            _write(client, location, text.encode(), "text/plain")
-        except (BotoCoreError, ClientError) as error:
-            self._report(f"{location}: {error}")
 
 
 def _place(location: str) -> dict[str, str]:

@@ -125,8 +125,7 @@ def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> R
     sides = [base.answered(), other.answered()]
     fewest = min(len(side) for side in sides)
     num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
-    marked = [(request.ended, side, request.seconds) for side in (0, 1) for request in sides[side]]
-    marked.sort()
+    marked = sorted((one.ended, side, one.seconds) for side in (0, 1) for one in sides[side])
     size = math.ceil(len(marked) / num_rounds)
     ratios = []
     for start in range(0, len(marked), size):
