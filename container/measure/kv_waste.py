@@ -1,4 +1,4 @@
-"""AllocationResult of KV cache by contiguous and paged allocation: the real scheduler and allocators without a model.
+"""KV cache wasted by contiguous and paged allocation: the real scheduler and allocators without a model.
 
 All requests arrive at the start. A step computes one token of each running sequence, and chunks of prompts.
 """

@@ -1,1 +1,1 @@
-"""`lmi bench`: load on a server over HTTP, and what came of it. `lmi compare` builds on it."""
+"""`lmi bench`: load on a server over HTTP and its figures. `lmi compare` builds on it."""

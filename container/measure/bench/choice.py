@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from container.measure.bench.workload import BenchError, Workload
 LENGTHS = ("fixed", "spread")
 PROCESSES = ("poisson", "constant", "gamma")
 _LONGEST_ANSWER = 4
-"""In means, for spread lengths. Longer ones are drawn again, so the average is 7 % below the nominal mean."""
+"""Longest answer as a multiple of the mean, for spread lengths. Longer ones are drawn again, so the average is 7 %
+below the nominal mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +97,28 @@ class LoadChoice:
         workload = base.workload
         return replace(
             workload,
-            prompts=self._prompts(workload.prompts),
-            outputs=self._outputs(workload.outputs),
+            prompts=self._lengths(workload.prompts, self.input_tokens, Uniform.around),
+            outputs=self._lengths(workload.outputs, self.output_tokens, _spread_answers),
             num_requests=self.requests or self._num_requests(base),
         )
 
     def _num_requests(self, base: Scenario) -> int:
-        """As many for each user as before."""
+        """The number of requests for each user stays the same."""
         count = base.workload.num_requests
         if self.users and isinstance(base.arrivals, Users):
             return times(count, self.users / base.arrivals.num_users)
         return count
 
-    def _prompts(self, base: Lengths) -> Lengths:
-        mean = self.input_tokens or times(base.mean, 1)
+    def _lengths(self, base: Lengths, mean: int | None, spread: Callable[[int], Lengths]) -> Lengths:
+        """mean: the one that is given; spread: makes the distribution of --lengths spread."""
+        nominal = mean or times(base.mean, 1)
         match self.lengths:
             case "fixed":
-                return Fixed(mean)
+                return Fixed(nominal)
             case "spread":
-                return Uniform.around(mean)
-        return base.scaled(mean / base.mean) if self.input_tokens else base
+                return spread(nominal)
+        return base.scaled(mean / base.mean) if mean else base
 
-    def _outputs(self, base: Lengths) -> Lengths:
-        mean = self.output_tokens or times(base.mean, 1)
-        match self.lengths:
-            case "fixed":
-                return Fixed(mean)
-            case "spread":
-                return Exponential(mean, _LONGEST_ANSWER * mean)
-        return base.scaled(mean / base.mean) if self.output_tokens else base
+
+def _spread_answers(mean: int) -> Lengths:
+    return Exponential(mean, _LONGEST_ANSWER * mean)

@@ -15,10 +15,10 @@ from container.measure.bench.workload import BenchRequest
 
 _MAX_ERRORS = 10
 _MAX_CPU_SHARE = 0.8
-"""Of one core, the most that a Python client can use. A queue that is busy for four fifths of the time makes requests
-wait four times as long as their own work takes."""
+"""Share of one core; a Python client cannot use more than one. In a queue that is busy for four fifths of the time,
+requests wait four times as long as their own work takes."""
 _MAX_LAG_SHARE = 0.05
-"""Of the median latency. A user that is always late by that much sends 5 % fewer requests."""
+"""Share of the median latency. A user that is always late by that much sends 5 % fewer requests."""
 _MIN_LAG_SECONDS = 0.02
 """On a busy machine any process waits that long from time to time."""
 
@@ -79,7 +79,7 @@ class Figures:
     goodput: float
     """Successful requests a second that keep all latency limits; NaN without limits."""
     share_within_slo: float
-    """Of all requests; NaN without limits."""
+    """Share of all requests; NaN without limits."""
     worst_lag_seconds: float
     client_cpu_share: float
     """CPU time of the client per wall time: 1.0 is one core."""

@@ -153,7 +153,7 @@ class _LiveFigures:
         self._num_failed = 0
         self._tokens = 0
         self._ttfts: list[float] = []
-        """In order."""
+        """Sorted."""
         self._last = 0.0
 
     def add(self, outcome: RequestOutcome) -> None:

@@ -17,6 +17,7 @@ from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
 from container.measure.numbers import number, percent, seconds
 from container.measure.output import Table
+from container.measure.sections import Finding, Report, Section, failed_requests, package_versions
 
 STATISTICS = tuple(field.name for field in dataclasses.fields(Spread))
 
@@ -66,7 +67,12 @@ class BenchReport:
 
     def json_values(self) -> dict[str, Any]:
         """Times in seconds."""
-        return {**self.origin.json_values(), "figures": dataclasses.asdict(self.figures)}
+        failed = failed_requests(self.figures.num_errors, self.figures.num_requests)
+        return {
+            **self.origin.json_values(),
+            **_text(self.origin, self.table(), self.lines(), failed),
+            "figures": dataclasses.asdict(self.figures),
+        }
 
     def table(self) -> Table:
         """Means and percentiles of times."""
@@ -109,7 +115,7 @@ class BenchReport:
         return lines + [(f"error: {one.count} x {one.text}", "red") for one in figures.errors]
 
     def _own_lines(self) -> list[tuple[str, str]]:
-        """What is said of a real client."""
+        """Lines about the client."""
         figures = self.figures
         lines = [
             (
@@ -138,8 +144,19 @@ class SearchReport:
     def json_values(self) -> dict[str, Any]:
         """Times in seconds; the rate of a run of all requests at once is null."""
         best = best_trial(self.trials)
+        failed, total = (
+            sum(getattr(trial.figures, count) for trial in self.trials)
+            for count in ("num_errors", "num_requests")
+        )
+        found = Finding(
+            "highest sustained rate",
+            f"{number(best.rate)} requests/s." if best else "No rate is sustained.",
+            "same" if best else "failed",
+        )
+        findings = (*failed_requests(failed, total), found)
         return {
             **self.origin.json_values(),
+            **_text(self.origin, self.table(), self.lines(), findings),
             "best_rate": best.rate if best else None,
             "trials": [dataclasses.asdict(trial) for trial in self.trials],
         }
@@ -170,6 +187,18 @@ class SearchReport:
             (self.origin.notes, ""),
             *((f"note: {sentence}", "yellow") for sentence in limited),
         ]
+
+
+def _text(
+    origin: BenchOrigin, table: Table, lines: Sequence[tuple[str, str]], findings: tuple[Finding, ...]
+) -> dict[str, Any]:
+    """The JSON values of the text of a report: the table, what is below it, and what was run."""
+    run = (f"load: {origin.scenario.describe()}", f"seed: {origin.seed}", package_versions(versions()))
+    figures = Section(
+        "Figures", "", (dataclasses.replace(table, title=""),), tuple(text for text, _ in lines)
+    )
+    report = Report(table.title, "", findings, (figures, Section("What was run", bullets=run)))
+    return dataclasses.asdict(report)
 
 
 REQUEST_COLUMNS = (

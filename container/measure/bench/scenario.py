@@ -1,4 +1,4 @@
-"""A load: what is sent and when. The presets of `--preset` are a table of these."""
+"""A load: requests and their arrivals. `--preset` names one of a table of them."""
 
 from __future__ import annotations
 

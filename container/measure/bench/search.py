@@ -19,13 +19,13 @@ _PRECISION = 1.05
 _STEP = 1.5
 """Factor between rates until one is sustained and one is not."""
 _MIN_SHARE_WITHIN = 0.95
-"""Of the requests that must keep the latency limits."""
+"""Share of the requests that must keep the latency limits."""
 _MIN_ANSWERED = 0.9
-"""Answers to requests, in the last three quarters of the time in which requests are sent."""
+"""Answers per request, in the last three quarters of the time in which requests are sent."""
 _MIN_IN_FLIGHT = 0.5
 """Requests, on average. With less, each is nearly alone, and a lower rate makes none faster."""
 _MIN_LATENCIES = 4
-"""Time in which requests are sent, in latencies. In less, no queue can be seen."""
+"""Time in which requests are sent, in latencies. A shorter run shows no queue."""
 
 
 @dataclass(frozen=True, slots=True)

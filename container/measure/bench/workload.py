@@ -1,4 +1,4 @@
-"""What is sent: seeded prompts of exact token counts, made of words, with or without common prefixes.
+"""Requests: seeded prompts of exact token counts, made of words, with or without shared prefixes.
 
 Tokens are counted as the server does: by the model's tokenizer, with the special tokens that it adds to a plain text.
 The same workload, seed and tokenizer always give the same prompts.
@@ -48,7 +48,7 @@ class Workload:
     """Tokens of answers."""
     num_requests: int
     prefixes: Prefixes | None = None
-    """What prompts have in common; None: nothing."""
+    """Shared prefixes of the prompts; None: no prefixes."""
 
     def __post_init__(self) -> None:
         if self.num_requests < 1:

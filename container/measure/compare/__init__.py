@@ -1,1 +1,1 @@
-"""`lmi compare`: the same workload on several configurations, one after the other, and what it shows."""
+"""`lmi compare`: the same load on several configurations, one after the other, and the statistics of the results."""

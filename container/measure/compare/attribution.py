@@ -25,8 +25,8 @@ from container.measure.compare.summary import (
     ratio,
     times,
 )
-from container.measure.compare.tables import Section
 from container.measure.output import Table
+from container.measure.sections import Finding, Section
 
 PAGING = "paged instead of contiguous KV cache"
 SCHEDULING = "step-level scheduling instead of static batches"
@@ -75,7 +75,9 @@ def divide(configs: Sequence[Configuration], made: Path) -> tuple[tuple[NamedPat
 
 
 def _sums(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The whole gain, and what is left of it on the same kernels."""
+    """The whole gain, and what is left of it on the same kernels; nothing where there are no parts."""
+    if not parts:
+        return ()
     whole = Part("the whole gain", parts[0].name, parts[-1].base)
     batching = Part("all but kernels and engine, on the same kernels", parts[0].name, parts[-1].name)
     return (whole, batching) if len(parts) > 2 else (whole,)
@@ -86,10 +88,12 @@ def further_pairs(parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
     return tuple((part.name, part.base) for part in _sums(parts))
 
 
-def section(comparison: Comparison) -> Section:
-    """The section of the report."""
+def sections(comparison: Comparison) -> tuple[Section, ...]:
+    """The section of the report, if the plan divides a gain."""
     parts = comparison.plan.parts
-    return Section(
+    if not parts:
+        return ()
+    section = Section(
         "Where the gain comes from",
         f"Each part is the ratio of two configurations that differ in one thing only; the product of the parts is the"
         f" whole gain. `{parts[-1].name}` runs static batches as `{parts[-1].base}` does, but on the kernels of"
@@ -100,6 +104,7 @@ def section(comparison: Comparison) -> Section:
         " step-level scheduling gains little.",
         tuple(_table(comparison, measure) for measure in (TOKENS_PER_SECOND, LATENCY_P90)),
     )
+    return (section,)
 
 
 def _table(comparison: Comparison, measure: Measure) -> Table:
@@ -115,7 +120,7 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
     return Table(f"{measure.title}, as ratios", ("part", "ratio of", *scenarios), rows, num_left=2)
 
 
-def sentences(comparison: Comparison) -> tuple[str, ...]:
+def findings(comparison: Comparison) -> tuple[Finding, ...]:
     """The division of the throughput's gain in words, by scenario."""
     parts = comparison.plan.parts
     found = []
@@ -125,16 +130,16 @@ def sentences(comparison: Comparison) -> tuple[str, ...]:
             for part in (_sums(parts)[0], *parts)
         )
         causes = ", ".join(f"{share} {part.cause}" for share, part in zip(shares, parts, strict=True))
-        found.append(
-            f"{scenario.name}, {TOKENS_PER_SECOND.title}: {parts[0].name} has {whole} the figure of"
-            f" {parts[-1].base}, which is the product of {causes}."
+        sentence = (
+            f"{parts[0].name} has {whole} the figure of {parts[-1].base}, which is the product of {causes}."
         )
+        found.append(Finding(f"{scenario.name}, {TOKENS_PER_SECOND.title}", sentence, "difference"))
     return tuple(found)
 
 
 def json_values(comparison: Comparison) -> list[dict[str, Any]]:
     """Each part of each scenario and measure; the sums are marked by `is_sum`."""
-    sums = _sums(comparison.plan.parts) if comparison.plan.parts else ()
+    sums = _sums(comparison.plan.parts)
     return [
         {
             "scenario": scenario.name,

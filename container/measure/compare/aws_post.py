@@ -25,9 +25,9 @@ from container.measure.compare.summary import (
     ratio,
     times,
 )
-from container.measure.compare.tables import Section
 from container.measure.numbers import NOTHING, number
 from container.measure.output import Table
+from container.measure.sections import Section
 from lmi_server.properties import loader
 
 DYNAMIC, ROLLING, PAGED = "dynamic-4", "rolling", "rolling-paged"

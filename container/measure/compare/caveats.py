@@ -19,18 +19,11 @@ def caveats(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _failures(comparison: Comparison) -> list[str]:
-    found = [
+    return [
         f"{error.count} of {result.figures.num_requests} requests failed: {result.configuration},"
         f" {result.scenario}, round {result.round}: {error.text}"
         for result in comparison.rounds
         for error in result.figures.errors
-    ]
-    if not found:
-        return []
-    return [
-        "Requests failed. Figures and verdicts count answered requests only, so they may favour the configuration"
-        " that failed.",
-        *found,
     ]
 
 

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from container.measure.bench.options import (
 )
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError, Workload
-from container.measure.compare import attribution, aws_post, report
+from container.measure.compare import aws_post, report
 from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import BadConfiguration, warnings
 from container.measure.compare.plan import Plan, StoppingRule
@@ -39,7 +39,6 @@ from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer, start_server
-from container.measure.compare.tables import Section
 from container.measure.output import as_json, console_for, json_option, require_folders, write_json
 from container.measure.report.report_command import report_option, write_report
 from container.progress import view_for
@@ -48,7 +47,6 @@ from container.run.stop_signals import StopRequested, StopSignals
 
 _DEFAULT = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests for each user: they fall out of step, and batches change while they run."""
-_MAX_PERCENT = 50
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
 
@@ -66,32 +64,23 @@ class CompareOptions:
     report: Path | None = None
 
 
-class _Share(click.ParamType[float]):
-    """`3%`."""
+class _Quantity(click.ParamType[float]):
+    """A number above 0 with a unit."""
 
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value), re.ASCII)
-        if not match or not 0 < float(match[1]) <= _MAX_PERCENT:
-            self.fail(
-                f"not a share (got {value}); allowed: above 0 and at most {_MAX_PERCENT} %, such as 3%",
-                param,
-                ctx,
-            )
-        return float(match[1]) / 100
-
-
-class _Duration(click.ParamType[float]):
-    """`10m`, in seconds."""
-
-    name = "time"
+    def __init__(self, name: str, units: Mapping[str, float], allowed: str, most: float = math.inf) -> None:
+        """units: factors; allowed: the values in words."""
+        self.name, self._units, self._allowed, self._most = name, units, allowed, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", str(value), re.ASCII)
-        if not match or not float(match[1]):
-            self.fail(f"not a time (got {value}); allowed: a number with s, m or h, such as 10m", param, ctx)
-        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+        match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(self._units)})", str(value), re.ASCII)
+        found = float(match[1]) * self._units[match[2]] if match else 0.0
+        if not 0 < found <= self._most:
+            self.fail(f"not a {self.name} (got {value}); allowed: {self._allowed}", param, ctx)
+        return found
+
+
+_SHARE = _Quantity("percentage", {"%": 0.01}, "above 0 and at most 50 %, such as 3%", most=0.5)
+_DURATION = _Quantity("time", {"s": 1, "m": 60, "h": 3600}, "a number with s, m or h, such as 10m")
 
 
 @click.command(
@@ -130,11 +119,11 @@ class _Duration(click.ParamType[float]):
 @count_option("--rounds", 5, "Rounds of each configuration. More rounds find smaller differences.", most=100)
 @click.option(
     "--precision",
-    type=_Share(),
+    type=_SHARE,
     help="Run more rounds until the interval of output tokens/s is so narrow to each side, such as 3%.",
 )
 @click.option(
-    "--time", "max_seconds", type=_Duration(), help="Run more rounds, but start none after this time: 10m."
+    "--time", "max_seconds", type=_DURATION, help="Run more rounds, but start none after this time: 10m."
 )
 @count_option("--max-rounds", 50, "With --precision or --time: the most rounds.", most=1000)
 @load_options(_DEFAULT)
@@ -242,9 +231,7 @@ def run_comparison(
             raise
         finally:
             view.finish()
-    sections = [aws_post.section(comparison)] if options.selection.aws_post else []
-    sections += [attribution.section(comparison)] if plan.parts else []
-    _publish(options, comparison, origin, sections)
+    _publish(options, comparison, origin)
     if comparison.num_failed:
         click.echo(
             f"error: {comparison.num_failed} requests failed; the servers' logs are in {logs}", err=True
@@ -254,18 +241,18 @@ def run_comparison(
     return 0
 
 
-def _publish(
-    options: CompareOptions, comparison: Comparison, origin: Provenance, sections: Sequence[Section]
-) -> None:
+def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance) -> None:
     """Print the results and write the files."""
+    extra = [aws_post.section(comparison)] if options.selection.aws_post else []
+    written = report.make_report(comparison, origin, extra)
     console = console_for(options.json_path)
-    for table in report.terminal_tables(comparison, sections):
+    for table in report.terminal_tables(comparison, extra):
         table.print_to(console)
-    for sentence in (*report.findings(comparison), *caveats(comparison)):
+    for sentence in (*written.findings, *caveats(comparison)):
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
-    options.output.write_text(report.markdown(comparison, origin, sections), encoding="utf-8")
+    options.output.write_text(written.markdown(), encoding="utf-8")
     click.echo(f"report: {options.output}", err=True)
-    document = as_json(report.json_values(comparison, origin, sections))
+    document = as_json(report.json_values(comparison, origin, extra))
     write_json(document, options.json_path)
     if options.report:
         write_report(document, options.report)

@@ -1,4 +1,4 @@
-"""The report of a comparison: Markdown for people, JSON for programs."""
+"""The report of a comparison: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from container.measure.compare import attribution, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.results import Comparison, StayResult
-from container.measure.compare.summary import (
-    MEASURES,
-    counters,
-    equality,
-    occupancy,
-    over_rounds,
-    ratio,
-)
-from container.measure.compare.tables import Section
+from container.measure.compare.summary import MEASURES, counters, equality, occupancy, over_rounds, ratio
 from container.measure.compare.verdict import headline, verdict
 from container.measure.output import Table
+from container.measure.sections import Report, Section, failed_requests, package_versions
 
 _HOW_TO_READ = """\
 Figures are medians over the rounds, with the smallest and the largest value in brackets. A ratio is the geometric mean
@@ -57,83 +50,80 @@ def make_provenance(command: str, machine: Machine) -> Provenance:
     )
 
 
-def findings(comparison: Comparison) -> tuple[str, ...]:
-    """The verdicts and the division of the gain, in sentences."""
-    return (*headline(comparison), *attribution.sentences(comparison))
-
-
-def terminal_tables(comparison: Comparison, sections: Sequence[Section] = ()) -> tuple[Table, ...]:
-    """The most important tables, the summary last: that is what a terminal shows."""
-    return (
-        *(
-            table(comparison, scenario.name)
-            for scenario in comparison.plan.scenarios
-            for table in (tables.figures_table, tables.servers_table)
+def make_report(comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()) -> Report:
+    """The whole report; a reader needs no other text. extra: sections to add after the scenarios."""
+    *names, last = [config.name for config in comparison.configs]
+    num_requests = sum(result.figures.num_requests for result in comparison.rounds)
+    when, machine = provenance.when, provenance.machine
+    return Report(
+        title=f"Comparison of {', '.join(names)} and {last}",
+        lead=f"{len(comparison.configs)} configurations under the same load, {when}, on {machine}",
+        findings=(
+            *failed_requests(comparison.num_failed, num_requests),
+            *headline(comparison),
+            *attribution.findings(comparison),
         ),
-        *(table for section in sections for table in section.tables),
-        tables.short_table(comparison),
+        sections=(
+            Section("Summary", tables=(tables.short_table(comparison),)),
+            *(_scenario(comparison, scenario.name) for scenario in comparison.plan.scenarios),
+            *extra,
+            *attribution.sections(comparison),
+            _configurations(comparison),
+            Section("What was run", bullets=_what_was_run(comparison, provenance)),
+            Section("How to read the figures", _HOW_TO_READ),
+            Section("Limits of these figures", bullets=caveats(comparison)),
+        ),
     )
 
 
-def markdown(comparison: Comparison, provenance: Provenance, sections: Sequence[Section] = ()) -> str:
-    """The whole report; a reader needs no other text."""
-    names = [config.name for config in comparison.configs]
-    summary = tables.short_table(comparison)
-    parts = [
-        f"# Comparison of {', '.join(names[:-1])} and {names[-1]}",
-        f"{len(names)} configurations, served one at a time under the same load:",
-        _bullets(findings(comparison)),
-        f"{summary.title}:",
-        summary.markdown(),
-        _HOW_TO_READ,
-    ]
-    for section in sections:
-        parts += [f"## {section.title}", section.text, *_with_titles(section.tables)]
-    parts += ["## What was run", _what_was_run(comparison, provenance)]
-    parts += ["## The configurations", tables.configurations_table(comparison).markdown()]
-    different = tables.differences_table(comparison)
-    if different.rows:
-        parts += [
-            "Effective values that differ, as `lmi check` prints them. `-`: not an option of that engine, or unset.",
-            different.markdown(),
-        ]
-    else:
-        parts.append("Their effective values are the same.")
-    for scenario in comparison.plan.scenarios:
-        parts.append(f"## {scenario.name}")
-        made = (tables.ratios_table, tables.figures_table, tables.servers_table)
-        parts += _with_titles([table(comparison, scenario.name) for table in made])
-    parts += ["## Limits of these figures", _bullets(caveats(comparison))]
-    return "\n\n".join(parts) + "\n"
+def terminal_tables(comparison: Comparison, extra: Sequence[Section] = ()) -> tuple[Table, ...]:
+    """The most important tables. The summary is last, because that is what stays visible in a terminal."""
+    scenarios = [scenario.name for scenario in comparison.plan.scenarios]
+    makers = (tables.figures_table, tables.servers_table)
+    return (
+        *(_entitled(name, make(comparison, name)) for name in scenarios for make in makers),
+        *(table for section in (*extra, *attribution.sections(comparison)) for table in section.tables),
+        _entitled("summary", tables.short_table(comparison)),
+    )
 
 
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+def _entitled(name: str, table: Table) -> Table:
+    """The table with a title that needs no heading above it."""
+    return dataclasses.replace(table, title=f"{name}: {table.title}")
 
 
-def _with_titles(found: Sequence[Table]) -> list[str]:
-    if len(found) == 1:
-        return [found[0].markdown()]
-    return [text for table in found for text in (f"**{table.title}**", table.markdown())]
+def _scenario(comparison: Comparison, name: str) -> Section:
+    """The page looks for this title to place the scenario's plots."""
+    makers = (tables.ratios_table, tables.figures_table, tables.servers_table)
+    return Section(name, tables=tuple(make(comparison, name) for make in makers))
 
 
-def _what_was_run(comparison: Comparison, provenance: Provenance) -> str:
+def _configurations(comparison: Comparison) -> Section:
+    all_of_them, different = tables.configurations_table(comparison), tables.differences_table(comparison)
+    if not different.rows:
+        return Section("The configurations", "Their effective values are the same.", (all_of_them,))
+    text = (
+        "The second table has the effective values that differ, as `lmi check` prints them. `-`: not an option of that"
+        " engine, or unset."
+    )
+    return Section("The configurations", text, (all_of_them, different))
+
+
+def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, ...]:
     plan = comparison.plan
-    packages = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     warm_up = plan.scenarios[0].warm_up()
     order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
-    lines = [
+    return (
         f"`{provenance.command}`, {provenance.when}",
         f"machine: {provenance.machine}",
-        f"versions: {packages}",
+        package_versions(provenance.versions),
         *(f"{one.name}: each round has {one.describe()}" for one in plan.scenarios),
         "requests: greedy, EOS ignored, streamed; different in each round, the same for all configurations"
         f" (seed {plan.seed}); dialect {plan.dialect}",
         f"{comparison.num_rounds} round{'s' if comparison.num_rounds > 1 else ''}"
         f"{f' ({comparison.stopped})' if plan.stopping else ''}, one server at a time, in the order: {order}",
         f"warm-up of each server, not counted: for each scenario {warm_up.describe()}",
-    ]
-    return _bullets(lines)
+    )
 
 
 def _served(stay: StayResult) -> str:
@@ -146,18 +136,19 @@ def _numbers(rounds: Sequence[int]) -> str:
 
 
 def json_values(
-    comparison: Comparison, provenance: Provenance, sections: Sequence[Section] = ()
+    comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()
 ) -> dict[str, Any]:
-    """All measurements and the summary, for `container.measure.output.write_json`."""
+    """The text of the report, all measurements and the summary, for `container.measure.output.write_json`."""
     base = comparison.configs[0].name
     return {
+        **dataclasses.asdict(make_report(comparison, provenance, extra)),
         "setting": provenance,
         "plan": comparison.plan,
         "configurations": [
             {**dataclasses.asdict(config), "batch_limit": config.batch_limit} for config in comparison.configs
         ],
-        "rounds": [dataclasses.asdict(result) for result in comparison.rounds],
-        "stays": [dataclasses.asdict(stay) for stay in comparison.stays],
+        "rounds": comparison.rounds,
+        "stays": comparison.stays,
         "stopped": comparison.stopped,
         "summary": [
             _summary(comparison, config, base, scenario.name)
@@ -165,7 +156,6 @@ def json_values(
             for config in comparison.configs
         ],
         "attribution": attribution.json_values(comparison),
-        "sections": [dataclasses.asdict(section) for section in sections],
         "caveats": caveats(comparison),
     }
 

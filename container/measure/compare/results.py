@@ -1,21 +1,7 @@
 """Raw results of a comparison: everything that was measured, nothing computed from several rounds.
 
-`lmi compare --json` writes them, and what is computed from them, as one object (`report.json_values`). Times are in
-seconds; what is unknown is null.
-
-- `setting`: command, start time, machine, versions.
-- `plan`: scenarios, seed, limits on the number of rounds, parts of the gain.
-- `configurations`: the baseline first; `values` are the effective options, `url` is set for a running server,
-  `batch_limit` is the most sequences or requests in a batch.
-- `rounds`: a `RoundResult` for each round, scenario and configuration, in the order in which they ran. `requests` has a
-  `RequestTiming` for each request, in the order of `token_ids`. `step_trace` is the file with the steps of the server's
-  life (`engines/mpi/trace.py`): those of the round have a `time` from `began` to `ended`.
-- `stays`: a `StayResult` for each life of a server.
-- `stopped`: why no more rounds were run.
-- `summary`: for each configuration and scenario, over the rounds: figures, ratios to the baseline with intervals,
-  `smallest_visible` differences, verdicts, batch occupancy, counters, equal answers (`tokens_of_first`).
-- `attribution`: for each scenario and measure, the parts of a gain as ratios; their product is the whole gain.
-- `sections`, `caveats`: further tables and sentences of the report.
+`lmi compare --json` writes them, with what is computed from them (`report.json_values`). docs/comparing.md lists the
+keys. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +23,8 @@ class RequestTiming:
 
     due: float
     sent: float
-    first_token: float
-    """NaN without a token."""
+    first_token: float | None
+    """None without a token."""
     ended: float
     """When the answer was complete, or given up."""
     prompt_tokens: int
@@ -46,12 +32,28 @@ class RequestTiming:
     error: str
     """Empty if it succeeded."""
 
+    @property
+    def ttft(self) -> float:
+        """NaN without a token."""
+        return math.nan if self.first_token is None else self.first_token - self.due
+
+    @property
+    def tpot(self) -> float:
+        """Time per output token after the first; NaN for less than two tokens."""
+        if self.first_token is None or self.output_tokens < 2:
+            return math.nan
+        return (self.ended - self.first_token) / (self.output_tokens - 1)
+
+    @property
+    def latency(self) -> float:
+        return self.ended - self.due
+
     @classmethod
     def of(cls, outcome: RequestOutcome, request: BenchRequest, error: str) -> RequestTiming:
         return cls(
             due=outcome.scheduled,
             sent=outcome.sent,
-            first_token=outcome.token_times[0] if outcome.token_times else math.nan,
+            first_token=next(iter(outcome.token_times), None),
             ended=outcome.ended,
             prompt_tokens=request.prompt_tokens,
             output_tokens=outcome.output_tokens,
@@ -78,7 +80,7 @@ class RoundResult:
     requests: tuple[RequestTiming, ...] = ()
     """In the workload's order."""
     began: float = math.nan
-    """On this machine's monotonic clock, which step traces use too."""
+    """On this machine's monotonic clock, as the times in step traces (`engines/mpi/trace.py`)."""
     ended: float = math.nan
     step_trace: str = ""
     """The file with the server's steps; empty if none was written."""

@@ -57,14 +57,14 @@ class KvUse:
 
 @dataclass(frozen=True, slots=True)
 class RoundCounters:
-    """What a server counted during one round; None where it has no such counter."""
+    """A server's counters over one round; None where it has no such counter."""
 
     prompt_tokens: int | None = None
     tokens_generated: int | None = None
     padding_tokens: int | None = None
-    """Computed for nothing: shorter prompts of a batch are padded. engine=Python only."""
+    """Padding of the shorter prompts of a batch. engine=Python only."""
     ended_row_tokens: int | None = None
-    """Computed for nothing: rows of a batch that has not ended. engine=Python only."""
+    """Computed for finished rows of an unfinished batch. engine=Python only."""
     preemptions: int | None = None
     recomputed_tokens: int | None = None
     """After preemptions."""

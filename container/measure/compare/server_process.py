@@ -33,7 +33,7 @@ class StopTimeouts:
     stop: float = 35.0
     """After SIGTERM, while it finishes its requests."""
     second_signal: float = 1.5
-    """Until the second SIGTERM, on which it stops at once; it counts signals within one second as one."""
+    """Before the second SIGTERM, on which it stops at once. It counts signals within one second as one."""
     at_once: float = 5.0
     """After the second SIGTERM; then it is killed."""
 

@@ -130,7 +130,7 @@ def counters(results: Iterable[RoundResult]) -> RoundCounters:
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """Where the answers of two configurations to one request diverge."""
+    """The first difference between the answers of two configurations to one request."""
 
     round: int
     request: int

@@ -1,8 +1,6 @@
-"""The tables of a comparison, for the terminal and for the Markdown report."""
+"""The tables of a comparison, for the terminal and the report."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from container.measure.compare.configurations import Configuration, differing_values
 from container.measure.compare.results import Comparison, RoundResult
@@ -29,15 +27,6 @@ _SCALES = {"/s": 1.0, "s": 1.0, "ms": 1000.0}
 _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """An additional section of the report."""
-
-    title: str
-    text: str
-    tables: tuple[Table, ...] = ()
-
-
 def short_table(comparison: Comparison) -> Table:
     """Throughput and latency, a row for each configuration and scenario."""
     base = comparison.configs[0].name
@@ -58,7 +47,7 @@ def short_table(comparison: Comparison) -> Table:
     )
     rounds = comparison.num_rounds
     title = "one round" if rounds == 1 else f"medians of {rounds} rounds, ratios with 95 % intervals"
-    return Table(f"summary: {title}", header, tuple(rows), num_left=2)
+    return Table(title, header, tuple(rows), num_left=2)
 
 
 def figures_table(comparison: Comparison, scenario: str) -> Table:
@@ -74,7 +63,7 @@ def figures_table(comparison: Comparison, scenario: str) -> Table:
         )
         for measure in MEASURES
     ]
-    return Table(f"{scenario}: figures, {_rounds(comparison)}", ("", *names), tuple(rows))
+    return Table(f"figures, {_rounds(comparison)}", ("", *names), tuple(rows))
 
 
 def ratios_table(comparison: Comparison, scenario: str) -> Table:
@@ -91,49 +80,49 @@ def ratios_table(comparison: Comparison, scenario: str) -> Table:
         for measure in MEASURES
     ]
     header = ("configuration", "measure", "verdict", f"times {base} (95 % interval)")
-    return Table(f"{scenario}: compared with {base}", header, tuple(rows), num_left=3)
+    return Table(f"compared with {base}", header, tuple(rows), num_left=3)
 
 
 def servers_table(comparison: Comparison, scenario: str) -> Table:
-    """Batch sizes, KV cache, counters and tokens of the servers."""
-    base = comparison.configs[0].name
-    columns = []
-    for config in comparison.configs:
-        results = comparison.of(config.name, scenario)
-        same = equality(comparison, config.name, base, scenario)
-        counted = counters(results)
-        waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
-        columns.append(
-            (
-                _batch(results, config.engine),
-                percent(occupancy(config, results)),
-                _kv(results, peak=False),
-                _kv(results, peak=True),
-                percent(waste.value if waste else None),
-                percent(counted.wasted_share),
-                NOTHING if counted.preemptions is None else str(counted.preemptions),
-                percent(counted.prefix_hit_share),
-                _share_identical(same),
-                _where(same),
-                str(sum(result.figures.num_errors for result in results)),
-            )
-        )
-    titles = (
-        "batch, mean",
-        "batch occupancy: mean batch of the largest",
-        "KV slots allocated, mean",
-        "KV slots allocated, peak",
-        "waste: allocated slots without a token",
-        "tokens computed for nothing: padding, ended rows, recomputed",
-        "preemptions",
-        "prompt tokens found in the prefix cache",
-        f"answers with the tokens of {base}",
-        "first difference at output token",
-        "failed requests",
-    )
-    rows = tuple((title, *cells) for title, *cells in zip(titles, *columns, strict=True))
+    """Batch sizes, KV cache, counters and tokens of the servers; without rows of which nothing is known."""
+    columns = [_server(comparison, config, scenario) for config in comparison.configs]
+    rows = [(title, *(column[title] for column in columns)) for title in columns[0]]
+    known = tuple(row for row in rows if set(row[1:]) != {NOTHING})
     names = [config.name for config in comparison.configs]
-    return Table(f"{scenario}: inside the servers, {_rounds(comparison)}", ("", *names), rows)
+    return Table(f"inside the servers, {_rounds(comparison)}", ("", *names), known)
+
+
+def _server(comparison: Comparison, config: Configuration, scenario: str) -> dict[str, str]:
+    """The cells of a configuration by the titles of their rows."""
+    base = comparison.configs[0].name
+    results = comparison.of(config.name, scenario)
+    same = equality(comparison, config.name, base, scenario)
+    counted = counters(results)
+    waste = median(result.kv.waste for result in results if result.kv and result.kv.waste is not None)
+    return {
+        "batch, mean": _batch(results, config.engine),
+        "batch occupancy: mean batch of the largest": percent(occupancy(config, results)),
+        "KV slots allocated, mean": _kv(results, peak=False),
+        "KV slots allocated, peak": _kv(results, peak=True),
+        "waste: allocated slots without a token": percent(waste.value if waste else None),
+        "tokens computed for nothing: padding, ended rows, recomputed": percent(counted.wasted_share),
+        "tokens of padding": _count(counted.padding_tokens),
+        "tokens of rows that had ended": _count(counted.ended_row_tokens),
+        "tokens recomputed after preemptions": _count(counted.recomputed_tokens),
+        "preemptions": _count(counted.preemptions),
+        "prompt tokens found in the prefix cache": _count(
+            counted.prefix_hit_tokens, counted.prefix_hit_share
+        ),
+        f"answers with the tokens of {base}": _share_identical(same),
+        "first difference at output token": _where(same),
+        "failed requests": str(sum(result.figures.num_errors for result in results)),
+    }
+
+
+def _count(count: int | None, share: float | None = None) -> str:
+    if count is None:
+        return NOTHING
+    return str(count) if share is None else f"{count} ({percent(share)})"
 
 
 def configurations_table(comparison: Comparison) -> Table:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 from container.measure.compare.interval import Ratio
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
 from container.measure.numbers import NOTHING, number, percent
+from container.measure.sections import Finding
 
 _LARGEST_BOUND = 0.25
 """Above this bound on the difference the verdict is that there were too few rounds."""
 
 
-def headline(comparison: Comparison) -> tuple[str, ...]:
-    """Sentences that compare throughput and latency of each further configuration with the first one."""
+def headline(comparison: Comparison) -> tuple[Finding, ...]:
+    """Compare throughput and latency of each further configuration with the first one."""
     base, *others = [config.name for config in comparison.configs]
-    return tuple(
-        f"{scenario.name}, {measure.title}: {verdict(comparison, name, base, scenario.name, measure)}."
-        for scenario in comparison.plan.scenarios
-        for measure in (TOKENS_PER_SECOND, LATENCY_P90)
-        for name in others
-    )
+    found = []
+    for scenario in comparison.plan.scenarios:
+        for measure in (TOKENS_PER_SECOND, LATENCY_P90):
+            for name in others:
+                seen = ratio(comparison, name, base, scenario.name, measure)
+                sentence = f"{in_words(seen, name, base, measure)}."
+                found.append(Finding(f"{scenario.name}, {measure.title}", sentence, _kind(seen)))
+    return tuple(found)
+
+
+def _kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
+    if seen and seen.differs:
+        return "difference"
+    return "same" if seen and _bound(seen) <= _LARGEST_BOUND else "open"
+
+
+def _bound(seen: Ratio) -> float:
+    """The largest difference, as a share, that the interval leaves possible."""
+    return max(seen.high, 1 / seen.low) - 1 if seen.low else math.inf
 
 
 def verdict(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> str:
@@ -35,10 +52,9 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
         return "too few rounds: one does not show how much rounds vary"
     if seen.differs:
         return _difference(seen, name, base, measure)
-    bound = max(seen.high, 1 / seen.low) - 1 if seen.low else float("inf")
-    if bound <= _LARGEST_BOUND:
-        visible = percent(seen.smallest_visible)
-        return f"no difference larger than {percent(bound)} between {name} and {base} (this run could see {visible})"
+    if _bound(seen) <= _LARGEST_BOUND:
+        bound, visible = percent(_bound(seen)), percent(seen.smallest_visible)
+        return f"no difference larger than {bound} between {name} and {base} (this run could see {visible})"
     low, high = number(seen.low), number(seen.high)
     return f"too few rounds: {name} may be at {low} to {high} times the figure of {base}"
 

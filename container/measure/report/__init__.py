@@ -1,1 +1,1 @@
-"""Measured results as a page for people: HTML with plots, or Markdown."""
+"""`lmi report`: measured results as an HTML page with plots."""

@@ -1,35 +1,41 @@
-"""The plots of a report: what each shows of the results, and the sentence that says how to read it."""
+"""The plots of a report, made from the results, each with a sentence that says how to read it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from container.measure.compare.interval import Ratio
-from container.measure.compare.summary import MEASURES
+from container.measure.compare.summary import LATENCY_P90, MEASURES, TOKENS_PER_SECOND
 from container.measure.report import plots
 from container.measure.report.plots import Bar, GainPart, LoadPoint
-from container.measure.report.results import Results, figure, find, objects, request_times, text
+from container.measure.report.results import RatioInterval, ReportedRound, Results
 from container.measure.report.slots import SlotUse, read_step_trace, slots_of_requests
 from container.measure.report.svg import Plot
 
-THROUGHPUT, LATENCY = "output_tokens_per_second", "latency_p90"
-_RATIOS = (THROUGHPUT, "ttft_p50", "gap_p50", LATENCY)
-_TITLES = {measure.key: measure.title for measure in MEASURES}
+_THROUGHPUT = TOKENS_PER_SECOND.key
+_RATIOS = (_THROUGHPUT, "ttft_p50", "gap_p50", LATENCY_P90.key)
 _MAX_STRETCH = 3.0
-"""The time axis of slots ends at so many times the shortest run, so that this one can be seen."""
+"""The time axis of slots ends at this multiple of the shortest run, so that this run stays visible."""
+_MAX_WIDTH = 100.0
+"""An interval may be unbounded. It is drawn up to this multiple of the ratio, and down to this fraction of it."""
+
+
+def plots_by_section(results: Results) -> dict[str, list[Plot]]:
+    """The plots of each section that has some, by its title. The plot over load is in the first section."""
+    makers = (throughput, attribution, distributions, slot_rows)
+    found = {one: [plot for make in makers for plot in make(results, one)] for one in results.scenarios}
+    return found | {section.title: list(over_load(results)) for section in results.sections[:1]}
 
 
 def throughput(results: Results, scenario: str) -> Iterator[Plot]:
-    """Bars, and ratios to the first configuration; nothing for a single configuration."""
+    """Bars, and ratios to the first configuration."""
     found = [
         Bar(name, place, seen.value, seen.low, seen.high, _round_values(results, name, scenario))
         for place, name in enumerate(results.names)
-        if (seen := results.median(name, scenario, THROUGHPUT))
+        if (seen := results.summary_of(name, scenario).figures.get(_THROUGHPUT))
     ]
-    if len(found) < 2:
+    if not found:
         return
     yield plots.bars(
         "Throughput",
@@ -39,12 +45,13 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         0.5,
     )
     ratios = {
-        _TITLES[key]: [
+        measure.title: [
             Bar(name, place, ratio.value, *_ends(ratio))
             for place, name in enumerate(results.names)
-            if place and (ratio := results.ratio(name, scenario, key))
+            if place and (ratio := results.summary_of(name, scenario).ratios_to_first.get(measure.key))
         ]
-        for key in _RATIOS
+        for measure in MEASURES
+        if measure.key in _RATIOS
     }
     if any(ratios.values()):
         yield plots.ratios(
@@ -56,23 +63,25 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         )
 
 
-def _ends(ratio: Ratio) -> tuple[float, float]:
-    """The interval; for one round, which leaves everything open, the point itself."""
-    return (ratio.low, ratio.high) if ratio.count > 1 else (ratio.value, ratio.value)
+def _ends(ratio: RatioInterval) -> tuple[float, float]:
+    """The interval as far as it is drawn; for one round, which leaves everything open, the point itself."""
+    if ratio.count == 1:
+        return ratio.value, ratio.value
+    high = math.inf if ratio.high is None else ratio.high
+    return max(ratio.low, ratio.value / _MAX_WIDTH), min(high, ratio.value * _MAX_WIDTH)
 
 
 def _round_values(results: Results, name: str, scenario: str) -> tuple[float, ...]:
-    rounds = results.rounds(configuration=name, scenario=scenario)
-    return tuple(value for one in rounds if math.isfinite(value := figure(one, "figures", THROUGHPUT)))
+    values = (one.figures.output_tokens_per_second for one in results.rounds_of(name, scenario))
+    return tuple(value for value in values if value is not None)
 
 
 def attribution(results: Results, scenario: str) -> Iterator[Plot]:
     """A waterfall of the throughput, from the configuration with the least to the one with the most."""
     parts = [
-        GainPart(text(part, "cause"), figure(part, "ratio", "value"))
-        for part in reversed(objects(results.document, "attribution"))
-        if (text(part, "scenario"), text(part, "measure")) == (scenario, THROUGHPUT)
-        if figure(part, "ratio", "value") > 0 and not find(part, "is_sum")
+        GainPart(part.cause, part.ratio.value)
+        for part in reversed(results.attribution)
+        if (part.scenario, part.measure) == (scenario, _THROUGHPUT) and part.ratio and not part.is_sum
     ]
     if parts:
         caption = (
@@ -93,8 +102,8 @@ def distributions(results: Results, scenario: str) -> Iterator[Plot]:
     for key, (title, meaning) in _DISTRIBUTIONS.items():
         found: dict[int, list[float]] = {}
         for place, name in enumerate(results.names):
-            values = [getattr(one, key) for one in results.times(name, scenario)]
-            if values := [value for value in values if math.isfinite(value)]:
+            requests = [one for played in results.rounds_of(name, scenario) for one in played.answered]
+            if values := [value for one in requests if math.isfinite(value := getattr(one, key))]:
                 found[place] = values
         if found:
             caption = f"The height of a curve is the share of requests {meaning}: further left is faster."
@@ -103,7 +112,8 @@ def distributions(results: Results, scenario: str) -> Iterator[Plot]:
 
 def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
     """The slots in the last round of each configuration, on one time axis."""
-    found = {name: use for name in results.names if (use := _slot_use(results, name, scenario))}
+    last_rounds = {name: results.rounds_of(name, scenario)[-1:] for name in results.names}
+    found = {name: use for name, last in last_rounds.items() for one in last if (use := _slot_use(one))}
     times = [use.seconds for use in found.values()]
     for name, use in found.items():
         caption = (
@@ -116,35 +126,24 @@ def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
         yield plots.slots(name, use, min(max(times), _MAX_STRETCH * min(times)), caption)
 
 
-def _slot_use(results: Results, name: str, scenario: str) -> SlotUse | None:
-    for last in reversed(results.rounds(configuration=name, scenario=scenario)):
-        trace, began, ended = text(last, "step_trace"), figure(last, "began"), figure(last, "ended")
-        use = read_step_trace(Path(trace), began, ended) if trace else None
-        return use or slots_of_requests((one.first_token, one.ended) for one in request_times(last))
-    return None
+def _slot_use(one: ReportedRound) -> SlotUse | None:
+    use = None
+    if one.step_trace and one.began is not None and one.ended is not None:
+        use = read_step_trace(Path(one.step_trace), one.began, one.ended)
+    answered = one.answered
+    return use or slots_of_requests((request.due + request.ttft, request.ended) for request in answered)
 
 
 def over_load(results: Results) -> Iterator[Plot]:
-    """Throughput against latency, where several scenarios differ in nothing but their arrivals."""
-    scenarios = objects(results.document, "plan", "scenarios")
-    if any(find(one, "workload") != find(scenarios[0], "workload") for one in scenarios):
-        return
-    found: dict[int, list[LoadPoint]] = {}
-    for place, name in enumerate(results.names):
-        for one in scenarios:
-            speed, latency = (results.median(name, text(one, "name"), key) for key in (THROUGHPUT, LATENCY))
-            if speed and latency:
-                found.setdefault(place, []).append(LoadPoint(_load_name(one), speed.value, latency.value))
-    if any(len(points) > 1 for points in found.values()):
+    """Throughput against latency at the rates that `lmi bench --find-rate` tried."""
+    points = [
+        LoadPoint(f"{trial.rate:.3g}/s", trial.figures.output_tokens_per_second, trial.figures.latency.p90)
+        for trial in sorted(results.trials, key=lambda trial: trial.rate or 0.0)
+        if trial.rate is not None and trial.figures.latency.p90 is not None
+    ]
+    if len(points) > 1:
         caption = (
-            "Each point is a load: further right is more throughput, further down are faster answers; where a"
+            "Each point is a load: further right is more throughput, further down are faster answers; where the line"
+            " turns upwards the server is saturated."
         )
-        caption += " line turns upwards the server is saturated."
-        yield plots.load_curve("Throughput against latency", found, _TITLES[LATENCY], caption)
-
-
-def _load_name(scenario: Mapping[str, Any]) -> str:
-    rate, users = figure(scenario, "arrivals", "rate"), figure(scenario, "arrivals", "num_users")
-    if math.isfinite(rate):
-        return f"{rate:.3g}/s"
-    return f"{users:.0f} users" if math.isfinite(users) else text(scenario, "name")
+        yield plots.load_curve("Throughput against latency", points, LATENCY_P90.title, caption)

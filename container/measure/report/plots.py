@@ -24,7 +24,7 @@ from container.measure.report.svg import (
 )
 
 _MAX_POINTS = 200
-"""Of a distribution: more cannot be seen."""
+"""Most points of a distribution's curve; more would not be visible."""
 _WIDE_RATIO = 15.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _BAR_PIXELS, _AXIS_PIXELS = 46, 52
@@ -35,7 +35,7 @@ _INVISIBLE = 1 / 1500
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value with its range, and the single values of which it is made."""
+    """A value with its range, and the values that it summarizes."""
 
     name: str
     place: int
@@ -97,7 +97,7 @@ def ratios(title: str, found: Mapping[str, Sequence[Bar]], caption: str, share: 
 
 
 def _above(ax: Any, y: float, left: str, right: str) -> None:
-    """Texts that stand on y at the ends of the axis: names of any length need no room beside it."""
+    """Write texts above y at the ends of the axis. Names of any length fit, as they take no room beside it."""
     room = int(10 * ax.figure.get_figwidth()) - 9  # letters
     short = left if len(left) <= room else f"{left[: room // 2]}…{left[-(room // 2) :]}"
     at_edge = {"transform": ax.get_yaxis_transform(), "va": "bottom", "zorder": 4}
@@ -117,7 +117,7 @@ def _rows(ax: Any, limits: tuple[float, float], unit: str) -> None:
 
 
 def _log_if_wide(axis: Any, ratio: float, least: float = 2.0) -> bool:
-    """Make an axis logarithmic if its ends differ by such a ratio; ticks are 0.5, 1, 2 and not powers of ten."""
+    """Make an axis logarithmic if the ratio of its ends is at least `least`, with ticks at 0.5, 1, 2 and so on."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if ratio < least:
@@ -159,7 +159,7 @@ def _line(place: int) -> dict[str, Any]:
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
-    """All values in order, or so many of them that a curve looks the same; at least two."""
+    """The sorted values, thinned out to `_MAX_POINTS`; at least two."""
     ordered = sorted(values)
     count = min(max(2, len(ordered)), _MAX_POINTS)
     return [ordered[round(index * (len(ordered) - 1) / (count - 1))] for index in range(count)]
@@ -167,7 +167,7 @@ def _quantiles(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One load: its name, and what it gave."""
+    """The result of one load."""
 
     label: str
     throughput: float
@@ -176,25 +176,18 @@ class LoadPoint:
     """Seconds."""
 
 
-def load_curve(title: str, found: Mapping[int, Sequence[LoadPoint]], latency: str, caption: str) -> Plot:
-    """Latency over throughput, a line for each configuration and a point for each load."""
+def load_curve(title: str, points: Sequence[LoadPoint], latency: str, caption: str) -> Plot:
+    """Latency over throughput, a point for each load."""
+    speeds, latencies = [point.throughput for point in points], [point.latency for point in points]
 
     def draw(ax: Any) -> None:
-        for place, points in found.items():
-            ax.plot(
-                [point.throughput for point in points],
-                [point.latency for point in points],
-                marker="o",
-                markersize=6,
-                **_line(place),
-            )
-            for point in points:
-                at = (point.throughput, point.latency)
-                ax.annotate(point.label, at, (-4, 7), textcoords="offset points", ha="right", color=QUIET)
-        latencies = [point.latency for points in found.values() for point in points]
+        ax.plot(speeds, latencies, marker="o", markersize=6, **_line(0))
+        for point in points:
+            at = (point.throughput, point.latency)
+            ax.annotate(point.label, at, (-4, 7), textcoords="offset points", ha="right", color=QUIET)
         if not _log_if_wide(ax.yaxis, max(latencies) / max(min(latencies), 1e-9), _WIDE_RATIO):
             ax.set_ylim(0, 1.12 * max(latencies))
-        ax.set_xlim(0, 1.12 * max(point.throughput for points in found.values() for point in points))
+        ax.set_xlim(0, 1.12 * max(speeds))
         ax.set_xlabel("output tokens/s")
         ax.set_ylabel(f"{latency}, s")
         ax.grid()
@@ -265,7 +258,7 @@ def slots(name: str, use: SlotUse, seconds: float, caption: str) -> Plot:
 
 
 def _merged(spans: Sequence[SlotSpan], gap: float) -> list[SlotSpan]:
-    """Spans of one request and phase that have hardly any time between them become one."""
+    """Join spans of one request and phase that are at most `gap` seconds apart."""
     merged: list[SlotSpan] = []
     for span in spans:
         last = merged[-1] if merged else None

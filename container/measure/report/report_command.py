@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from container.measure.report.page import render_markdown, write_html
+from container.measure.report.page import write_html
+from container.measure.report.results import BadResults, read_results
 from container.measure.report.svg import NoPlots, require_matplotlib
-
-_SUFFIXES = (".html", ".md")
 
 
 def _check_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path.suffix not in _SUFFIXES:
-        raise click.BadParameter(f"not a kind of report (got {path}); allowed: a name ending in .html or .md")
-    if path is not None and path.suffix == ".html":
+    if path is not None and path.suffix != ".html":
+        raise click.BadParameter(f"not a kind of report (got {path}); allowed: a name ending in .html")
+    if path is not None:
         try:
             require_matplotlib()  # better now than after a long measurement
         except NoPlots as error:
@@ -31,7 +29,7 @@ report_option = click.option(
     "report_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_check_name,
-    help="Write a page with plots to this file; a name ending in .md gives Markdown.",
+    help="Write a page with plots to this file, .html.",
 )
 """For commands that write a report beside other things."""
 
@@ -44,36 +42,28 @@ report_option = click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_check_name,
-    help="Write to this file, .html or .md. The default is RESULTS.html.",
+    help="Write to this file, .html. The default is RESULTS.html.",
 )
 def report(results: Path, out: Path | None) -> None:
-    """Write a page with plots from the results of `lmi compare --json` or `lmi bench --json`.
+    """Write a page with plots from the results of `lmi compare`, `lmi bench` or `lmi simulate`, written with --json.
 
     The page is one file that loads nothing else.
     """
+    try:
+        document = json.loads(results.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{results}: cannot be read as JSON: {error}") from error
     path = out or results.with_suffix(".html")
-    write_report(_read(results), path)
+    try:
+        write_report(document, path)
+    except BadResults as error:
+        raise click.ClickException(f"{results}: {error}") from error
     click.echo(f"report: {path}", err=True)
 
 
-def write_report(document: Mapping[str, Any], path: Path) -> None:
-    """Write HTML, or Markdown where the name ends in .md. Raises click.ClickException."""
+def write_report(document: Any, path: Path) -> None:
+    """Write the page of a command's JSON. Raises click.ClickException, BadResults."""
     try:
-        if path.suffix == ".md":
-            path.write_text(render_markdown(document), encoding="utf-8")
-        else:
-            write_html(document, path)
+        write_html(read_results(document), path)
     except (NoPlots, OSError) as error:
         raise click.ClickException(f"{path}: the report was not written: {error}") from error
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict) or not {"rounds", "summary", "figures", "trials"} & set(document):
-        raise click.ClickException(
-            f"{path}: no results of lmi compare or lmi bench; allowed: what their --json option writes"
-        )
-    return document

@@ -1,190 +1,127 @@
-"""The JSON results of `lmi compare` and `lmi bench`, read with care: whatever a document lacks is empty.
-
-A benchmark is read as a comparison of one configuration.
-"""
+"""What a page shows of the JSON of `lmi compare`, `lmi bench` and `lmi simulate`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from container.measure.compare.interval import Ratio
+import msgspec
+
+from container.measure.compare.results import RequestTiming
 from container.measure.compare.summary import Median
+from container.measure.sections import Finding, Section
 
 
-def find(value: Any, *path: str) -> Any:
-    """The value at a path of keys; None where there is none."""
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
+class BadResults(Exception):
+    """A document has other keys than the commands of this version write. The text is for users."""
 
 
-def objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
-    """The objects in the list at a path of keys."""
-    found = find(value, *path)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
+class NamedConfiguration(msgspec.Struct, frozen=True):
+    name: str
 
 
-def figure(value: Any, *path: str) -> float:
-    """The number at a path of keys; NaN where there is none."""
-    found = find(value, *path)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else math.nan
+class RatioInterval(msgspec.Struct, frozen=True):
+    """As `Ratio`; the high end is null where it is infinite."""
+
+    value: float
+    low: float
+    high: float | None
+    count: int
 
 
-def sum_known(values: Iterable[Any], *path: str) -> float:
-    """The sum of the numbers at a path of keys; NaN where there is none."""
-    found = [number for value in values if math.isfinite(number := figure(value, *path))]
-    return sum(found) if found else math.nan
+class MeasuredThroughput(msgspec.Struct, frozen=True):
+    output_tokens_per_second: float | None
 
 
-def text(value: Any, *path: str) -> str:
-    """The text at a path of keys; empty where there is none."""
-    found = find(value, *path)
-    return "" if found is None else str(found)
+class ReportedRound(msgspec.Struct, frozen=True):
+    """As `RoundResult`."""
+
+    configuration: str
+    scenario: str
+    figures: MeasuredThroughput
+    requests: tuple[RequestTiming, ...]
+    began: float | None
+    ended: float | None
+    step_trace: str
+
+    @property
+    def answered(self) -> list[RequestTiming]:
+        """The requests that succeeded."""
+        return [one for one in self.requests if not one.error and one.first_token is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """A document and the order of what is in it."""
+class ScenarioSummary(msgspec.Struct, frozen=True):
+    """The rounds of a configuration in a scenario; by measure."""
 
-    document: Mapping[str, Any]
+    configuration: str
+    scenario: str
+    figures: dict[str, Median | None] = {}
+    ratios_to_first: dict[str, RatioInterval | None] = {}
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Results:
-        return cls(_from_bench(document) if "url" in document else document)
+
+class PartOfGain(msgspec.Struct, frozen=True):
+    """The ratio of two configurations."""
+
+    scenario: str
+    measure: str
+    cause: str
+    is_sum: bool
+    ratio: RatioInterval | None
+
+
+class P90(msgspec.Struct, frozen=True):
+    p90: float | None
+
+
+class TrialFigures(msgspec.Struct, frozen=True):
+    output_tokens_per_second: float
+    latency: P90
+
+
+class ReportedTrial(msgspec.Struct, frozen=True):
+    """As `RateTrial`; the rate is null where all requests came at once."""
+
+    rate: float | None
+    figures: TrialFigures
+
+
+class Results(msgspec.Struct, frozen=True):
+    """A document; `lmi bench` and `lmi simulate` write only some of its keys."""
+
+    title: str
+    lead: str
+    findings: tuple[Finding, ...]
+    sections: tuple[Section, ...]
+    configurations: tuple[NamedConfiguration, ...] = ()
+    rounds: tuple[ReportedRound, ...] = ()
+    summary: tuple[ScenarioSummary, ...] = ()
+    attribution: tuple[PartOfGain, ...] = ()
+    trials: tuple[ReportedTrial, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Configurations, the baseline first."""
-        listed = [text(one, "name") for one in objects(self.document, "configurations")]
-        return tuple(dict.fromkeys(listed or [text(one, "configuration") for one in self.rounds()]))
+        return tuple(config.name for config in self.configurations)
 
     @property
     def scenarios(self) -> tuple[str, ...]:
-        listed = [text(one, "name") for one in objects(self.document, "plan", "scenarios")]
-        return tuple(dict.fromkeys(listed or [text(one, "scenario") for one in self.rounds()]))
+        return tuple(dict.fromkeys(one.scenario for one in self.rounds))
 
-    def rounds(self, **wanted: str) -> list[Mapping[str, Any]]:
-        """Rounds with these values, by number."""
-        found = [
-            one
-            for one in objects(self.document, "rounds")
-            if all(text(one, key) == value for key, value in wanted.items())
-        ]
-        return sorted(found, key=lambda one: figure(one, "round"))
+    def rounds_of(self, name: str, scenario: str) -> list[ReportedRound]:
+        """By number."""
+        return [one for one in self.rounds if (one.configuration, one.scenario) == (name, scenario)]
 
-    def summary(self, name: str, scenario: str) -> Mapping[str, Any]:
-        """The summary of a configuration in a scenario; empty where there is none."""
-        found = (
-            one
-            for one in objects(self.document, "summary")
-            if (text(one, "configuration"), text(one, "scenario")) == (name, scenario)
-        )
-        return next(found, {})
-
-    def median(self, name: str, scenario: str, measure: str) -> Median | None:
-        """A figure over the rounds."""
-        found = find(self.summary(name, scenario), "figures", measure)
-        value, low, high = (figure(found, key) for key in ("value", "low", "high"))
-        if not math.isfinite(value):
-            return None
-        count = find(found, "count")
-        return Median(value, _or(low, value), _or(high, value), count if isinstance(count, int) else 1)
-
-    def ratio(self, name: str, scenario: str, measure: str) -> Ratio | None:
-        """The ratio of a figure to that of the baseline."""
-        found = find(self.summary(name, scenario), "ratios_to_first", measure)
-        value, count = figure(found, "value"), find(found, "count")
-        if not math.isfinite(value):
-            return None
-        low, high = _or(figure(found, "low"), 0.0), _or(figure(found, "high"), math.inf)
-        return Ratio(value, low, high, count if isinstance(count, int) else 1)
-
-    def times(self, name: str, scenario: str) -> Iterator[RequestTimes]:
-        """The successful requests of all rounds."""
-        for one in self.rounds(configuration=name, scenario=scenario):
-            yield from request_times(one)
+    def summary_of(self, name: str, scenario: str) -> ScenarioSummary:
+        """Empty where there is none."""
+        found = (one for one in self.summary if (one.configuration, one.scenario) == (name, scenario))
+        return next(found, ScenarioSummary(name, scenario))
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """A successful request, in seconds since the start of its round."""
-
-    due: float
-    first_token: float
-    ended: float
-    output_tokens: float
-
-    @property
-    def ttft(self) -> float:
-        return self.first_token - self.due
-
-    @property
-    def tpot(self) -> float:
-        """NaN for less than two tokens."""
-        return (
-            (self.ended - self.first_token) / (self.output_tokens - 1) if self.output_tokens > 1 else math.nan
-        )
-
-    @property
-    def latency(self) -> float:
-        return self.ended - self.due
-
-
-def request_times(one_round: Mapping[str, Any]) -> list[RequestTimes]:
-    """The successful requests of a round whose times are known."""
-    found = [
-        RequestTimes(*(figure(one, key) for key in ("due", "first_token", "ended", "output_tokens")))
-        for one in objects(one_round, "requests")
-        if not text(one, "error")
-    ]
-    return [one for one in found if math.isfinite(one.ttft) and math.isfinite(one.latency)]
-
-
-def _or(value: float, otherwise: float) -> float:
-    return value if math.isfinite(value) else otherwise
-
-
-_BENCH_FIGURES = {
-    "output_tokens_per_second": ("output_tokens_per_second",),
-    **{f"{one}_{rank}": (one, rank) for one in ("ttft", "gap", "latency") for rank in ("p50", "p90")},
-}
-
-
-def _from_bench(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of `lmi bench` in the form of a comparison; each rate that it tried is a scenario."""
-    url, load = text(document, "url"), text(document, "load")
-    runs = [
-        (f"{figure(trial, 'rate'):.4g} requests/s", trial)
-        for trial in objects(document, "trials")
-        if math.isfinite(figure(trial, "rate"))
-    ]
-    runs = sorted(runs, key=lambda run: figure(run[1], "rate")) or [(load, document)]
-    workload = find(document, "scenario", "workload")
-    return {
-        **document,
-        "plan": {
-            "scenarios": [
-                {"name": name, "workload": workload, "arrivals": {"rate": find(run, "rate")}}
-                for name, run in runs
-            ]
-        },
-        "rounds": [
-            {"configuration": url, "scenario": name, "round": 1, "figures": find(run, "figures")}
-            for name, run in runs
-        ],
-        "summary": [
-            {
-                "configuration": url,
-                "scenario": name,
-                "figures": {
-                    key: {"value": find(run, "figures", *path), "count": 1}
-                    for key, path in _BENCH_FIGURES.items()
-                },
-            }
-            for name, run in runs
-        ],
-        "setting": {"versions": find(document, "versions"), **(find(document, "setting") or {})},
-    }
+def read_results(document: Any) -> Results:
+    """Check a document. Raises BadResults."""
+    try:
+        return msgspec.convert(document, Results)
+    except msgspec.ValidationError as error:
+        raise BadResults(
+            f"not the results of this version of lmi compare, lmi bench or lmi simulate ({error}); run the command"
+            " again with --json"
+        ) from error

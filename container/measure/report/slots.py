@@ -1,4 +1,4 @@
-"""The slots of a batch over time: which request each of them computes, and when it computes nothing.
+"""The slots of a batch over time: the request that each one computes, and the time in which it is empty.
 
 Read from an engine's step trace (`engines.mpi.trace`), or estimated from the times at which a client saw its tokens.
 """
@@ -104,7 +104,7 @@ def slots_of_steps(steps: Sequence[Mapping[str, Any]]) -> SlotUse | None:
 
 
 def _end(step: Mapping[str, Any], following: Mapping[str, Any] | None) -> float:
-    """When a step and the host's work after it were done."""
+    """The end of a step, with the host's work after it."""
     end: float = step["time"] + sum(step["seconds"].values())
     return following["time"] if following and following["time"] <= end + _PAUSE_SECONDS else end
 

@@ -19,7 +19,7 @@ _BOTTOM_PIXELS, _TOP_PIXELS, _RIGHT_PIXELS = 44, 6, 10
 DASHES = ((), (7, 3), (2, 2), (9, 3, 2, 3))
 _ROLES = {f"#0{place}0{place}0{place}": name for place, name in enumerate(_NAMES, start=1)}
 INK, QUIET, RULE, CARD, EMPTY, GAIN, LOSS = _ROLES
-"""Text, quieter text, lines of the grid, background of plots, of slots, changes for the better and for the worse."""
+"""Text, secondary text, grid lines, background of plots, background of slots, improvements, losses."""
 _CLUTTER = re.compile(
     r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"",
     re.DOTALL,
@@ -50,7 +50,7 @@ def request_colour(number: int) -> str:
 
 
 def line_dashes(place: int) -> tuple[int, ...]:
-    """Lengths of dashes and gaps of the configuration with this index, so that colour is not all."""
+    """Dash pattern of the configuration with this index, for readers who do not see its colour."""
     return DASHES[(place + place // NUM_COLOURS) % len(DASHES)]
 
 
@@ -75,7 +75,7 @@ class Plot:
 
 @dataclass(slots=True)
 class SvgRenderer:
-    """Draws the plots of one page. `render` changes nothing but the counter of names."""
+    """Draws the plots of one page, with ids that are unique on it."""
 
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -114,7 +114,7 @@ class SvgRenderer:
         return self._for_page(file.getvalue(), plot)
 
     def _for_page(self, svg: str, plot: Plot) -> str:
-        """Drop what a page does not need, give unique names, and replace the colours by variables."""
+        """Drop what a page does not need, make ids unique, and replace colours by CSS variables."""
         prefix = f"g{next(self._numbers)}-"
         svg = _CLUTTER.sub("", svg).strip()
         svg = re.sub(r'(?<= )id="', f'id="{prefix}', svg)

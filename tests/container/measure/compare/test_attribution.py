@@ -128,7 +128,8 @@ def test_the_product_of_the_parts_is_the_whole_gain() -> None:
 
 def test_the_report_has_the_parts_as_a_table_and_as_a_sentence() -> None:
     made = compared()
-    speed, latency = attribution.section(made).tables
+    (section,) = attribution.sections(made)
+    speed, latency = section.tables
     assert [row[1] for row in speed.rows] == [
         "paged over dynamic",
         "paged over static-4",
@@ -139,7 +140,8 @@ def test_the_report_has_the_parts_as_a_table_and_as_a_sentence() -> None:
     ]
     assert speed.rows[0][2].startswith("8.03x (")
     assert latency.rows[0][2].startswith("0.125x (")
-    (sentence,) = attribution.sentences(made)
-    assert "paged has 8.0" in sentence
-    assert all(part.cause in sentence for part in PARTS)
-    assert attribution.sentences(dataclasses.replace(made, plan=Plan((SCENARIO,), 3, seed=0))) == ()
+    (finding,) = attribution.findings(made)
+    assert "paged has 8.0" in finding.sentence
+    assert all(part.cause in finding.sentence for part in PARTS)
+    undivided = dataclasses.replace(made, plan=Plan((SCENARIO,), 3, seed=0))
+    assert attribution.findings(undivided) == attribution.sections(undivided) == ()

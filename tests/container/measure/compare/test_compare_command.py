@@ -47,7 +47,7 @@ from tests.lmi_server.fakes import build_model_folder
         (["--aws-post", "--lengths", "fixed"], "--lengths: not with --aws-post"),
         (["--aws-post", "--output-tokens", "8"], "--output-tokens"),
         (["one", "two", "--output", "nowhere/at/all.md"], "nowhere/at/all.md: there is no folder"),
-        (["one", "two", "--report", "report.pdf"], "allowed: a name ending in .html or .md"),
+        (["one", "two", "--report", "report.pdf"], "allowed: a name ending in .html"),
         (["one", "two", "--rounds", "0"], "--rounds"),
         (["one", "two", "--dialect", "latin"], "'lmi', 'openai'"),
     ],
@@ -167,8 +167,9 @@ def test_the_report_is_written_with_the_step_traces_of_servers_that_it_starts(
 
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)
     monkeypatch.setattr(compare_command, "read_selection", lambda selection, plan, *others: ((), plan))
-    options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.md")]
+    options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.html")]
     done = CliRunner().invoke(compare, ["one", "two", *options])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "page.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
+    assert "<h1>Comparison of a and b</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert [folder.exists() for folder in folders] == [False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,9 @@ from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.results import StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
 from container.measure.compare.summary import MEASURES, spread, times
-from container.measure.compare.tables import Section
 from container.measure.numbers import NOTHING, gibibytes, number, percent, seconds
 from container.measure.output import Table, as_json
+from container.measure.sections import Section
 from tests.container.measure.compare.made_up import (
     PROVENANCE,
     SCENARIO,
@@ -102,7 +103,9 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
     nothing = row(table, "tokens computed for nothing: padding, ended rows, recomputed")
     assert nothing == ("8.8 %", "10.0 %")  # 30 of 200 - 50 + 160 + 30, and 20 of 200
     assert row(table, "preemptions") == ("3", NOTHING)
-    assert row(table, "prompt tokens found in the prefix cache") == ("25.0 %", NOTHING)
+    assert row(table, "tokens recomputed after preemptions") == ("30", NOTHING)
+    assert row(table, "tokens of padding") == (NOTHING, "20")
+    assert row(table, "prompt tokens found in the prefix cache") == ("50 (25.0 %)", NOTHING)
     assert row(table, "KV slots allocated, mean") == ("200 (20.0 % of all)", NOTHING)
     assert row(table, "KV slots allocated, peak") == ("300 (30.0 % of all)", NOTHING)
     assert row(table, "waste: allocated slots without a token") == ("20.0 %", NOTHING)
@@ -112,9 +115,8 @@ def test_batches_kv_and_tokens_of_the_servers() -> None:
 
 def test_the_markdown_says_what_was_run_and_in_what_the_configurations_differ() -> None:
     made = compare_speeds({"a": [100.0, 101.0], "b": [400.0, 410.0]})
-    text = report.markdown(
-        made, PROVENANCE, [Section("Extra", "Words.", (Table("t", ("x", "y"), (("1", "2"),)),))]
-    )
+    extra = Section("Extra", "Words.", (Table("", ("x", "y"), (("1", "2"),)),))
+    text = report.make_report(made, PROVENANCE, [extra]).markdown()
     assert text.startswith("# Comparison of a and b\n")
     for needed in (
         "medians of 2 rounds",
@@ -146,7 +148,7 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
             StayResult("b", (1,), None, None, ("b",)),
         ),
     )
-    text = report.markdown(made, PROVENANCE)
+    text = report.make_report(made, PROVENANCE).markdown()
     assert (
         "1 round (the time was over), one server at a time, in the order: a, then by changed settings c"
         in text
@@ -160,8 +162,14 @@ def test_differences_stand_in_a_table() -> None:
         make_configuration("a", paged_attention="true"),
         make_configuration("b", paged_attention="false"),
     ]
-    text = report.markdown(make_comparison(configs, [make_round("a", 1), make_round("b", 1)]), PROVENANCE)
+    made = make_comparison(configs, [make_round("a", 1), make_round("b", 1)])
+    text = report.make_report(made, PROVENANCE).markdown()
     assert "| option.paged_attention | true | false |" in text
+
+
+def test_rows_of_which_nothing_is_known_are_left_out() -> None:
+    table = tables.servers_table(compare_speeds({"a": [1.0], "b": [1.0]}), SCENARIO.name)
+    assert [cells[0] for cells in table.rows] == ["answers with the tokens of a", "failed requests"]
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:
@@ -176,10 +184,14 @@ def test_caveats_name_failures_and_the_limits_of_the_client() -> None:
         make_round("b", 1, make_figures(90.0, errors=["gone away"])),
         make_round("b", 2, make_figures(120.0)),
     ]
-    text = "\n".join(caveats(make_comparison(configs, rounds)))
+    made = make_comparison(configs, rounds)
+    text = "\n".join(caveats(made))
     assert "1 of 2 requests failed: b, 8 tokens in, 4 out, round 1: gone away" in text
     assert "a, 8 tokens in, 4 out, round 2: the client itself computed all the time." in text
     assert "The two mean batch sizes cannot be compared" in text
+    first, *_ = report.make_report(made, PROVENANCE).findings
+    assert first.kind == "failed"
+    assert str(first).startswith("failed requests: 1 of 8 requests failed. ")
 
 
 def test_the_json_is_strict_and_has_every_round() -> None:
@@ -206,3 +218,6 @@ def test_the_json_is_strict_and_has_every_round() -> None:
     assert data["rounds"][0]["requests"] == []
     assert data["configurations"][0]["batch_limit"] is None
     assert data["setting"]["machine"] == PROVENANCE.machine
+    markdown = report.make_report(made, PROVENANCE).markdown()
+    assert [f"## {one['title']}" for one in data["sections"]] == re.findall(r"^## .*", markdown, re.MULTILINE)
+    assert all(one["sentence"] in markdown for one in data["findings"])

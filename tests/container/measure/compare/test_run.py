@@ -107,7 +107,7 @@ def test_every_request_has_its_times_on_the_rounds_clock(model: Path, tmp_path: 
     assert before <= first.began < first.ended <= second.began < second.ended <= time.monotonic()
     assert len(first.requests) == 3
     for one in first.requests:
-        assert 0 <= one.due <= one.sent <= one.first_token <= one.ended <= first.ended - first.began
+        assert 0 <= one.due <= one.sent <= one.due + one.ttft <= one.ended <= first.ended - first.began
         assert (one.prompt_tokens, one.output_tokens, one.error) == (8, 4, "")
     latencies = [one.ended - one.due for one in first.requests]
     assert first.figures.latency.mean == pytest.approx(statistics.fmean(latencies))

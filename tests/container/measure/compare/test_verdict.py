@@ -47,6 +47,23 @@ def test_every_further_configuration_has_a_sentence_on_throughput_and_on_latency
     made = compare_speeds(
         {name: [speed] * num_rounds for name, speed in (("a", 1.0), ("b", 2.0), ("c", 1.0))}
     )
-    assert [sentence.partition(": ")[0] for sentence in headline(made)] == [
+    assert [one.subject for one in headline(made)] == [
         f"{SCENARIO.name}, {measure.title}" for measure in (TOKENS_PER_SECOND, LATENCY_P90) for _ in "bc"
     ]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "kind"),
+    [
+        ([2 * speed for speed in STEADY], "difference"),
+        ([101.0, 99.0, 100.0, 99.5, 100.5], "same"),
+        ([50.0, 200.0, 100.0, 90.0, 110.0], "open"),
+        ([100.0, *[math.nan] * 4], "open"),
+        ([math.nan] * 5, "open"),
+    ],
+)
+def test_a_finding_is_of_one_kind(speeds: list[float], kind: str) -> None:
+    made = compare_speeds({"a": STEADY, "b": speeds})
+    finding = headline(made)[0]
+    assert finding.kind == kind
+    assert str(finding) == f"{SCENARIO.name}, output tokens/s: {said(speeds, TOKENS_PER_SECOND)}."

@@ -1,22 +1,44 @@
-"""Made-up results of `lmi compare`, in the form of its JSON, and step traces of a made-up engine."""
+"""Made-up results as `lmi compare` and `lmi bench` write them, and step traces of a made-up engine."""
 
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-SCENARIO = "32 tokens in, 24 out on average"
-MEASURES = (
-    *("output_tokens_per_second", "ttft_p50", "ttft_p90", "gap_p50", "gap_p90"),
-    *("latency_p50", "latency_p90"),
+from container.measure.bench.arrivals import Users
+from container.measure.bench.lengths import Exponential, Fixed
+from container.measure.bench.report import BenchOrigin, BenchReport, SearchReport
+from container.measure.bench.scenario import Scenario
+from container.measure.bench.search import RateTrial
+from container.measure.bench.workload import Workload
+from container.measure.compare import attribution, report
+from container.measure.compare.plan import Part, Plan
+from container.measure.compare.report import Provenance
+from container.measure.compare.results import Comparison, RequestTiming, RoundResult
+from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
+from container.measure.output import as_json
+from tests.container.measure.compare.made_up import (
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
 )
+
+SCENARIO = "32 tokens in, 24 out on average"
 SPEEDS = {"static-4": 61.5, "rolling-8": 204.0, "rolling-paged-8": 211.25}
 """Output tokens/s by configuration."""
+PARTS = (
+    Part(attribution.PAGING, "rolling-paged-8", "rolling-8"),
+    Part(attribution.SCHEDULING, "rolling-8", "static-4"),
+)
 STEP_SECONDS = 0.02
+_NOISE = (1.0, 0.96, 1.04, 0.98, 1.02)
+"""Of the rounds. Each configuration has it in another order, so ratios vary around that of the speeds."""
+_LOAD = Workload(Fixed(32), Exponential(24, 96), 48)
 
 
 def made_up_steps(
@@ -66,163 +88,97 @@ def made_up_outputs(count: int = 48) -> list[int]:
     return [max(2, min(96, round(rng.expovariate(1 / 24)))) for _ in range(count)]
 
 
-def make_document(
+def compared(
     names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,), num_rounds: int = 5
-) -> dict[str, Any]:
-    """Results with every key that a report reads, but without step traces."""
+) -> Comparison:
+    """Rounds with all that a report shows, but without step traces. The speeds are `SPEEDS`, or rise by name."""
+    configs = [
+        make_configuration(name, max_rolling_batch_size=str(4 * (place + 1)))
+        for place, name in enumerate(names)
+    ]
     rounds = [
-        _round(name, _speed(name, place), scenario, number, place)
+        _round(name, place, scenario, number)
         for number in range(1, num_rounds + 1)
         for scenario in scenarios
         for place, name in enumerate(names)
     ]
-    return {
-        "setting": {
-            "command": "lmi compare a b c --report out.html",
-            "when": "2030-01-02 03:04 UTC",
-            "machine": "2 cores (Abacus 9), 8.0 GiB free, no GPU",
-            "versions": {"python": "3.11.2", "lmi-server": "0.1.0", "torch": "9.9.9"},
-        },
-        "plan": {
-            "scenarios": [
-                {"name": one, "workload": {"num_requests": 48, "name": one}, "arrivals": {"num_users": 8}}
-                for one in scenarios
-            ],
-            "seed": 7,
-        },
-        "configurations": [
-            {
-                "name": name,
-                "path": f"/configs/{name}",
-                "engine": "MPI",
-                "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-                "values": {"engine": "MPI", "option.max_rolling_batch_size": str(4 * (place + 1))},
-            }
-            for place, name in enumerate(names)
-        ],
-        "rounds": rounds,
-        "stays": [
-            {"configuration": name, "rounds": [1, 2], "start_up_seconds": 3.25, "peak_memory_bytes": 1 << 30}
-            for name in names
-        ],
-        "stopped": "5 rounds were run",
-        "summary": [
-            _summary(name, _speed(name, place), _speed(names[0], 0), scenario)
-            for scenario in scenarios
-            for place, name in enumerate(names)
-        ],
-        "attribution": [
-            {
-                "scenario": scenarios[0],
-                "measure": measure,
-                "cause": cause,
-                "is_sum": is_sum,
-                "ratio": {"value": factor},
-            }
-            for measure in MEASURES
-            for cause, factor, is_sum in (
-                ("the whole gain", 3.4, True),
-                ("paged instead of contiguous KV cache", 1.02, False),
-                ("step-level scheduling instead of static batches", 1.9, False),
-                ("a bigger batch", 1.45, False),
-                ("kernels and engine instead of transformers", 1.21, False),
-            )
-        ],
-        "sections": [],
-        "caveats": ["The client ran on the same machine and shared its cores with the server."],
-    }
+    parts = PARTS if set(SPEEDS) <= set(names) else ()
+    loads = tuple(Scenario(name, _LOAD, Users(8)) for name in scenarios)
+    return make_comparison(configs, rounds, plan=Plan(loads, num_rounds, seed=7, parts=parts))
 
 
-def _speed(name: str, place: int) -> float:
-    return SPEEDS.get(name, 80.0 + 50.0 * place)
+def document_of(comparison: Comparison) -> dict[str, Any]:
+    """What `lmi compare --json` writes."""
+    origin = Provenance(
+        "lmi compare a b c --report out.html",
+        "2030-01-02 03:04 UTC",
+        "2 cores (Abacus 9), 8.0 GiB free, no GPU",
+        {"python": "3.11.2", "lmi-server": "0.1.0", "torch": "9.9.9"},
+    )
+    document: dict[str, Any] = as_json(report.json_values(comparison, origin))
+    return document
 
 
-def _round(name: str, speed: float, scenario: str, number: int, place: int) -> dict[str, Any]:
-    rng = random.Random(f"{name}/{scenario}/{number}")
-    requests = []
-    busy = [0.0] * 8
+def make_document(
+    names: Sequence[str] = tuple(SPEEDS), scenarios: Sequence[str] = (SCENARIO,), num_rounds: int = 5
+) -> dict[str, Any]:
+    return document_of(compared(names, scenarios, num_rounds))
+
+
+def _round(name: str, place: int, scenario: str, number: int) -> RoundResult:
+    speed = SPEEDS.get(name, 80.0 + 50.0 * place) * _NOISE[(number + place) % len(_NOISE)]
+    requests = _requests(speed, f"{name}/{scenario}/{number}")
+    tokens = [(index, 1, 2) for index in range(len(requests))]
+    if place and number <= 2:
+        tokens[3] = (3, 1, 9)
+    made = make_round(
+        name,
+        number,
+        replace(make_figures(speed, 400 / speed), num_requests=len(requests)),
+        scenario=scenario,
+        token_ids=tuple(tokens),
+        batches=BatchSizes(400, 3.0 * (place + 1)),
+        kv=KvUse(9, 4000.0, 500.0, 900.0, 0.13),
+    )
+    counters = RoundCounters(1536, 1152, preemptions=12, recomputed_tokens=40, prefix_hit_tokens=96)
+    return replace(made, counters=counters, requests=requests)
+
+
+def _requests(speed: float, seed: str) -> tuple[RequestTiming, ...]:
+    """Of eight users."""
+    rng = random.Random(seed)
+    free_at = [0.0] * 8
+    made = []
     for tokens in made_up_outputs():
-        user = busy.index(min(busy))
-        due = busy[user]
+        due = min(free_at)
         first = due + rng.uniform(0.2, 0.9) * 80 / speed
         ended = first + (tokens - 1) * rng.uniform(5, 9) / speed
-        busy[user] = ended
-        requests.append(
-            {
-                "due": due,
-                "sent": due,
-                "first_token": first,
-                "ended": ended,
-                "prompt_tokens": 32,
-                "output_tokens": tokens,
-                "error": "",
-            }
+        free_at[free_at.index(due)] = ended
+        made.append(RequestTiming(due, due, first, ended, 32, tokens, ""))
+    return tuple(made)
+
+
+def _origin() -> BenchOrigin:
+    scenario = Scenario("", _LOAD, Users(8))
+    return BenchOrigin("http://127.0.0.1:8080", "lmi", scenario, 0, None, "/models/tiny", 2)
+
+
+def make_benchmark(num_failed: int = 0) -> dict[str, Any]:
+    """What `lmi bench --json` writes."""
+    figures = make_figures(123.4, 1.5, errors=["gone away"] * num_failed)
+    document: dict[str, Any] = as_json(BenchReport(_origin(), figures).json_values())
+    return document
+
+
+def make_search(*rates: float) -> dict[str, Any]:
+    """What `lmi bench --find-rate --json` writes; up to 7 requests/s are sustained."""
+    trials = tuple(
+        RateTrial(
+            rate,
+            make_figures(min(24 * rate, 170.0), 1.5 + (min(rate, 10.0) / 4) ** 2),
+            "" if rate < 7 else "requests pile up: 61.0 % are answered",
         )
-    return {
-        "configuration": name,
-        "scenario": scenario,
-        "round": number,
-        "figures": {
-            "num_requests": len(requests),
-            "num_errors": 0,
-            "output_tokens_per_second": speed * rng.uniform(0.93, 1.07),
-        },
-        "batches": {"count": 400, "mean": 3.0 + place},
-        "kv": {"mean_allocated": 500.0, "peak_allocated": 900.0, "waste": 0.13},
-        "requests": requests,
-    }
-
-
-def _summary(name: str, speed: float, base: float, scenario: str) -> dict[str, Any]:
-    ratio = speed / base
-    latency = 400 / speed
-    values = {key: latency if key.startswith("latency") else latency / 20 for key in MEASURES}
-    values["output_tokens_per_second"] = speed
-    ratios = {
-        key: {"value": factor, "low": factor * 0.93, "high": factor * 1.07, "count": 5}
-        for key in MEASURES
-        for factor in (ratio if key == MEASURES[0] else 1 / ratio,)
-    }
-    verdict = f"{name} is faster than the first by {100 * (ratio - 1):.1f} % (95 % interval 3.1 % to 9.2 %)"
-    return {
-        "configuration": name,
-        "scenario": scenario,
-        "figures": {
-            key: {"value": value, "low": value * 0.95, "high": value * 1.05, "count": 5}
-            for key, value in values.items()
-        },
-        "ratios_to_first": ratios,
-        "batch_occupancy": 0.75,
-        "counters": {"preemptions": 12, "prefix_hit_tokens": 0, "padding_tokens": None},
-        "tokens_of_first": {"num_requests": 240, "num_identical": 238},
-        "verdicts": {} if math.isclose(speed, base) else dict.fromkeys(MEASURES, verdict),
-    }
-
-
-def make_search(url: str = "http://127.0.0.1:8080") -> dict[str, Any]:
-    """Results of `lmi bench --find-rate`."""
-    trials = [
-        {
-            "rate": rate,
-            "too_high": "" if rate and rate < 7 else "requests pile up: 61.0 % are answered",
-            "figures": {
-                "output_tokens_per_second": min(24 * rate, 170.0),
-                "latency": {"p50": 1 + rate / 8, "p90": 1.5 + (rate / 4) ** 2},
-                "ttft": {"p50": 0.1, "p90": 0.2},
-                "gap": {"p50": 0.02, "p90": 0.03},
-                "num_errors": 0,
-                "num_requests": 48,
-            },
-        }
-        for rate in (8.0, 2.0, 4.0, 6.0)
-    ]
-    return {
-        "url": url,
-        "dialect": "lmi",
-        "load": "48 requests at a rate",
-        "scenario": {"workload": {"num_requests": 48}},
-        "seed": 0,
-        "versions": {"python": "3.11.2"},
-        "best_rate": 6.0,
-        "trials": trials,
-    }
+        for rate in rates
+    )
+    document: dict[str, Any] = as_json(SearchReport(_origin(), trials).json_values())
+    return document

@@ -1,21 +1,30 @@
-"""The page and the Markdown of a report, from made-up results."""
+"""The page of a report, from made-up results."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from container.measure.report.page import render_markdown, write_html
-from container.measure.report.sections import make_report
+from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio, times
+from container.measure.report.charts import plots_by_section
+from container.measure.report.page import write_html
+from container.measure.report.results import BadResults, read_results
 from container.measure.report.svg import NoPlots, SvgRenderer
+from tests.container.measure.compare.made_up import compare_speeds
 from tests.container.measure.report.made_up import (
+    SCENARIO,
+    compared,
+    document_of,
     made_up_outputs,
     made_up_steps,
+    make_benchmark,
     make_document,
     make_search,
     write_trace,
@@ -59,7 +68,7 @@ class _Page(HTMLParser):
 
 
 def page_of(document: dict[str, Any], folder: Path) -> tuple[str, _Page]:
-    write_html(document, folder / "report.html")
+    write_html(read_results(document), folder / "report.html")
     page = (folder / "report.html").read_text(encoding="utf-8")
     return page, _Page(page)
 
@@ -83,25 +92,46 @@ def test_the_verdict_comes_first_and_then_every_section(plain: tuple[str, _Page]
     page, parsed = plain
     assert headings(page) == [
         "Summary",
-        "Load: 32 tokens in, 24 out on average",
+        SCENARIO,
+        "Where the gain comes from",
         "The configurations",
-        "Limits of these figures",
         "What was run",
+        "How to read the figures",
+        "Limits of these figures",
     ]
-    assert parsed.words.index("rolling-8 is faster than the first by 231.7 %") < parsed.words.index("Summary")
+    assert parsed.words.index("rolling-8 is faster than static-4 by 231.7 %") < parsed.words.index("Summary")
     # Bars, ratios, three distributions, three configurations' slots, one waterfall: for two widths of screen.
     assert parsed.tags.count("figure") == parsed.tags.count("figcaption") == 9
     assert page.count("<svg role") == 18
     for said in ("Abacus 9", "lmi compare a b c", "torch 9.9.9", "2030-01-02", "of the slots' time wasted"):
         assert said in parsed.words
     assert "blank is waste" in parsed.words
+    assert "<code>lmi check</code>" in page
 
 
 def test_numbers_are_those_of_the_results(plain: tuple[str, _Page]) -> None:
-    document, (_, parsed) = make_document(), plain
-    for said in ("61.5", "3.32x (3.08 to 3.55)", "1.90x", "13.0 %", "1.00 GiB", "238 of 240", "75.0 %"):
+    _, parsed = plain
+    made = compared()
+
+    def interval(measure: Measure) -> str:
+        return times(ratio(made, "rolling-8", "static-4", SCENARIO, measure))
+
+    speed, latency = interval(TOKENS_PER_SECOND), interval(LATENCY_P90)
+    assert (speed[:7], latency[:8]) == ("3.32x (", "0.301x (")
+    in_plots = ("3.32x", "1.04x")
+    in_tables = (speed, latency, "61.5", "13.0 %", "1.00 GiB", "238 of 240", "75.0 %", "480 (6.2 %)")
+    for said in (*in_plots, *in_tables):
         assert said in parsed.words
-        assert said in render_markdown(document) or said == "1.90x"  # the factors of a plot
+
+
+def test_the_page_has_what_the_markdown_has(plain: tuple[str, _Page]) -> None:
+    _, parsed = plain
+    results = read_results(make_document())
+    for section in results.sections:
+        texts = [section.text.replace("`", " "), *(text.replace("`", " ") for text in section.bullets)]
+        cells = [cell for table in section.tables for row in (table.header, *table.rows) for cell in row]
+        for text in (*texts, *cells, *(table.title for table in section.tables)):
+            assert " ".join(text.split()).replace(" ", "") in parsed.words.replace(" ", "")
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
@@ -134,61 +164,73 @@ def test_colours_are_variables_so_that_dark_mode_has_its_own(plain: tuple[str, _
     assert all(f"{name}:" in style for name in used)
 
 
-@pytest.mark.parametrize(
-    ("key", "lost"),
-    [
-        ("summary", "Summary"),
-        ("configurations", "The configurations"),
-        ("caveats", "Limits of these figures"),
-        ("setting", None),
-        ("plan", None),
-        ("rounds", None),
-        ("stays", None),
-        ("attribution", None),
-        ("sections", None),
-    ],
-)
-def test_what_is_missing_leaves_out_its_section_only(key: str, lost: str | None) -> None:
+@pytest.mark.parametrize("key", ["title", "lead", "findings", "sections"])
+def test_results_of_an_earlier_version_are_refused_with_a_sentence(key: str) -> None:
     document = make_document()
-    whole = [section.title for section in make_report(document).sections]
     del document[key]
-    assert [section.title for section in make_report(document).sections] == [
-        title for title in whole if title != lost
+    with pytest.raises(BadResults, match=rf"not the results of this version .*`{key}`.*again with --json"):
+        read_results(document)
+
+
+def test_without_measurements_the_text_is_a_page_too(tmp_path: Path) -> None:
+    document = {key: make_document()[key] for key in ("title", "lead", "findings", "sections")}
+    page, parsed = page_of(document, tmp_path)
+    assert "figure" not in parsed.tags
+    assert SCENARIO in headings(page)
+
+
+def test_each_scenario_has_its_own_plots() -> None:
+    found = plots_by_section(read_results(make_document(scenarios=("low", "high"))))
+    assert [(title, len(plots)) for title, plots in found.items()] == [
+        ("low", 9),
+        ("high", 9),
+        ("Summary", 0),
     ]
 
 
-def test_an_empty_document_is_a_page_too(tmp_path: Path) -> None:
-    _, parsed = page_of({}, tmp_path)
-    assert "figure" not in parsed.tags
-    assert render_markdown({}).startswith("# Results")
+def test_an_interval_without_end_is_drawn_as_far_as_it_can_be() -> None:
+    speeds = {"a": (100.0, 100.0), "b": (1.0, 10_000.0), "c": (100.0, 100.0)}
+    made = compare_speeds(speeds)
+    seen = ratio(made, "b", "a", made.plan.scenarios[0].name, TOKENS_PER_SECOND)
+    assert seen is not None
+    assert seen.high == math.inf
+    (plots, _) = plots_by_section(read_results(document_of(made))).values()
+    (plot,) = [plot for plot in plots if plot.title == "Compared with a"]
+    assert "1.00x" in SvgRenderer().render(plot, 600)
 
 
-def test_several_loads_of_one_workload_give_a_curve_and_one_gives_none() -> None:
-    document = make_document(scenarios=("low", "high"))
-    for users, one in zip((2, 16), document["plan"]["scenarios"], strict=True):
-        one.update(workload={"num_requests": 48}, arrivals={"num_users": users})
-    (section,) = [one for one in make_report(document).sections if one.title == "Over load"]
-    assert "16 users" in SvgRenderer().render(section.plots[0], 600)
-    assert "Over load" not in [one.title for one in make_report(make_document()).sections]
+def test_a_benchmark_has_its_table_and_what_was_run(tmp_path: Path) -> None:
+    page, parsed = page_of(make_benchmark(), tmp_path)
+    assert headings(page) == ["Figures", "What was run"]
+    assert ("class", "verdict") not in parsed.attributes
+    for said in ("123.40 output tokens/s", "TTFT", "48 requests by 8 users", "lmi-server", "/models/tiny"):
+        assert said in parsed.words
+    _, failed = page_of(make_benchmark(num_failed=1), tmp_path)
+    assert "1 of 2 requests failed" in failed.words
 
 
 def test_the_search_for_the_highest_rate_is_a_curve(tmp_path: Path) -> None:
-    page, parsed = page_of(make_search(), tmp_path)
+    _, parsed = page_of(make_search(math.inf, 8.0, 2.0, 4.0, 6.0), tmp_path)
     assert "highest sustained rate" in parsed.words
     assert "6.00 requests/s" in parsed.words
-    assert "Over load" in headings(page)
+    assert parsed.tags.count("figure") == 1
+    assert "Throughput against latency" in parsed.words
     assert "2/s" in parsed.words
+    _, single = page_of(make_search(8.0), tmp_path)
+    assert "No rate is sustained." in single.words
+    assert "figure" not in single.tags
 
 
 def test_failed_requests_come_before_everything_else() -> None:
-    document = make_document()
-    document["rounds"][0]["figures"]["num_errors"] = 3
-    (line,) = make_report(document).verdicts[0].lines
-    assert (line.kind, line.sentence[:25]) == ("failed", "3 of 720 requests failed;")
+    made = compared()
+    first, *others = made.rounds
+    failed = replace(first, figures=replace(first.figures, num_errors=3))
+    finding = read_results(document_of(replace(made, rounds=(failed, *others)))).findings[0]
+    assert (finding.kind, finding.sentence[:25]) == ("failed", "3 of 720 requests failed.")
 
 
 def test_the_same_plot_has_the_same_bytes() -> None:
-    plot = make_report(make_document()).sections[1].plots[0]
+    plot = plots_by_section(read_results(make_document()))[SCENARIO][0]
     assert SvgRenderer().render(plot, 340) == SvgRenderer().render(plot, 340)
 
 
@@ -197,6 +239,5 @@ def test_without_matplotlib_a_sentence_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NoPlots, match="pip install matplotlib"):
-        write_html(make_document(), tmp_path / "report.html")
+        write_html(read_results(make_document()), tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
-    assert render_markdown(make_document())

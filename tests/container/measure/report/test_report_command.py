@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from container.cli import main
-from tests.container.measure.report.made_up import make_document
+from tests.container.measure.report.made_up import make_benchmark
 
 
 def write(document: object, folder: Path) -> str:
@@ -20,27 +20,22 @@ def write(document: object, folder: Path) -> str:
 
 
 def test_a_page_is_written_beside_the_results(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["report", write({"rounds": []}, tmp_path)])
+    done = CliRunner().invoke(main, ["report", write(make_benchmark(), tmp_path)])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "results.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_markdown_by_its_name(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        main, ["report", write(make_document(), tmp_path), "--out", str(tmp_path / "a.md")]
-    )
-    assert done.exit_code == 0, done.output
-    assert "| configuration | output tokens/s |" in (tmp_path / "a.md").read_text(encoding="utf-8")
-
-
 def test_what_cannot_be_reported_gives_a_sentence(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["report", write([1], tmp_path)])
-    assert (done.exit_code, "no results of lmi compare" in done.output) == (1, True)
-    done = CliRunner().invoke(main, ["report", write({"rounds": []}, tmp_path), "--out", "x.pdf"])
-    assert (done.exit_code, "ending in .html or .md" in done.output) == (2, True)
-    done = CliRunner().invoke(
-        main, ["report", write({"rounds": []}, tmp_path), "--out", str(tmp_path / "no/x.html")]
-    )
+    for document in ([1], {"rounds": []}, {**make_benchmark(), "trials": 3}):
+        done = CliRunner().invoke(main, ["report", write(document, tmp_path)])
+        assert (done.exit_code, "not the results of this version of lmi compare" in done.output) == (1, True)
+    (tmp_path / "results.json").write_text("{", encoding="utf-8")
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "results.json")])
+    assert (done.exit_code, "cannot be read as JSON" in done.output) == (1, True)
+    results = write(make_benchmark(), tmp_path)
+    done = CliRunner().invoke(main, ["report", results, "--out", "x.md"])
+    assert (done.exit_code, "ending in .html" in done.output) == (2, True)
+    done = CliRunner().invoke(main, ["report", results, "--out", str(tmp_path / "no/x.html")])
     assert (done.exit_code, "was not written" in done.output) == (1, True)
 
 

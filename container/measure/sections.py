@@ -1,0 +1,73 @@
+"""The text of a report: findings and sections. Here as Markdown; `container.measure.report` makes a page of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from container.measure.output import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A result in words."""
+
+    subject: str
+    """Such as a scenario and a measure."""
+    sentence: str
+    kind: Literal["difference", "same", "open", "failed"]
+    """A difference, no difference, too few rounds for a verdict, or a failure."""
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what is below it. A part of the text in backticks is code."""
+
+    title: str
+    text: str = ""
+    tables: tuple[Table, ...] = ()
+    bullets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole report, the findings first."""
+
+    title: str
+    lead: str
+    """When and where it was measured; may be empty."""
+    findings: tuple[Finding, ...]
+    sections: tuple[Section, ...]
+
+    def markdown(self) -> str:
+        parts = [f"# {self.title}", self.lead, _bullets(self.findings)]
+        for section in self.sections:
+            parts += [f"## {section.title}", section.text]
+            for table in section.tables:
+                parts += [table.title and f"**{table.title}**", table.markdown()]
+            parts.append(_bullets(section.bullets))
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _bullets(sentences: Iterable[object]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def failed_requests(num_failed: int, num_requests: int) -> tuple[Finding, ...]:
+    """A finding if any request failed."""
+    if not num_failed:
+        return ()
+    sentence = (
+        f"{num_failed} of {num_requests} requests failed. The figures are of answered requests only, so they may favour"
+        " a configuration that failed."
+    )
+    return (Finding("failed requests", sentence, "failed"),)
+
+
+def package_versions(versions: Mapping[str, str]) -> str:
+    """The line of a report that lists the installed packages."""
+    return f"versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"
