@@ -25,6 +25,7 @@ from container.measure.compare.summary import (
     ratio,
     times,
 )
+from container.measure.compare.verdict import finding_kind
 from container.measure.output import Table
 from container.measure.sections import Finding, Section
 
@@ -125,15 +126,18 @@ def findings(comparison: Comparison) -> tuple[Finding, ...]:
     parts = comparison.plan.parts
     found = []
     for scenario in comparison.plan.scenarios if parts else ():
-        whole, *shares = (
-            times(ratio(comparison, part.name, part.base, scenario.name, TOKENS_PER_SECOND))
+        whole, *factors = (
+            ratio(comparison, part.name, part.base, scenario.name, TOKENS_PER_SECOND)
             for part in (_sums(parts)[0], *parts)
         )
-        causes = ", ".join(f"{share} {part.cause}" for share, part in zip(shares, parts, strict=True))
-        sentence = (
-            f"{parts[0].name} has {whole} the figure of {parts[-1].base}, which is the product of {causes}."
+        causes = ", ".join(
+            f"{times(factor)} {part.cause}" for factor, part in zip(factors, parts, strict=True)
         )
-        found.append(Finding(f"{scenario.name}, {TOKENS_PER_SECOND.title}", sentence, "difference"))
+        sentence = (
+            f"{parts[0].name} has {times(whole)} the figure of {parts[-1].base}, the product of {causes}."
+        )
+        subject = f"{scenario.name}, {TOKENS_PER_SECOND.title}"
+        found.append(Finding(subject, sentence, finding_kind(whole)))
     return tuple(found)
 
 

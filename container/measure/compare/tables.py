@@ -28,12 +28,12 @@ _BATCH_UNITS = {"MPI": "sequences a step", "Python": "requests a batch"}
 
 
 def short_table(comparison: Comparison) -> Table:
-    """Throughput and latency, a row for each configuration and scenario."""
+    """Throughput and latency, a row for each configuration in each scenario."""
     base = comparison.configs[0].name
     rows = []
     for scenario in comparison.plan.scenarios:
         for config in comparison.configs:
-            cells = [scenario.name, config.name]
+            cells = [config.name, scenario.name]
             for measure in (TOKENS_PER_SECOND, LATENCY_P90):
                 found = over_rounds(comparison, config.name, scenario.name, measure)
                 cells.append(number(found.value) if found else NOTHING)
@@ -42,7 +42,7 @@ def short_table(comparison: Comparison) -> Table:
             same = equality(comparison, config.name, base, scenario.name)
             rows.append((*cells, _share_identical(same)))
     header = (
-        *("scenario", "configuration", TOKENS_PER_SECOND.title, f"times {base}"),
+        *("configuration", "scenario", TOKENS_PER_SECOND.title, f"times {base}"),
         *(LATENCY_P90.title_with_unit, f"times {base}", "answers with the same tokens"),
     )
     rounds = comparison.num_rounds
@@ -141,7 +141,7 @@ def configurations_table(comparison: Comparison) -> Table:
             )
         )
     header = ("configuration", "from", "engine", "model", "start-up", "peak memory")
-    return Table("the configurations", header, tuple(rows), num_left=4)
+    return Table("", header, tuple(rows), num_left=4)
 
 
 def _origin(config: Configuration) -> str:

@@ -24,11 +24,11 @@ def headline(comparison: Comparison) -> tuple[Finding, ...]:
             for name in others:
                 seen = ratio(comparison, name, base, scenario.name, measure)
                 sentence = f"{in_words(seen, name, base, measure)}."
-                found.append(Finding(f"{scenario.name}, {measure.title}", sentence, _kind(seen)))
+                found.append(Finding(f"{scenario.name}, {measure.title}", sentence, finding_kind(seen)))
     return tuple(found)
 
 
-def _kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
+def finding_kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
     if seen and seen.differs:
         return "difference"
     return "same" if seen and _bound(seen) <= _LARGEST_BOUND else "open"

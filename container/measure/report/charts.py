@@ -57,8 +57,8 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
         yield plots.ratios(
             f"Compared with {results.names[0]}",
             ratios,
-            "A point is a ratio to the first configuration, its line the 95 % interval: a line that does not cross 1 is"
-            " a difference; more tokens/s are better, and so is less time.",
+            "A point is a ratio to the first configuration, its line the 95 % interval (at most 100 times to each"
+            " side): a line that does not cross 1 is a difference; more tokens/s are better, and so is less time.",
             0.5,
         )
 

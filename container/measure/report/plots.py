@@ -124,7 +124,8 @@ def _log_if_wide(axis: Any, ratio: float, least: float = 2.0) -> bool:
         return False
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     ticks = (1.0, 2.0, 3.0, 5.0) if ratio < 20 else (1.0, 2.0, 5.0) if ratio < 200 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=ticks, numticks=12))
+    room = int(axis.axes.figure.get_figwidth())  # a label takes about 72 pixels
+    axis.set_major_locator(LogLocator(subs=ticks, numticks=max(3, room)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
     return True

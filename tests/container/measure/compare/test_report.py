@@ -75,8 +75,8 @@ def test_figures_and_ratios_by_hand() -> None:
     )
     assert by_measure["latency p90"][1] == "0.250x (0.250 to 0.250)"
     short = tables.short_table(made)
-    assert short.rows[0][:6] == (SCENARIO.name, "a", "50.0", "1", "2.00", "1")
-    assert short.rows[1][:4] == (SCENARIO.name, "b", "200", "4.00x (4.00 to 4.00)")
+    assert short.rows[0][:6] == ("a", SCENARIO.name, "50.0", "1", "2.00", "1")
+    assert short.rows[1][:4] == ("b", SCENARIO.name, "200", "4.00x (4.00 to 4.00)")
 
 
 def test_batches_kv_and_tokens_of_the_servers() -> None:
