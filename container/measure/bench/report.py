@@ -44,12 +44,22 @@ class BenchOrigin:
     def notes(self) -> str:
         return f"{self.num_warm_up} warm-up requests, not counted; tokenizer {self.tokenizer}"
 
-    def json_values(self) -> dict[str, Any]:
+    def json_values(
+        self, table: Table, lines: Sequence[tuple[str, str]], findings: tuple[Finding, ...]
+    ) -> dict[str, Any]:
+        """What was run, and the text of a report with this table and the lines below it."""
+        load, packages = self.scenario.describe(), versions()
+        run = Section(
+            "What was run", bullets=(f"load: {load}", f"seed: {self.seed}", package_versions(packages))
+        )
+        texts = tuple(text for text, _ in lines)
+        figures = Section("Figures", tables=(dataclasses.replace(table, title=""),), bullets=texts)
         return {
+            **dataclasses.asdict(Report(table.title, "", findings, (figures, run))),
             **dataclasses.asdict(self),
-            "load": self.scenario.describe(),
+            "load": load,
             "percentiles": "linear interpolation",
-            "versions": versions(),
+            "versions": packages,
         }
 
 
@@ -68,11 +78,8 @@ class BenchReport:
     def json_values(self) -> dict[str, Any]:
         """Times in seconds."""
         failed = failed_requests(self.figures.num_errors, self.figures.num_requests)
-        return {
-            **self.origin.json_values(),
-            **_text(self.origin, self.table(), self.lines(), failed),
-            "figures": dataclasses.asdict(self.figures),
-        }
+        values = self.origin.json_values(self.table(), self.lines(), failed)
+        return {**values, "figures": dataclasses.asdict(self.figures)}
 
     def table(self) -> Table:
         """Means and percentiles of times."""
@@ -144,10 +151,8 @@ class SearchReport:
     def json_values(self) -> dict[str, Any]:
         """Times in seconds; the rate of a run of all requests at once is null."""
         best = best_trial(self.trials)
-        failed, total = (
-            sum(getattr(trial.figures, count) for trial in self.trials)
-            for count in ("num_errors", "num_requests")
-        )
+        failed = sum(trial.figures.num_errors for trial in self.trials)
+        total = sum(trial.figures.num_requests for trial in self.trials)
         found = Finding(
             "highest sustained rate",
             f"{number(best.rate)} requests/s." if best else "No rate is sustained.",
@@ -155,8 +160,7 @@ class SearchReport:
         )
         findings = (*failed_requests(failed, total), found)
         return {
-            **self.origin.json_values(),
-            **_text(self.origin, self.table(), self.lines(), findings),
+            **self.origin.json_values(self.table(), self.lines(), findings),
             "best_rate": best.rate if best else None,
             "trials": [dataclasses.asdict(trial) for trial in self.trials],
         }
@@ -187,18 +191,6 @@ class SearchReport:
             (self.origin.notes, ""),
             *((f"note: {sentence}", "yellow") for sentence in limited),
         ]
-
-
-def _text(
-    origin: BenchOrigin, table: Table, lines: Sequence[tuple[str, str]], findings: tuple[Finding, ...]
-) -> dict[str, Any]:
-    """The JSON values of the text of a report: the table, what is below it, and what was run."""
-    run = (f"load: {origin.scenario.describe()}", f"seed: {origin.seed}", package_versions(versions()))
-    figures = Section(
-        "Figures", "", (dataclasses.replace(table, title=""),), tuple(text for text, _ in lines)
-    )
-    report = Report(table.title, "", findings, (figures, Section("What was run", bullets=run)))
-    return dataclasses.asdict(report)
 
 
 REQUEST_COLUMNS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from container.measure.compare.summary import LATENCY_P90, MEASURES, TOKENS_PER_SECOND
 from container.measure.report import plots
-from container.measure.report.plots import Bar, GainPart, LoadPoint
+from container.measure.report.plots import Bar, LoadPoint
 from container.measure.report.results import RatioInterval, ReportedRound, Results
 from container.measure.report.slots import SlotUse, read_step_trace, slots_of_requests
 from container.measure.report.svg import Plot
@@ -78,16 +78,16 @@ def _round_values(results: Results, name: str, scenario: str) -> tuple[float, ..
 
 def attribution(results: Results, scenario: str) -> Iterator[Plot]:
     """A waterfall of the throughput, from the configuration with the least to the one with the most."""
-    parts = [
-        GainPart(part.cause, part.ratio.value)
+    factors = {
+        part.cause: part.ratio.value
         for part in reversed(results.attribution)
         if (part.scenario, part.measure) == (scenario, _THROUGHPUT) and part.ratio and not part.is_sum
-    ]
-    if parts:
+    }
+    if factors:
         caption = (
             "A bar starts where the one above ends: the factors multiply up to the whole gain at the bottom."
         )
-        yield plots.waterfall("Where the gain in throughput comes from", parts, caption)
+        yield plots.waterfall("Where the gain in throughput comes from", factors, caption)
 
 
 _DISTRIBUTIONS = {
@@ -137,9 +137,10 @@ def _slot_use(one: ReportedRound) -> SlotUse | None:
 def over_load(results: Results) -> Iterator[Plot]:
     """Throughput against latency at the rates that `lmi bench --find-rate` tried."""
     points = [
-        LoadPoint(f"{trial.rate:.3g}/s", trial.figures.output_tokens_per_second, trial.figures.latency.p90)
+        LoadPoint(f"{trial.rate:.3g}/s", speed, latency)
         for trial in sorted(results.trials, key=lambda trial: trial.rate or 0.0)
-        if trial.rate is not None and trial.figures.latency.p90 is not None
+        if trial.rate and (speed := trial.figures.output_tokens_per_second)
+        if (latency := trial.figures.latency.p90)
     ]
     if len(points) > 1:
         caption = (

@@ -196,24 +196,16 @@ def load_curve(title: str, points: Sequence[LoadPoint], latency: str, caption: s
     return Plot(title, caption, draw, 320, left=56)
 
 
-@dataclass(frozen=True, slots=True)
-class GainPart:
-    """A part of a gain: the factor by which it multiplies what was before it."""
-
-    name: str
-    factor: float
-
-
-def waterfall(title: str, found: Sequence[GainPart], caption: str) -> Plot:
-    """Factors that multiply up to the whole, on a logarithmic axis from 1."""
+def waterfall(title: str, found: Mapping[str, float], caption: str) -> Plot:
+    """Factors that multiply up to the whole, by their causes, on a logarithmic axis from 1."""
 
     def draw(ax: Any) -> None:
         before, ends = 1.0, [1.0]
-        for row, part in enumerate(found):
-            after = before * part.factor
+        for row, (cause, factor) in enumerate(found.items()):
+            after = before * factor
             ax.barh(row, after - before, left=before, height=0.36, color=GAIN if after >= before else LOSS)
             ax.plot([after, after], [row, row + 1], color=QUIET, linewidth=1, linestyle=(0, (2, 2)))
-            _above(ax, row - 0.22, part.name, f"{number(part.factor)}x")
+            _above(ax, row - 0.22, cause, f"{number(factor)}x")
             before = after
             ends.append(after)
         ax.barh(len(found), before - 1, left=1, height=0.36, color=QUIET)

@@ -28,8 +28,13 @@ class RatioInterval(msgspec.Struct, frozen=True):
     count: int
 
 
-class MeasuredThroughput(msgspec.Struct, frozen=True):
+class P90(msgspec.Struct, frozen=True):
+    p90: float | None
+
+
+class RunFigures(msgspec.Struct, frozen=True):
     output_tokens_per_second: float | None
+    latency: P90
 
 
 class ReportedRound(msgspec.Struct, frozen=True):
@@ -37,7 +42,7 @@ class ReportedRound(msgspec.Struct, frozen=True):
 
     configuration: str
     scenario: str
-    figures: MeasuredThroughput
+    figures: RunFigures
     requests: tuple[RequestTiming, ...]
     began: float | None
     ended: float | None
@@ -68,20 +73,11 @@ class PartOfGain(msgspec.Struct, frozen=True):
     ratio: RatioInterval | None
 
 
-class P90(msgspec.Struct, frozen=True):
-    p90: float | None
-
-
-class TrialFigures(msgspec.Struct, frozen=True):
-    output_tokens_per_second: float
-    latency: P90
-
-
 class ReportedTrial(msgspec.Struct, frozen=True):
     """As `RateTrial`; the rate is null where all requests came at once."""
 
     rate: float | None
-    figures: TrialFigures
+    figures: RunFigures
 
 
 class Results(msgspec.Struct, frozen=True):
