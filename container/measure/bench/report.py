@@ -48,16 +48,13 @@ class BenchOrigin:
         self, table: Table, lines: Sequence[tuple[str, str]], findings: tuple[Finding, ...]
     ) -> dict[str, Any]:
         """What was run, and the text of a report with this table and the lines below it."""
-        load, packages = self.scenario.describe(), versions()
-        run = Section(
-            "What was run", bullets=(f"load: {load}", f"seed: {self.seed}", package_versions(packages))
-        )
-        texts = tuple(text for text, _ in lines)
-        figures = Section("Figures", tables=(dataclasses.replace(table, title=""),), bullets=texts)
+        packages = versions()
+        bullets = (*(text for text, _ in lines), package_versions(packages))
+        section = Section("Figures", tables=(dataclasses.replace(table, title=""),), bullets=bullets)
         return {
-            **dataclasses.asdict(Report(table.title, "", findings, (figures, run))),
+            **dataclasses.asdict(Report(table.title, "", findings, (section,))),
             **dataclasses.asdict(self),
-            "load": load,
+            "load": self.scenario.describe(),
             "percentiles": "linear interpolation",
             "versions": packages,
         }

@@ -199,9 +199,9 @@ def test_an_interval_without_end_is_drawn_as_far_as_it_can_be() -> None:
     assert "1.00x" in SvgRenderer().render(plot, 600)
 
 
-def test_a_benchmark_has_its_table_and_what_was_run(tmp_path: Path) -> None:
+def test_a_benchmark_has_its_table_and_its_notes(tmp_path: Path) -> None:
     page, parsed = page_of(make_benchmark(), tmp_path)
-    assert headings(page) == ["Figures", "What was run"]
+    assert headings(page) == ["Figures"]
     assert ("class", "verdict") not in parsed.attributes
     for said in ("123.40 output tokens/s", "TTFT", "48 requests by 8 users", "lmi-server", "/models/tiny"):
         assert said in parsed.words
