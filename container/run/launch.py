@@ -92,6 +92,7 @@ class RuntimePaths:
         self.web_config = folder / "web.json"
         self.status = folder / "status"
         self.metrics = folder / "metrics"
+        self.settings_lock = folder / "settings.lock"
         self.engine_address = f"ipc://{folder}/engine.sock"
 
     @property

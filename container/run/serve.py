@@ -157,6 +157,7 @@ def _write_configs(
         formatter_status=str(paths.formatter.status) if formatter else "",
         formatter_roles=config.formatter_roles,
         admin_token_digest=admin_token_digest,
+        settings_lock=str(paths.settings_lock),
     )
     if formatter is not None:
         paths.formatter.folder.mkdir()
@@ -239,7 +240,8 @@ class _Run:
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
-            supervisor = Supervisor(copies, web, self.signals, self.view.say, helpers=helpers)
+            lock = self.paths.settings_lock
+            supervisor = Supervisor(copies, web, self.signals, self.view.say, lock, helpers=helpers)
             return supervisor.run(loading_timeout, announce_ready)
 
     def _num_heartbeats(self) -> int:
