@@ -196,6 +196,11 @@ def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
     return ",".join(every[index] if every is not None else str(index) for index in mine)
 
 
+def worker_gpus(visible: str | None, num_gpus: int, size: int) -> tuple[str, ...]:
+    """The GPUs of each worker of a handler, `size` of them. visible, num_gpus: what the server itself sees."""
+    return tuple(_gpus_of_copy(visible, number, size) for number in range(1, num_gpus // size + 1))
+
+
 def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:
     """The environment of mpirun: the library `loopback` keeps its listening ports off the network."""
     if loopback is None:

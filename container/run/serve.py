@@ -94,8 +94,11 @@ def _serve(
     user = loaded.config.handler or loaded.config.formatter
     if user is not None:
         python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
-        config = with_python(config, python) if isinstance(config, HandlerEngineConfig) else config
-        formatter = with_python(formatter, python) if formatter is not None else None
+        if isinstance(config, HandlerEngineConfig):
+            visible = environ.get(launch.VISIBLE_GPUS)
+            gpus = launch.worker_gpus(visible, machine.gpu_count, config.parallel.tp_size)
+            config = with_worker_settings(config, python, gpus)
+        formatter = with_worker_settings(formatter, python) if formatter is not None else None
     if loaded.config.handler is None and model_path is not None:
         tokenizer_path = tokenizer_files.obtain(
             model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
@@ -114,9 +117,12 @@ def _serve(
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
 
 
-def with_python(config: HandlerEngineConfig, python: str) -> HandlerEngineConfig:
-    """The configuration with another interpreter for its workers."""
-    return dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
+def with_worker_settings(
+    config: HandlerEngineConfig, python: str, gpus: tuple[str, ...] = ()
+) -> HandlerEngineConfig:
+    """The configuration with an interpreter for its workers, and a group of GPUs for each."""
+    handler = dataclasses.replace(config.handler, python=python, worker_gpus=gpus)
+    return dataclasses.replace(config, handler=handler)
 
 
 def _needs_model(config: LmiConfig) -> bool:

@@ -16,7 +16,7 @@ from engines.python.culprits import Culprits
 from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
-from engines.python.request_loop import MAX_DEATHS, EngineFailed, RequestLoop
+from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.running import Running, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Submit, ToEngine
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_DEATHS = 2
 """Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
-REACTION_SECONDS = 5.0
-"""Time that a batch may take to stop after its deadline; then the generating process is stuck, and killed."""
 
 
 class Dispatch(RequestLoop[Request, RequestOutput]):

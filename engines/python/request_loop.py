@@ -22,6 +22,10 @@ MAX_DEATHS = 3
 """Ends of a worker process in a row, without a request found to be the cause, after which it is not restarted."""
 
 
+REACTION_SECONDS = 5.0
+"""Time that a call may take to stop after its deadline; then its process is stuck, and killed."""
+
+
 class EngineFailed(Exception):
     """The engine cannot continue. The text is the cause, one line."""
 

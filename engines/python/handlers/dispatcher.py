@@ -28,7 +28,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
 
     def start_worker(number: int) -> HandlerProcess:
-        return HandlerProcess(config.handler.python, arguments.config, number)
+        return HandlerProcess(config.handler, arguments.config, number)
 
     front = Front(arguments.address)
     try:

@@ -7,6 +7,7 @@ is the working directory, and `djl_python` can be imported.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     sys.path.insert(0, str(COMPAT))
     try:
-        _serve(config, arguments.number, link)
+        _serve(config, link)
     except LinkClosed:
         logger.info("the dispatcher is gone")
     except Exception as error:  # the process edge: the cause must reach the dispatcher before we end
@@ -50,26 +51,37 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _serve(config: HandlerEngineConfig, number: int, link: Link[ToWorker]) -> None:
+def _serve(config: HandlerEngineConfig, link: Link[ToWorker]) -> None:
     """Load the handler, and call it until the dispatcher goes.
 
     Raises: `LinkClosed`; whatever keeps the handler from loading.
     """
-    from engines.python.handlers.calls import Calls, warm_up  # these import djl_python
-    from engines.python.handlers.entry import find_handler, load_module
+    from engines.python.handlers import answers, async_calls  # these import djl_python
+    from engines.python.handlers.calls import Calls, load_input
+    from engines.python.handlers.entry import AsyncHandler, find_handler, load_module
 
     folder = Path(config.model.path)
     os.chdir(folder)
-    gpu = str(number * config.parallel.tp_size) if config.parallel.device == "cuda" else "-1"
-    properties = {**config.handler.properties, "model_dir": str(folder), "device_id": gpu}
+    # Each worker sees its own GPUs only, so they have the same numbers in all of them.
+    device_id = "0" if config.parallel.device == "cuda" else "-1"
+    properties = {**config.handler.properties, "model_dir": str(folder), "device_id": device_id}
     imported = process_age()
     module = load_module(Path(config.handler.file), folder)
     handler = find_handler(module, config.handler.function, properties)
-    warm_up(handler, properties)
-    link.send(Ready(config.parallel.device, {"imports": imported, "handler": process_age() - imported}))
+    takes_many = isinstance(handler, AsyncHandler)
 
-    def deliver(outputs: list[InvocationOutput]) -> Collection[str]:
-        link.send(Answered(outputs))
+    def report_ready() -> None:
+        seconds = {"imports": imported, "handler": process_age() - imported}
+        link.send(Ready(config.parallel.device, seconds, takes_many))
+
+    if isinstance(handler, AsyncHandler):
+        asyncio.run(async_calls.serve(handler, properties, link, report_ready))
+        return
+    answers.check_load(handler(load_input(properties)))
+    report_ready()
+
+    def deliver(piece: InvocationOutput) -> Collection[str]:
+        link.send(Answered([piece]))
         forgotten = []
         try:
             while (message := link.receive(0.0)) is not None:
@@ -86,15 +98,14 @@ def _serve(config: HandlerEngineConfig, number: int, link: Link[ToWorker]) -> No
         if isinstance(message, Add):
             batch.append(message.invocation)
         elif isinstance(message, RunBatch):
-            unanswered = calls.run(batch)
+            answered = calls.run(batch)
+            link.send(CallDone([invocation.id for invocation in batch], failed=not answered))
             batch = []
-            link.send(CallDone(unanswered))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="HandlerEngineConfig as JSON")
-    parser.add_argument("--number", type=int, required=True, help="number of this worker, from 0")
     parser.add_argument(
         "--socket", type=int, required=True, help="number of the open socket to the dispatcher"
     )

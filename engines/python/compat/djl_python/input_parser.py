@@ -7,3 +7,4 @@ from ._marks import mark
 input_formatter = mark("input_formatter")
 prediction_handler = mark("prediction_handler")
 init_handler = mark("init_handler")
+SAGEMAKER_ADAPTER_IDENTIFIER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
