@@ -39,7 +39,7 @@ _STATES = (
 Result = TypeVar("Result")
 
 
-class Copy(Engine, Protocol):
+class CopyEngine(Engine, Protocol):
     """An engine whose outputs can go to a stream that it shares with others."""
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
@@ -50,7 +50,7 @@ class Copy(Engine, Protocol):
 class _Member:
     """One copy, as the set sees it. Mutable: owned by the set."""
 
-    engine: Copy
+    engine: CopyEngine
     number: int
     """From 0."""
     load: int = 0
@@ -71,19 +71,15 @@ class _Work:
     """Output tokens that are still expected."""
 
 
-class _CountedStream:
-    """A `RequestStream` whose outputs are counted when they are taken."""
+class _CountedStream(ClientStream[RequestOutput]):
+    """A stream whose outputs are counted when they are taken."""
 
-    def __init__(self, stream: RequestStream, count: Callable[[RequestOutput], None]) -> None:
-        self._stream = stream
+    def __init__(self, count: Callable[[RequestOutput], None]) -> None:
+        super().__init__(RequestOutput)
         self._count = count
 
-    @property
-    def ready(self) -> bool:
-        return self._stream.ready
-
     def next(self, timeout: float) -> RequestOutput | None:
-        output = self._stream.next(timeout)
+        output = super().next(timeout)
         if output is not None:
             self._count(output)
         return output
@@ -92,7 +88,7 @@ class _CountedStream:
 class ReplicaSet:
     """An `Engine` of several engines with the same configuration, for the greenlets of one thread."""
 
-    def __init__(self, engines: Sequence[Copy], prefixes: KnownPrefixes, lock_file: Path) -> None:
+    def __init__(self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, lock_file: Path) -> None:
         """lock_file: the same for all web processes; one at a time changes settings."""
         self._members = [_Member(engine, number) for number, engine in enumerate(engines)]
         self._prefixes = prefixes
@@ -106,7 +102,7 @@ class ReplicaSet:
         return [copy.load for copy in self._members]
 
     def submit(self, *requests: Request) -> RequestStream:
-        stream = ClientStream(RequestOutput)
+        stream = _CountedStream(self._count)
         serving = self._serving()
         by_copy: dict[int, list[Request]] = {}
         for request in requests:
@@ -118,7 +114,7 @@ class ReplicaSet:
             by_copy.setdefault(copy.number, []).append(request)
         for number, own in by_copy.items():
             self._members[number].engine.submit_to(stream, *own)
-        return _CountedStream(stream, self._count)
+        return stream
 
     def invoke(self, invocation: Invocation) -> InvocationStream:
         raise NotImplementedError("a handler has workers and no copies")

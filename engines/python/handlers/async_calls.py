@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from djl_python import Output
@@ -14,46 +14,50 @@ from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.python.handlers import answers
 from engines.python.handlers.calls import load_input, single_input
 from engines.python.handlers.entry import AsyncHandler
-from engines.python.handlers.messages import Add, Answered, CallDone, FromWorker, ToWorker
+from engines.python.handlers.messages import Add, Answered, CallDone, ToWorker
 from engines.python.link import Link, LinkClosed
 from engines.python.messages import Forget
 
 logger = logging.getLogger(__name__)
 
 
-async def serve(
-    handler: AsyncHandler, properties: dict[str, str], link: Link[ToWorker], report_ready: Callable[[], None]
-) -> None:
-    """Load the handler in the event loop of its calls, and call it until the dispatcher goes.
-
-    Raises: `LinkClosed`; whatever keeps the handler from loading.
-    """
-    loaded = await handler(load_input(properties))
-    for output in [each async for each in loaded] if hasattr(loaded, "__aiter__") else [loaded]:
-        answers.check_load(output)
-    report_ready()
-    calls = AsyncCalls(handler, link.send)
-    closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def read() -> None:
-        try:
-            while (message := link.receive(0.0)) is not None:
-                calls.take(message)
-        except LinkClosed as error:
-            if not closed.done():
-                closed.set_exception(error)
-
-    asyncio.get_running_loop().add_reader(link.fileno(), read)
-    await closed
-
-
 class AsyncCalls:
-    """The running calls of one handler. One event loop."""
+    """The running calls of one handler, in one event loop."""
 
-    def __init__(self, handler: AsyncHandler, send: Callable[[FromWorker], None]) -> None:
+    def __init__(self, handler: AsyncHandler, link: Link[ToWorker]) -> None:
         self._handler = handler
-        self._send = send
+        self._link = link
+        self._runner = asyncio.Runner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def load(self, properties: dict[str, str]) -> None:
+        """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
+        self._runner.run(self._load(properties))
+
+    def serve(self) -> None:
+        """Raises `LinkClosed` when the dispatcher goes."""
+        with self._runner:
+            self._runner.run(self._serve())
+
+    async def _load(self, properties: dict[str, str]) -> None:
+        result = await self._handler(load_input(properties))
+        for output in [each async for each in result] if hasattr(result, "__aiter__") else [result]:
+            answers.check_load(output)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        closed: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            try:
+                while (message := self._link.receive(0.0)) is not None:
+                    self.take(message)
+            except LinkClosed as error:
+                if not closed.done():
+                    closed.set_exception(error)
+
+        loop.add_reader(self._link.fileno(), read)
+        await closed
 
     def take(self, message: ToWorker) -> None:
         """Start a call, or cancel one."""
@@ -92,10 +96,10 @@ class AsyncCalls:
 
     def _end(self, name: str) -> None:
         del self._tasks[name]
-        self._send(CallDone([name]))
+        self._link.send(CallDone([name]))
 
     def _deliver(self, piece: InvocationOutput) -> None:
-        self._send(Answered([piece]))
+        self._link.send(Answered([piece]))
 
 
 async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:

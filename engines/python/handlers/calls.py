@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from djl_python import Input, Output
 
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers import answers
 from engines.python.handlers.entry import Handler
+from engines.python.handlers.messages import Add, Answered, CallDone, RunBatch, ToWorker
+from engines.python.link import Link
+from engines.python.worker_main import forgotten
 
 logger = logging.getLogger(__name__)
-
-Deliver = Callable[[InvocationOutput], Collection[str]]
-"""Sends a piece of an answer; returns the ids of requests that want no more."""
 
 
 class Calls:
     """Calls one handler, one batch at a time."""
 
-    def __init__(self, handler: Handler, deliver: Deliver) -> None:
+    def __init__(self, handler: Handler, link: Link[ToWorker]) -> None:
         self._handler = handler
-        self._deliver = deliver
+        self._link = link
+
+    def load(self, properties: dict[str, str]) -> None:
+        """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
+        answers.check_load(self._handler(load_input(properties)))
+
+    def serve(self) -> None:
+        """Raises `LinkClosed` when the dispatcher goes."""
+        batch: list[Invocation] = []
+        while True:
+            message = self._link.receive(None)
+            if isinstance(message, Add):
+                batch.append(message.invocation)
+            elif isinstance(message, RunBatch):
+                answered = self.run(batch)
+                self._link.send(CallDone([invocation.id for invocation in batch], failed=not answered))
+                batch = []
 
     def run(self, batch: Sequence[Invocation]) -> bool:
         """Answer a batch. Returns False if the call with all of them failed, and each has to run again alone."""
@@ -73,6 +89,11 @@ class Calls:
     def _send(self, pieces: Iterable[InvocationOutput]) -> None:
         for piece in pieces:
             self._deliver(piece)
+
+    def _deliver(self, piece: InvocationOutput) -> Collection[str]:
+        """Send a piece of an answer. Returns the ids of requests that want no more."""
+        self._link.send(Answered([piece]))
+        return forgotten(self._link)
 
 
 def load_input(properties: dict[str, str]) -> Input:

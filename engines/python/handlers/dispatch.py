@@ -19,9 +19,9 @@ from engines.health import EngineState, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.batcher import DynamicBatcher
 from engines.python.handlers.messages import Answered, CallDone
-from engines.python.handlers.metrics import HandlerMetrics
 from engines.python.handlers.slot import HandlerProcess, RunningInvocation, Slot
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
+from engines.python.metrics import DispatcherMetrics
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import InvocationOutputs, Invoke, ToEngine
@@ -44,8 +44,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         clock: Callable[[], float],
     ) -> None:
         """start_worker: starts the worker of a number."""
-        self._metrics = HandlerMetrics()
-        super().__init__(info, DynamicBatcher(config.batching), self._metrics, board, clock)
+        metrics = DispatcherMetrics("lmi_worker_restarts_total")
+        super().__init__(info, DynamicBatcher(config.batching), metrics, board, clock)
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
@@ -113,6 +113,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                         slot.takes_many = takes_many
                         self._set_ready(slot, device, load_seconds)
                     case CannotLoad(cause):
+                        cause = f"{self._config.handler.file}: {cause}"
                         if not self._was_ready:
                             raise EngineFailed(cause)
                         slot.process.kill()
@@ -158,10 +159,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         slot.load_again(self._clock() + self._config.handler.loading_timeout)
         # Before any answer is sent: a client that retries at once must not find the server ready.
         self._report_state(f"a worker is being started again: {error}")
-        front.unwatch(slot.process.fileno())
-        slot.process.restart()
-        front.watch(slot.process.fileno())
-        self._metrics.restarts += 1
+        self._restart_process(front, slot.process)
         if was_alone:
             self._send(front, slot, [self._failure(name, error) for name in slot.running])
         self._run_again(front, slot, list(slot.running))
@@ -235,7 +233,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 self._run(slot, [self._alone.popleft()], now)
                 slot.runs_alone = True
             elif (batch := self._batcher.take(now)) is not None:
-                self._metrics.observe_call(batch, now)
+                self._metrics.observe_batch(batch, now)
                 self._run(slot, [RunningInvocation(invocation) for invocation in batch], now)
                 self._batcher.set_free(now)
             else:
@@ -256,9 +254,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             if running is None:
                 continue
             running.answering = True
-            self._metrics.observe_output(output)
             sent.append(output)
             if output.finished:
+                self._metrics.observe_end(output.error_kind)
                 del slot.running[output.id]
                 finished.append(output.id)
         self._send_all(front, sent, finished)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,18 +14,21 @@ from djl_python.outputs import encode_json
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers.calls import Calls
 from engines.python.handlers.entry import FunctionHandler
+from engines.python.handlers.messages import Answered
 
 
 class Line:
-    """The outputs of calls, in order."""
+    """A handler's calls, and the dispatcher's end of their link: the outputs, in order."""
 
     def __init__(self, handle: Callable[[Input], Any]) -> None:
         self.outputs: list[InvocationOutput] = []
-        self.calls = Calls(FunctionHandler(handle), self._deliver)
+        self.calls = Calls(FunctionHandler(handle), self)  # type: ignore[arg-type]
 
-    def _deliver(self, output: InvocationOutput) -> Collection[str]:
-        self.outputs.append(output)
-        return ()
+    def send(self, message: Answered) -> None:
+        self.outputs += message.outputs
+
+    def receive(self, timeout: float) -> None:
+        return None
 
     def run(self, *bodies: bytes) -> bool:
         """Returns whether the call did not fail."""
