@@ -175,12 +175,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _run_again(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
         """Queue requests of a failed call, each to run alone; those that are being answered fail."""
-        for name in request_ids:
-            if slot.running[name].answering:
-                error = RequestFailed("the handler's process ended while it answered")
-                self._send(front, slot, [self._failure(name, error)])
-            else:
-                self._alone.append(slot.running.pop(name))
+        answering = [name for name in request_ids if slot.running[name].answering]
+        self._alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
+        error = RequestFailed("the handler's process ended while it answered")
+        self._send(front, slot, [self._failure(name, error) for name in answering])
 
     def _set_ready(self, slot: Slot, device: str, load_seconds: dict[str, float]) -> None:
         logger.info("worker %d is ready", slot.number)

@@ -87,7 +87,8 @@ class _Reader:
         if version > 1 and self.number("b"):
             self._text()  # the array's name
         self._text()  # the sparse format
-        name = _DJL_NAMES.get(name := self._text().lower(), name)
+        written = self._text().lower()
+        name = _DJL_NAMES.get(written, written)
         if name not in _TYPES:
             raise ValueError(f"the NDList has an array of type {name}; supported: {', '.join(_TYPES)}")
         shape = self._shape()

@@ -41,6 +41,10 @@ class FakeWorker:
         self._messages += [Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)])]
         self._messages += [CallDone([name])]
 
+    def begin(self, name: str) -> None:
+        """Send the first piece of an answer."""
+        self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), b"x")]))
+
     def end(self) -> None:
         """The process ends by itself."""
         self._messages.append(None)
@@ -79,6 +83,7 @@ class Lab:
         self.workers: list[FakeWorker] = []
         self.errors: dict[str, str] = {}
         """Kind of error of each request that has ended, empty if it has none."""
+        self.client_is_gone = False
         self._turns: Iterator[Turn] = iter(())
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers)
         settings = replace(config.handler, max_workers=num_workers + 1)
@@ -112,7 +117,7 @@ class Lab:
             if output.finished:
                 assert output.id not in self.errors, "an output after the end"
                 self.errors[output.id] = output.error_kind
-        return True
+        return not self.client_is_gone
 
     def watch(self, descriptor: int) -> None:
         pass

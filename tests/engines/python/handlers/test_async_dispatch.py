@@ -124,3 +124,23 @@ def test_the_cause_of_a_crash_is_found_while_another_worker_serves(tmp_path: Pat
         assert first.restarts == 2
 
     Lab(tmp_path, 2).play(scenario)
+
+
+def test_a_crash_after_the_client_has_gone_ends_no_dispatcher(tmp_path: Path) -> None:
+    def scenario(lab: Lab) -> Iterator[Turn]:
+        (worker,) = lab.workers
+        worker.ready()
+        yield invoke("a", "b", "c")
+        worker.begin("a")
+        worker.begin("b")
+        yield []
+        lab.client_is_gone = True
+        worker.end()
+        yield []
+        assert worker.restarts == 1
+        assert lab.errors == {"a": "request_failed", "b": "request_failed"}
+        worker.ready()
+        yield []
+        assert worker.calls == [], "nobody wants c any more"
+
+    Lab(tmp_path, 1).play(scenario)
