@@ -66,8 +66,8 @@ class AsyncCalls:
             self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(message.invocation))
             # Not at the end of `_run`: a task that is cancelled at once runs none of it.
             task.add_done_callback(lambda _: self._end(name))
-        elif isinstance(message, Forget) and (task := self._tasks.get(message.request_id)) is not None:
-            task.cancel()
+        elif isinstance(message, Forget) and message.request_id in self._tasks:
+            self._tasks[message.request_id].cancel()
 
     async def _run(self, invocation: Invocation) -> None:
         name = invocation.id
