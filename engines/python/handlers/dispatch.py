@@ -165,11 +165,14 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._run_again(front, slot, list(slot.running))
 
     def _end_call(self, front: Front, slot: Slot, request_ids: list[str], failed: bool) -> None:
+        unanswered = [name for name in request_ids if name in slot.running]
         if failed:
-            self._run_again(front, slot, [name for name in request_ids if name in slot.running])
+            self._run_again(front, slot, unanswered)
+        else:
+            error = RequestFailed("the handler's call ended without an answer")
+            self._send(front, slot, [self._failure(name, error) for name in unanswered])
         for name in request_ids:
             slot.calls.pop(name, None)
-            slot.running.pop(name, None)
         slot.runs_alone = False
         self._set_free(slot)
 

@@ -28,7 +28,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: a call is over, and each of its requests has had its last output, unless the call failed."""
+    """From a worker: a call is over. A request that has not had its last output by now has no answer."""
 
     request_ids: list[str]
     failed: bool = False

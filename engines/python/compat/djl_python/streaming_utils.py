@@ -40,9 +40,6 @@ class HFStreamer(BaseStreamer):  # type: ignore[misc]
         if not (is_prompt and self._skips_prompt):
             self._steps.put(texts)
 
-    def put_text(self, value: Any) -> None:
-        self._steps.put(value)
-
     def end(self, error: BaseException | None = None) -> None:
         texts = [self._new_text(number, (), last=True) for number in range(len(self._tokens))]
         if error is None and any(texts):

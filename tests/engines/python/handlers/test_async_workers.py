@@ -55,6 +55,12 @@ def test_an_exception_is_its_requests_own(engine: HandlerEngine) -> None:
     assert (bad.status, bad.json()["error"]) == (424, "no such thing")
 
 
+def test_a_call_that_is_cancelled_from_within_has_an_answer(engine: HandlerEngine) -> None:
+    bad = engine.invoke({"do": "cancel"})
+    assert bad.error == "request_failed"
+    assert bad.pieces[-1].error_message == "the handler's call ended without an answer"
+
+
 def test_outputs_of_a_generator_are_a_stream(engine: HandlerEngine) -> None:
     reply = engine.invoke({"do": "stream", "inputs": "to be"})
     assert [piece.body for piece in reply.pieces] == [b'{"word": "to"}\n', b'{"word": "be"}\n', b""]

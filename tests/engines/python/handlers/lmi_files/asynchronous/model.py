@@ -55,6 +55,8 @@ async def handle(inputs: Input):
                 await asyncio.sleep(3600)
         case "tell":
             await tell(data["path"])
+        case "cancel":
+            raise asyncio.CancelledError
         case "raise":
             raise ValueError("no such thing")
         case "stream":
