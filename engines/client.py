@@ -109,6 +109,11 @@ class EngineClient:
 
     def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
         stream = ClientStream(RequestOutput)
+        self.submit_to(stream, *requests)
+        return stream
+
+    def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
+        """Submit requests whose outputs go to a stream that other engines may share."""
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
         dead = self._dead()
         for request in requests:
@@ -116,7 +121,6 @@ class EngineClient:
                 self._fail(request.id)
             else:
                 self._send(Submit(request))
-        return stream
 
     def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
         stream = ClientStream(InvocationOutput)

@@ -163,6 +163,8 @@ class HandlerSettings:
     """Time after which an idle process above `min_workers` is ended."""
     loading_timeout: float
     """Seconds that a worker may take to load when it is started again."""
+    worker_gpus: tuple[str, ...] = ()
+    """Groups of GPUs, each as a value of `CUDA_VISIBLE_DEVICES`; worker n gets the n-th one. Empty without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

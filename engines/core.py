@@ -201,13 +201,13 @@ class EngineInfo:
     world_size: int
     device: str
     dtype: str
-    kv_capacity_tokens: int
-    kv_capacity_bytes: int
+    kv_capacity_tokens: int = 0
+    kv_capacity_bytes: int = 0
     """Over all ranks."""
-    block_size: int
-    max_num_seqs: int
-    max_model_len: int
-    paged_attention: bool
+    block_size: int = 0
+    max_num_seqs: int = 0
+    max_model_len: int = 0
+    paged_attention: bool = False
     load_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the start, by part."""
 

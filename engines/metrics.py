@@ -58,6 +58,11 @@ class EngineMetrics:
         else:
             self.aborted += 1
 
+    def observe_end(self, error_kind: str) -> None:
+        """Count a request that ends by itself. error_kind: empty without an error."""
+        self.finished += not error_kind
+        self.failed += bool(error_kind)
+
     def observe_tokens(self, num_tokens: int, first_token_time: float | None, now: float) -> None:
         """Observe the time per token after the first, of a request that ends now with `num_tokens` tokens."""
         if num_tokens > 1 and first_token_time is not None:

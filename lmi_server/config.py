@@ -166,6 +166,8 @@ class WebConfig:
     """`input_formatter`, `output_formatter` or both."""
     admin_token_digest: str = ""
     """Of the token of `/admin`; without it there are no such routes."""
+    settings_lock: str = ""
+    """File of the lock under which the settings of several copies are changed."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

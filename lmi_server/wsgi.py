@@ -42,4 +42,5 @@ def _engine(config: WebConfig) -> Engine:
     if len(clients) == 1:
         return clients[0]
     max_blocks = MAX_BLOCKS if config.prefix_caching else 0
-    return ReplicaSet(clients, KnownPrefixes(len(clients), max_blocks=max_blocks))
+    prefixes = KnownPrefixes(len(clients), max_blocks=max_blocks)
+    return ReplicaSet(clients, prefixes, Path(config.settings_lock))

@@ -1,4 +1,4 @@
-"""One copy of the model: its engine, which is started again when it ends, and the connection to it."""
+"""One copy of the model: its engine, which is restarted when it ends, and the connection to it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from container.run.processes import Child
 from engines.health import EngineState, StatusBoard
 
 _FAILED_ENGINE_SECONDS = 2.0
-"""How long an engine that has reported its failure may take to end by itself."""
+"""Time for an engine that has reported its failure to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartRule:
-    """When an engine that has ended is started again."""
+    """When an engine that has ended is restarted."""
 
     max_deaths: int = 3
-    """Ends in a row after which it is not."""
+    """Number of deaths in a row after which the engine is not restarted."""
     delay: float = 1.0
-    """Seconds until the first restart; doubled for each end in a row."""
+    """Seconds until the first restart; doubled for each death in a row."""
     long_service: float = 60.0
-    """Seconds of service after which an end is the first of a row."""
+    """Seconds of service that end a row of deaths."""
     stuck_looks: int = 300
-    """Looks in a row at a ready engine without progress after which it is replaced, some 60 s. Looks and not seconds,
-    so that a paused container does not count."""
+    """Number of looks in a row at a ready engine without progress after which it is replaced, some 60 s. It is no time
+    limit, because nobody looks while a container is paused."""
 
 
 class EngineCopy:
-    """An engine and its successors. One thread, the main one."""
+    """An engine and its successors. Owned by the main thread."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EngineCopy:
 
     @property
     def alive(self) -> bool:
-        """Whether there is an engine, not only a plan to start one."""
+        """Whether there is an engine, and not only a planned restart."""
         return self._restart_at is None
 
     @property
@@ -65,7 +65,7 @@ class EngineCopy:
         return self._ready_at is not None
 
     def failure(self, loading_timeout: float) -> str | None:
-        """The cause in one line if the engine has failed, has ended, or takes too long to load; else None."""
+        """Return the cause in one line if the engine has failed, has ended, or takes too long to load; else None."""
         if not self.alive:
             return None
         health = self.board.read()
@@ -79,7 +79,7 @@ class EngineCopy:
         return None
 
     def stuck(self) -> str | None:
-        """The cause in one line if a ready engine makes no progress any more; else None. One look for each call."""
+        """Return the cause in one line if a ready engine makes no progress any more; else None. Counts as one look."""
         health = self.board.read()
         hangs = self.alive and health.state is EngineState.READY and not health.ready
         self._looks_without_progress = self._looks_without_progress + 1 if hangs else 0
@@ -88,7 +88,7 @@ class EngineCopy:
         return f"{self.name} made no progress for {health.heartbeat_age:.0f} s"
 
     def bury(self, cause: str) -> float | None:
-        """Remove a failed engine. Returns the seconds until it is started again; None if it has failed too often."""
+        """Remove a failed engine. Returns the seconds until its restart; None if it has failed too often."""
         self.child.kill_all()
         self.board.set_state(EngineState.FAILED, cause)
         now, rule = self._clock(), self._rule
@@ -104,7 +104,7 @@ class EngineCopy:
         return delay
 
     def advance(self) -> bool:
-        """Start the engine again once it is time. Returns whether the engine has become ready since the last call."""
+        """Restart the engine when its time has come. Returns whether it has become ready since the last call."""
         now = self._clock()
         if self._restart_at is not None:
             if now >= self._restart_at:

@@ -92,6 +92,7 @@ class RuntimePaths:
         self.web_config = folder / "web.json"
         self.status = folder / "status"
         self.metrics = folder / "metrics"
+        self.settings_lock = folder / "settings.lock"
         self.engine_address = f"ipc://{folder}/engine.sock"
 
     @property
@@ -193,6 +194,15 @@ def _gpus_of_copy(visible: str | None, copy: int, count: int) -> str:
     every = [word.strip() for word in visible.split(",")] if visible is not None else None
     mine = range((copy - 1) * count, copy * count)
     return ",".join(every[index] if every is not None else str(index) for index in mine)
+
+
+def worker_gpus(visible: str | None, num_gpus: int, degree: int | str, most_workers: int) -> tuple[str, ...]:
+    """The GPUs of each worker of a handler: as many as the tensor-parallel degree. If that is no number, the only
+    worker has all GPUs, and each of several has one. visible, num_gpus: what the server itself sees.
+    """
+    size = degree if isinstance(degree, int) else num_gpus if most_workers == 1 else 1
+    groups = range(1, num_gpus // size + 1) if num_gpus else ()
+    return tuple(_gpus_of_copy(visible, number, size) for number in groups)
 
 
 def mpi_environment(base: Mapping[str, str], loopback: Path | None) -> dict[str, str]:

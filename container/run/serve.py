@@ -94,8 +94,15 @@ def _serve(
     user = loaded.config.handler or loaded.config.formatter
     if user is not None:
         python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
-        config = with_python(config, python) if isinstance(config, HandlerEngineConfig) else config
-        formatter = with_python(formatter, python) if formatter is not None else None
+        if isinstance(config, HandlerEngineConfig):
+            gpus = launch.worker_gpus(
+                environ.get(launch.VISIBLE_GPUS),
+                machine.gpu_count,
+                loaded.config.options.tensor_parallel_degree,
+                config.handler.max_workers,
+            )
+            config = with_worker_settings(config, python, gpus)
+        formatter = with_worker_settings(formatter, python) if formatter is not None else None
     if loaded.config.handler is None and model_path is not None:
         tokenizer_path = tokenizer_files.obtain(
             model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
@@ -114,9 +121,12 @@ def _serve(
         return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
 
 
-def with_python(config: HandlerEngineConfig, python: str) -> HandlerEngineConfig:
-    """The configuration with another interpreter for its workers."""
-    return dataclasses.replace(config, handler=dataclasses.replace(config.handler, python=python))
+def with_worker_settings(
+    config: HandlerEngineConfig, python: str, gpus: tuple[str, ...] = ()
+) -> HandlerEngineConfig:
+    """The configuration with an interpreter for its workers, and a group of GPUs for each."""
+    handler = dataclasses.replace(config.handler, python=python, worker_gpus=gpus)
+    return dataclasses.replace(config, handler=handler)
 
 
 def _needs_model(config: LmiConfig) -> bool:
@@ -157,6 +167,7 @@ def _write_configs(
         formatter_status=str(paths.formatter.status) if formatter else "",
         formatter_roles=config.formatter_roles,
         admin_token_digest=admin_token_digest,
+        settings_lock=str(paths.settings_lock),
     )
     if formatter is not None:
         paths.formatter.folder.mkdir()
@@ -239,7 +250,8 @@ class _Run:
                 elif lives():
                     self.view.say(f"warning: the ready engine has not answered in {_STATS_SECONDS:g} s")
 
-            supervisor = Supervisor(copies, web, self.signals, self.view.say, helpers=helpers)
+            lock = self.paths.settings_lock
+            supervisor = Supervisor(copies, web, self.signals, self.view.say, lock, helpers=helpers)
             return supervisor.run(loading_timeout, announce_ready)
 
     def _num_heartbeats(self) -> int:

@@ -11,13 +11,16 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from container.run.cause import cause_of_death
 from container.run.engine_copy import EngineCopy
 from container.run.processes import Child, reap_adopted
 from container.run.stop_signals import StopSignals
 from engines.base import SettingValue
+from engines.copies.settings_lock import settings_lock
 from engines.core import SchedulerSettings
+from engines.errors import Unavailable
 from engines.health import EngineState, StatusBoard
 
 _POLL_SECONDS = 0.2
@@ -60,6 +63,7 @@ class Supervisor:
         web: Child,
         signals: StopSignals,
         say: Callable[[str], None],
+        settings_lock_file: Path,
         times: ShutdownTimes = ShutdownTimes(),
         helpers: Sequence[Helper] = (),
     ) -> None:
@@ -67,6 +71,7 @@ class Supervisor:
         self._web = web
         self._signals = signals
         self._say = say
+        self._settings_lock_file = settings_lock_file
         self._helpers = helpers
         self._times = times
         self._was_ready = False
@@ -139,6 +144,15 @@ class Supervisor:
         self._say(f"warning: {cause}; {copy.name} is started again in {delay:g} s, the others serve")
 
     def _welcome(self, copy: EngineCopy) -> None:
+        """Report that a copy serves again, once it has the settings of the others."""
+        try:
+            with settings_lock(self._settings_lock_file, _SETTINGS_SECONDS, self._signals.wait):
+                self._share_settings(copy)
+        except Unavailable as error:
+            self._say(f"warning: {copy.name} has the settings of its start: {error}")
+        self._say(f"{copy.name} serves again")
+
+    def _share_settings(self, copy: EngineCopy) -> None:
         """Give a copy that was started again the settings of the others' schedulers, which may have changed."""
 
         def settings(of: EngineCopy, changes: Mapping[str, SettingValue]) -> SchedulerSettings | None:
@@ -150,7 +164,6 @@ class Supervisor:
         others = (other for other in self._copies if other is not copy and other.was_ready)
         if in_force := next(filter(None, (settings(other, {}) for other in others)), None):
             settings(copy, asdict(in_force))
-        self._say(f"{copy.name} serves again")
 
     def _stop(self) -> int:
         """Let running requests finish, then stop. At once after a second signal, or if an engine is too slow."""

@@ -1,4 +1,4 @@
-"""Which copy has computed which prefixes of prompts, as far as this web process knows."""
+"""The prefixes of prompts that each copy has computed, as far as this web process knows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK_TOKENS = 64
-"""Prefixes are known in steps of so many tokens."""
+"""Tokens of a block, the unit in which prefixes are compared."""
 MAX_BLOCKS = 16_384
-"""Blocks that are remembered: a million tokens, some 2 MB."""
+"""Most blocks in the map: a million tokens, some 2 MB."""
 
 
 class KnownPrefixes:
@@ -26,7 +26,7 @@ class KnownPrefixes:
         self._block_tokens = block_tokens
         self._max_blocks = max_blocks
         self._copies: OrderedDict[int, int] = OrderedDict()
-        """By the hash of a block: a bit for each copy."""
+        """A bit for each copy, by the hash of a block."""
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -55,7 +55,7 @@ class KnownPrefixes:
 
     def add(self, blocks: Sequence[int], copy: int) -> None:
         """Note that a copy computes this prompt."""
-        # The first block last, so that of a prompt that is forgotten in part its beginning stays.
+        # The first block is added last, so a prompt loses its last blocks first.
         for block in reversed(blocks):
             self._copies[block] = self._copies.get(block, 0) | 1 << copy
             self._copies.move_to_end(block)
@@ -65,7 +65,7 @@ class KnownPrefixes:
     def forget(self, copy: int) -> None:
         """Forget everything of a copy that has ended."""
         for block, holders in list(self._copies.items()):
-            if left := holders & ~(1 << copy):
-                self._copies[block] = left
+            if others := holders & ~(1 << copy):
+                self._copies[block] = others
             else:
                 del self._copies[block]

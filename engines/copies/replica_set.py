@@ -1,29 +1,32 @@
-"""Several copies of an engine as one `Engine`: each request goes to the copy that has the least to compute with it.
+"""Several copies of an engine as one `Engine`: each request goes to the copy with the least left to compute.
 
-A copy's load is counted in tokens: of each of its requests, the prompt tokens that it does not know yet and the output
-tokens that are still expected. So the longest known prefix decides, until it saves less than the other copies are
-ahead. All requests of one HTTP request go to one copy, where they can share pages. Each web process counts for itself.
+The load of a copy is a number of tokens: for each of its requests, the prompt tokens that are not in its prefix cache
+and the output tokens that are still expected. So the longest known prefix decides, unless the other copies are further
+ahead than it saves. Further answers to one prompt go to the copy of the first one, which has its pages. Each web
+process counts its own requests only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import gevent
-from gevent.lock import BoundedSemaphore
 
 from engines.base import Engine, InvocationStream, RequestStream, SchedulerAnswer, SettingValue
+from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.merged_stats import merge
+from engines.copies.settings_lock import settings_lock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import Unavailable
 from engines.health import EngineState, Health
 from engines.invocations import Invocation
 
 _EXPECTED_OUTPUT = 256
-"""Output tokens that are counted for a request at most: few answers are as long as `max_new_tokens` allows."""
+"""Most output tokens that are counted for a request: few answers are as long as `max_new_tokens` allows."""
 _STATES = (
     EngineState.READY,
     EngineState.STARTING,
@@ -36,17 +39,24 @@ _STATES = (
 Result = TypeVar("Result")
 
 
+class CopyEngine(Engine, Protocol):
+    """An engine whose outputs can go to a stream that it shares with others."""
+
+    def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
+        """Submit requests as `submit` does."""
+
+
 @dataclass(slots=True)
 class _Member:
     """One copy, as the set sees it. Mutable: owned by the set."""
 
-    engine: Engine
+    engine: CopyEngine
     number: int
     """From 0."""
     load: int = 0
     """Tokens that are still to be computed."""
     turn: int = 0
-    """Number of the last choice of it."""
+    """Number of the latest request that it was chosen for, to take turns."""
     serves: bool = True
 
 
@@ -61,19 +71,15 @@ class _Work:
     """Output tokens that are still expected."""
 
 
-class _CountedStream:
-    """A `RequestStream` whose outputs are counted when they are taken."""
+class _CountedStream(ClientStream[RequestOutput]):
+    """A stream whose outputs are counted when they are taken."""
 
-    def __init__(self, stream: RequestStream, count: Callable[[RequestOutput], None]) -> None:
-        self._stream = stream
+    def __init__(self, count: Callable[[RequestOutput], None]) -> None:
+        super().__init__(RequestOutput)
         self._count = count
 
-    @property
-    def ready(self) -> bool:
-        return self._stream.ready
-
     def next(self, timeout: float) -> RequestOutput | None:
-        output = self._stream.next(timeout)
+        output = super().next(timeout)
         if output is not None:
             self._count(output)
         return output
@@ -82,12 +88,13 @@ class _CountedStream:
 class ReplicaSet:
     """An `Engine` of several engines with the same configuration, for the greenlets of one thread."""
 
-    def __init__(self, engines: Sequence[Engine], prefixes: KnownPrefixes) -> None:
+    def __init__(self, engines: Sequence[CopyEngine], prefixes: KnownPrefixes, lock_file: Path) -> None:
+        """lock_file: the same for all web processes; one at a time changes settings."""
         self._members = [_Member(engine, number) for number, engine in enumerate(engines)]
         self._prefixes = prefixes
+        self._lock_file = lock_file
         self._work: dict[str, _Work] = {}
         self._turns = 0
-        self._configuring = BoundedSemaphore()
 
     @property
     def loads(self) -> list[int]:
@@ -95,12 +102,19 @@ class ReplicaSet:
         return [copy.load for copy in self._members]
 
     def submit(self, *requests: Request) -> RequestStream:
-        copy, prompt_tokens = self._choose(requests)
-        for request, tokens in zip(requests, prompt_tokens, strict=True):
+        stream = _CountedStream(self._count)
+        serving = self._serving()
+        by_copy: dict[int, list[Request]] = {}
+        for request in requests:
+            sibling = self._work.get(request.same_prompt_as)
+            copy, prompt_tokens = (sibling.copy, 0) if sibling else self._choose(serving, request)
             output = min(request.sampling.max_new_tokens, _EXPECTED_OUTPUT)
-            self._work[request.id] = _Work(copy, tokens + output, output)
-            copy.load += tokens + output
-        return _CountedStream(copy.engine.submit(*requests), self._count)
+            self._work[request.id] = _Work(copy, prompt_tokens + output, output)
+            copy.load += prompt_tokens + output
+            by_copy.setdefault(copy.number, []).append(request)
+        for number, own in by_copy.items():
+            self._members[number].engine.submit_to(stream, *own)
+        return stream
 
     def invoke(self, invocation: Invocation) -> InvocationStream:
         raise NotImplementedError("a handler has workers and no copies")
@@ -126,55 +140,47 @@ class ReplicaSet:
     ) -> SchedulerAnswer | None:
         """Change all copies or none: where one refuses or does not reply, all get the old values back.
 
-        Raises: Unavailable: not all copies serve.
+        Raises: Unavailable: not all copies serve, or another change takes too long.
         """
-        with self._configuring:
-            if not changes:
-                return self._serving()[0].engine.configure_scheduler(changes, timeout)
-            if idle := [str(copy.number + 1) for copy in self._members if not copy.engine.health().ready]:
-                raise Unavailable(
-                    f"copy {' and '.join(idle)} of {len(self._members)} does not serve; settings change in all copies"
-                    " or in none: try again"
-                )
-            before = self._members[0].engine.configure_scheduler({}, timeout)
-            if before is None or before.settings is None:
-                return before
-            answers = self._ask(lambda engine: engine.configure_scheduler(changes, timeout))
-            replies = [answer for answer in answers if answer is not None]
-            refused = {field: why for answer in replies for field, why in answer.refused.items()}
-            if len(replies) == len(answers) and not refused:
-                return replies[0]
-            old = {field: getattr(before.settings, field) for field in changes}
-            self._ask(lambda engine: engine.configure_scheduler(old, timeout))
-            return SchedulerAnswer(before.settings, refused) if refused else None
+        if not changes:
+            return self._serving()[0].engine.configure_scheduler(changes, timeout)
+        with settings_lock(self._lock_file, timeout, gevent.sleep):
+            return self._change_settings(changes, timeout)
+
+    def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerAnswer | None:
+        if idle := [str(copy.number + 1) for copy in self._members if not copy.engine.health().ready]:
+            raise Unavailable(
+                f"copy {' and '.join(idle)} of {len(self._members)} does not serve; settings change in all copies or"
+                " in none: try again"
+            )
+        before = self._members[0].engine.configure_scheduler({}, timeout)
+        if before is None or before.settings is None:
+            return before
+        answers = self._ask(lambda engine: engine.configure_scheduler(changes, timeout))
+        replies = [answer for answer in answers if answer is not None]
+        refused = {field: why for answer in replies for field, why in answer.refused.items()}
+        if len(replies) == len(answers) and not refused:
+            return replies[0]
+        old = {field: getattr(before.settings, field) for field in changes}
+        self._ask(lambda engine: engine.configure_scheduler(old, timeout))
+        return SchedulerAnswer(before.settings, refused) if refused else None
 
     def close(self) -> None:
         for copy in self._members:
             copy.engine.close()
 
-    def _choose(self, requests: Sequence[Request]) -> tuple[_Member, list[int]]:
-        """Choose the copy for requests. Returns it, and the prompt tokens that it has to compute for each of them."""
-        blocks = [
-            [] if one.same_prompt_as else self._prefixes.blocks(one.tenant, one.prompt_token_ids)
-            for one in requests
-        ]
-        known = [self._prefixes.matched_tokens(hashes) for hashes in blocks]
-
-        def to_compute(copy: _Member) -> list[int]:
-            return [
-                0 if one.same_prompt_as else len(one.prompt_token_ids) - lengths[copy.number]
-                for one, lengths in zip(requests, known, strict=True)
-            ]
-
-        best = min(self._serving(), key=lambda copy: (copy.load + sum(to_compute(copy)), copy.turn))
+    def _choose(self, serving: Sequence[_Member], request: Request) -> tuple[_Member, int]:
+        """Choose the copy for a request. Returns it, and the number of prompt tokens that it has to compute."""
+        blocks = self._prefixes.blocks(request.tenant, request.prompt_token_ids)
+        known = self._prefixes.matched_tokens(blocks)
+        best = min(serving, key=lambda copy: (copy.load - known[copy.number], copy.turn))
         self._turns += 1
         best.turn = self._turns
-        for hashes in blocks:
-            self._prefixes.add(hashes, best.number)
-        return best, to_compute(best)
+        self._prefixes.add(blocks, best.number)
+        return best, len(request.prompt_token_ids) - known[best.number]
 
     def _serving(self) -> list[_Member]:
-        """Return the copies that serve; without any, the one that is closest to it, whose engine says what is wrong."""
+        """Return the copies that serve. Without any, return the one closest to it: its engine reports the error."""
         healths = [copy.engine.health() for copy in self._members]
         for copy, health in zip(self._members, healths, strict=True):
             if copy.serves and not health.ready:
@@ -187,7 +193,7 @@ class ReplicaSet:
         if output.finished:
             self._drop(output.id)
         elif (work := self._work.get(output.id)) is not None:
-            # Its prompt is computed. As long as it runs, it counts as one token at least.
+            # Its prompt has been computed. While it runs, it counts as at least one token.
             work.output = max(1, work.output - len(output.token_ids))
             work.copy.load += work.output - work.tokens
             work.tokens = work.output
@@ -206,5 +212,5 @@ class ReplicaSet:
 
 
 def _distance(health: Health) -> tuple[bool, int]:
-    """How far a copy is from serving."""
+    """Order copies by how far they are from serving."""
     return not health.ready, _STATES.index(health.state)

@@ -265,8 +265,7 @@ class EngineCore:
 
     def _ended(self, output: RequestOutput) -> None:
         self._sampler.forget(output.id)
-        self.metrics.finished += not output.error_kind
-        self.metrics.failed += bool(output.error_kind)
+        self.metrics.observe_end(output.error_kind)
         self._trace.ended(output.id, output.error_kind or str(output.finish_reason))
 
     def _gauges(self) -> dict[str, float]:

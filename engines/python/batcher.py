@@ -9,14 +9,14 @@ from engines.config import BatchConfig
 from engines.errors import Overloaded
 
 
-class Batchable(Protocol):
-    """A request."""
+class HasId(Protocol):
+    """A request, or a part of the answer to one."""
 
     @property
     def id(self) -> str: ...
 
 
-Item = TypeVar("Item", bound=Batchable)
+Item = TypeVar("Item", bound=HasId)
 
 
 class DynamicBatcher(Generic[Item]):

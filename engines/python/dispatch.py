@@ -13,10 +13,10 @@ from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.culprits import Culprits
-from engines.python.dispatch_metrics import DispatchMetrics
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CannotLoad, Ready, StepDone
-from engines.python.request_loop import MAX_DEATHS, EngineFailed, RequestLoop
+from engines.python.metrics import BatchMetrics
+from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.running import Running, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Submit, ToEngine
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_DEATHS = 2
 """Ends of the generating process that make a request the cause: it ran alone when the second one happened."""
-REACTION_SECONDS = 5.0
-"""Time that a batch may take to stop after its deadline; then the generating process is stuck, and killed."""
 
 
 class Dispatch(RequestLoop[Request, RequestOutput]):
     """Runs one batch at a time. One thread; `clock` is `time.monotonic` except in tests."""
+
+    _metrics: BatchMetrics
 
     def __init__(
         self,
@@ -43,8 +43,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         clock: Callable[[], float],
     ) -> None:
         """The generating process is ready. load_seconds: time that its start took, which bounds that of a restart."""
-        self._metrics = DispatchMetrics()
-        super().__init__(info, batcher, self._metrics, board, clock)
+        super().__init__(info, batcher, BatchMetrics(), board, clock)
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
@@ -178,10 +177,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                 f"the generating process ended {self._deaths} times, and no request is the cause; at last {how}"
             )
         self._batcher.set_busy()
-        front.unwatch(self._generator.fileno())
-        self._generator.restart()
-        front.watch(self._generator.fileno())
-        self._metrics.restarts += 1
+        self._restart_process(front, self._generator)
         self._loading = True
         self._act_at = self._clock() + self._reload_timeout
 
@@ -197,6 +193,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             self._run([suspect], now)
         elif (batch := self._batcher.take(now)) is not None:
             self._metrics.observe_batch(batch, now)
+            self._metrics.observe_prompts(batch)
             self._run([Running(request) for request in batch], now)
 
     def _run(self, batch: list[Running], now: float) -> None:

@@ -62,7 +62,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     before = process_age()
     generator = GeneratingProcess(arguments.config, arguments.status)
     try:
-        ready = _first_ready(generator, board)
+        ready = _first_ready(generator, board, config.model.path)
         info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
         batcher: DynamicBatcher[Request] = DynamicBatcher(config.batching)
         load_seconds = time.monotonic() - started
@@ -77,7 +77,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
         generator.close()
 
 
-def _first_ready(generator: GeneratingProcess, board: StatusBoard) -> Ready:
+def _first_ready(generator: GeneratingProcess, board: StatusBoard, model_path: str) -> Ready:
     """Wait until the model is loaded; the supervisor limits the time. Raises `EngineFailed`."""
     while True:
         board.beat(DISPATCHER)
@@ -86,7 +86,7 @@ def _first_ready(generator: GeneratingProcess, board: StatusBoard) -> Ready:
                 if isinstance(message, Ready):
                     return message
                 if isinstance(message, CannotLoad):
-                    raise EngineFailed(message.cause)
+                    raise EngineFailed(f"{model_path}: {message.cause}")
         except WorkerProcessEnded as end:
             raise EngineFailed(f"the generating process did not load the model: {end}") from None
 
@@ -98,12 +98,8 @@ def _info(config: PythonEngineConfig, ready: Ready, load_seconds: dict[str, floa
         world_size=config.parallel.tp_size if config.parallel.device == "cuda" else 1,
         device=ready.device,
         dtype=config.model.dtype,
-        kv_capacity_tokens=0,
-        kv_capacity_bytes=0,
-        block_size=0,
         max_num_seqs=config.batching.batch_size,
         max_model_len=config.model.max_model_len,
-        paged_attention=False,
         load_seconds=load_seconds,
     )
 

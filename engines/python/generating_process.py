@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engines.core import Request
-from engines.python.messages import Forget, FromGenerator, Run
+from engines.python.messages import FromGenerator, Run
 from engines.python.worker_process import WorkerProcess
 
 _MODULE = "engines.python.worker"
@@ -26,7 +26,3 @@ class GeneratingProcess(WorkerProcess[FromGenerator]):
     def run(self, requests: list[Request], deadline: float) -> None:
         """Start a batch, which ends with a `BatchDone`."""
         self.send(Run(requests, deadline))
-
-    def forget(self, request_id: str) -> None:
-        """Ask for no further output of this request."""
-        self.send(Forget(request_id))

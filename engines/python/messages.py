@@ -33,6 +33,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
     load_seconds: dict[str, float]
     """Seconds of the start, by part."""
+    takes_many: bool = False
+    """Whether it can be called again before a call is over: an asynchronous handler can."""
 
 
 class CannotLoad(msgspec.Struct, frozen=True, tag=True):

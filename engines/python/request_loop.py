@@ -1,4 +1,4 @@
-"""What the loops of all dispatchers share: whose request each is, clients that leave, the drain."""
+"""The part that the loops of all dispatchers share: the client of each request, clients that leave, the drain."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from engines.core import AbortReason, EngineInfo
 from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
-from engines.metrics import EngineMetrics
-from engines.python.batcher import Batchable, DynamicBatcher
+from engines.python.batcher import DynamicBatcher, HasId
+from engines.python.metrics import DispatcherMetrics
+from engines.python.worker_process import WorkerProcess
 from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, SchedulerState, Stats, ToEngine
 
 logger = logging.getLogger(__name__)
@@ -22,19 +23,16 @@ MAX_DEATHS = 3
 """Ends of a worker process in a row, without a request found to be the cause, after which it is not restarted."""
 
 
+REACTION_SECONDS = 5.0
+"""Time that a call may take to stop after its deadline; then its process is stuck, and killed."""
+
+
 class EngineFailed(Exception):
     """The engine cannot continue. The text is the cause, one line."""
 
 
-class Output(Protocol):
-    """A part of the answer to a request."""
-
-    @property
-    def id(self) -> str: ...
-
-
-RequestT = TypeVar("RequestT", bound=Batchable)
-OutputT = TypeVar("OutputT", bound=Output)
+RequestT = TypeVar("RequestT", bound=HasId)
+OutputT = TypeVar("OutputT", bound=HasId)
 
 
 class RequestLoop(ABC, Generic[RequestT, OutputT]):
@@ -44,13 +42,13 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         self,
         info: EngineInfo,
         batcher: DynamicBatcher[RequestT],
-        metrics: EngineMetrics,
+        metrics: DispatcherMetrics,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
         self._info = info
         self._batcher = batcher
-        self._figures = metrics
+        self._metrics = metrics
         self._board = board
         self._clock = clock
         self._clients: dict[str, bytes] = {}
@@ -109,7 +107,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Stats(token, self._figures.snapshot(self._info, self._gauges())))
+                front.send(client, Stats(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
                 front.send(client, SchedulerState(token, None, {}))
             case Drain(seconds):
@@ -119,12 +117,19 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
 
     def _abort(self, request_id: str, reason: AbortReason) -> None:
         del self._clients[request_id]
-        self._figures.observe_abort(reason)
+        self._metrics.observe_abort(reason)
         self._forget(request_id, reason)
 
     def _set_state(self, state: EngineState, reason: str = "") -> None:
         if self._drain_deadline is None:  # a draining engine stays in that state
             self._board.set_state(state, reason)
+
+    def _restart_process(self, front: Front, process: WorkerProcess[Any]) -> None:
+        """Replace a process that is gone."""
+        front.unwatch(process.fileno())
+        process.restart()
+        front.watch(process.fileno())
+        self._metrics.restarts += 1
 
     def _send_all(self, front: Front, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
         """Send outputs, one message for each client, and drop requests of clients that are gone.

@@ -12,6 +12,7 @@ from typing import Generic
 import msgspec
 
 from engines.python.link import Incoming, Link, LinkClosed, Outbox
+from engines.python.messages import Forget
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class WorkerProcess(Generic[Incoming]):
                 timeout = 0.0
         except LinkClosed:
             raise WorkerProcessEnded(self._describe_end()) from None
+
+    def forget(self, request_id: str) -> None:
+        """Ask for no further output of this request."""
+        self.send(Forget(request_id))
 
     def kill(self) -> None:
         """Send SIGKILL: the process keeps nothing that needs an orderly end. Idempotent."""

@@ -40,7 +40,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.mpi": 4,
     "engines.python": 4,
     "engines.client": 5,
-    "engines.copies": 5,
+    "engines.copies": 6,
 }
 """A module imports from its own part and from lower levels; at level 0 from each other. A new part of `engines`
 needs its place here.

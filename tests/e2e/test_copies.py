@@ -97,6 +97,20 @@ def test_requests_are_shared_evenly_and_answered_rightly(server: Server) -> None
     assert token_ids(ask_all(server, prompts, 10, at_once=8)) == token_ids(alone)
 
 
+def test_the_inputs_of_one_request_are_spread(server: Server) -> None:
+    prompts = [f"{number} begins this one of several prompts" for number in range(6)]
+    body = {"prompt": prompts, "max_tokens": 8, "temperature": 0}
+    before = finished(server)
+    together = server.client.post("/v1/completions", body).json()["choices"]
+    after = finished(server)
+    assert {copy: after[copy] - before[copy] for copy in after} == {"1": 3, "2": 3}
+    alone = [
+        server.client.post("/v1/completions", body | {"prompt": prompt}).json()["choices"][0]["text"]
+        for prompt in prompts
+    ]
+    assert [choice["text"] for choice in together] == alone
+
+
 def limit_batch(server: Server, size: int) -> None:
     with server.client.call("PATCH", SCHEDULER, {"max_rolling_batch_size": size}, ADMIN_HEADERS) as call:
         assert call.read().status == 200

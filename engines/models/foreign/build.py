@@ -33,7 +33,7 @@ _HEAD_COUNTS = (
 )
 """Attributes of attention modules with the number of query heads, and of KV heads."""
 _building = threading.Lock()
-"""accelerate changes all of torch's modules while one is built without weights, and tests have ranks in one process."""
+"""accelerate replaces `nn.Module.register_parameter` while a module is built; tests have several ranks in a process."""
 
 
 def build(parts: Parts) -> ForeignDecoder:
@@ -46,7 +46,7 @@ def build(parts: Parts) -> ForeignDecoder:
         raise TypeError("a module of transformers needs its own description")
     with _building:
         module = _empty_module(config)
-        _Builder(parts, config, module).fill()
+    _Builder(parts, config, module).fill()
     module.to(parts.weights.device)  # buffers: all others are there
     current = Current()
     _attach_layers(module, parts, config, current)
@@ -82,7 +82,9 @@ class _Builder:
             else:
                 self._linears(path, owner)
         for name, parameter in list(self._module.named_parameters()):
-            self._set(name, nn.Parameter(self._whole(name, parameter), requires_grad=False))
+            owner, leaf = self._owner(name)
+            # Not by `setattr`, which registers it: another rank may be building its module without weights.
+            owner._parameters[leaf] = nn.Parameter(self._whole(name, parameter), requires_grad=False)
         stored = self._module.state_dict().keys()
         for name, buffer in list(self._module.named_buffers()):
             # What has no dimension is a constant of the module's own code.
@@ -206,8 +208,13 @@ class _Builder:
         return self._stored.get(name, name)
 
     def _set(self, path: str, value: Any) -> None:
+        owner, name = self._owner(path)
+        setattr(owner, name, value)
+
+    def _owner(self, path: str) -> tuple[nn.Module, str]:
+        """Split a path into the module that has it and its name there."""
         owner, _, name = path.rpartition(".")
-        setattr(self._module.get_submodule(owner), name, value)
+        return self._module.get_submodule(owner), name
 
 
 def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, current: Current) -> None:

@@ -1,6 +1,7 @@
 """The loop of a handler's dispatcher: receive requests, run them in workers, pass their answers on.
 
-A call that fails, crashes or hangs with several requests is repeated with each of them alone, so only the cause fails.
+When a worker ends or hangs with several requests, or a call of several fails, each of them runs again alone, so only
+the cause fails.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from engines.health import EngineState, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.batcher import DynamicBatcher
 from engines.python.handlers.messages import Answered, CallDone
-from engines.python.handlers.metrics import HandlerMetrics
-from engines.python.handlers.slot import Activity, HandlerProcess, RunningInvocation, Slot
+from engines.python.handlers.slot import HandlerProcess, RunningInvocation, Slot
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
-from engines.python.request_loop import MAX_DEATHS, EngineFailed, RequestLoop
+from engines.python.metrics import DispatcherMetrics
+from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import InvocationOutputs, Invoke, ToEngine
 
@@ -29,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
-    """Runs one call at a time in each worker. One thread; `clock` is `time.monotonic` except in tests."""
+    """Runs one call at a time in each worker, or many of an asynchronous handler. One thread.
+
+    `clock` is `time.monotonic` except in tests.
+    """
 
     def __init__(
         self,
@@ -40,8 +44,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         clock: Callable[[], float],
     ) -> None:
         """start_worker: starts the worker of a number."""
-        self._metrics = HandlerMetrics()
-        super().__init__(info, DynamicBatcher(config.batching), self._metrics, board, clock)
+        metrics = DispatcherMetrics("lmi_worker_restarts_total")
+        super().__init__(info, DynamicBatcher(config.batching), metrics, board, clock)
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
@@ -103,13 +107,13 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 match message:
                     case Answered(outputs):
                         self._send(front, slot, outputs)
-                    case CallDone(unanswered):
-                        self._run_again(front, slot, [one for one in unanswered if one in slot.running])
-                        slot.running = {}
-                        self._set_idle(slot)
-                    case Ready(device, load_seconds):
+                    case CallDone(request_ids, failed):
+                        self._end_call(front, slot, request_ids, failed)
+                    case Ready(device, load_seconds, takes_many):
+                        slot.takes_many = takes_many
                         self._set_ready(slot, device, load_seconds)
                     case CannotLoad(cause):
+                        cause = f"{self._config.handler.file}: {cause}"
                         if not self._was_ready:
                             raise EngineFailed(cause)
                         slot.process.kill()
@@ -119,14 +123,23 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._ended(front, slot, RequestFailed(f"the handler's process is gone: {end}"))
 
     def _kill_if_stuck(self, front: Front, slot: Slot) -> None:
-        """Kill and restart a worker that has not returned in time."""
-        if slot.act_at is None or self._clock() < slot.act_at:
+        """Stop what has taken too long: one call of an asynchronous handler, else the worker, which is restarted."""
+        now = self._clock()
+        if slot.act_at is None or now < slot.act_at:
             return
-        slot.process.kill()
         limit, option = self._config.batching.batch_timeout, "option.predict_timeout"
-        if slot.activity is Activity.LOADING:
+        if slot.loading:
             limit, option = self._config.handler.loading_timeout, "option.model_loading_timeout"
-        self._ended(front, slot, DeadlineExceeded(f"the handler took longer than {limit:g} s ({option})"))
+        error = DeadlineExceeded(f"the handler took longer than {limit:g} s ({option})")
+        late = [name for name in slot.running if slot.calls[name] <= now] if slot.takes_many else []
+        if not late:
+            slot.process.kill()
+            self._ended(front, slot, error)
+            return
+        for name in late:
+            slot.calls[name] = now + REACTION_SECONDS
+            slot.process.forget(name)
+        self._send(front, slot, [self._failure(name, error) for name in late])
 
     def _ended(self, front: Front, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in it gets the error.
@@ -135,58 +148,64 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             EngineFailed: workers end without a request to blame.
         """
         logger.error("worker %d is gone with %d requests: %s", slot.number, len(slot.running), error)
-        if slot.activity is Activity.CALLING:
+        if slot.calls:
             self._deaths = 0
         else:
             self._deaths += 1
             if not self._was_ready or self._deaths >= MAX_DEATHS:
-                raise EngineFailed(f"worker {slot.number} ended while it was {slot.activity.value}: {error}")
-        running, slot.running = slot.running, {}
-        slot.become(Activity.LOADING, self._clock(), self._clock() + self._config.handler.loading_timeout)
+                what = "it loaded the handler" if slot.loading else "it had nothing to do"
+                raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
+        was_alone = len(slot.calls) == 1
+        slot.load_again(self._clock() + self._config.handler.loading_timeout)
         # Before any answer is sent: a client that retries at once must not find the server ready.
         self._report_state(f"a worker is being started again: {error}")
-        front.unwatch(slot.process.fileno())
-        slot.process.restart()
-        front.watch(slot.process.fileno())
-        self._metrics.restarts += 1
-        slot.running = running
-        if len(running) == 1:
-            self._send(front, slot, [self._failure(request_id, error) for request_id in list(running)])
+        self._restart_process(front, slot.process)
+        if was_alone:
+            self._send(front, slot, [self._failure(name, error) for name in slot.running])
         self._run_again(front, slot, list(slot.running))
-        slot.running = {}
+
+    def _end_call(self, front: Front, slot: Slot, request_ids: list[str], failed: bool) -> None:
+        unanswered = [name for name in request_ids if name in slot.running]
+        if failed:
+            self._run_again(front, slot, unanswered)
+        else:
+            error = RequestFailed("the handler's call ended without an answer")
+            self._send(front, slot, [self._failure(name, error) for name in unanswered])
+        for name in request_ids:
+            slot.calls.pop(name, None)
+        slot.runs_alone = False
+        self._set_free(slot)
 
     def _run_again(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
         """Queue requests of a failed call, each to run alone; those that are being answered fail."""
-        for request_id in request_ids:
-            each = slot.running[request_id]
-            if each.answering:
-                error = RequestFailed("the handler's process ended while it answered")
-                self._send(front, slot, [self._failure(request_id, error)])
-            else:
-                self._alone.append(each)
+        answering = [name for name in request_ids if slot.running[name].answering]
+        self._alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
+        error = RequestFailed("the handler's process ended while it answered")
+        self._send(front, slot, [self._failure(name, error) for name in answering])
 
     def _set_ready(self, slot: Slot, device: str, load_seconds: dict[str, float]) -> None:
         logger.info("worker %d is ready", slot.number)
         self._info = replace(self._info, device=device, load_seconds=load_seconds)
-        self._set_idle(slot)
-        if self._was_ready or all(one.activity is not Activity.LOADING for one in self._slots):
+        slot.loading = False
+        self._set_free(slot)
+        if self._was_ready or not any(one.loading for one in self._slots):
             self._was_ready = True
             self._report_state()
 
-    def _set_idle(self, slot: Slot) -> None:
+    def _set_free(self, slot: Slot) -> None:
         self._deaths = 0
-        slot.become(Activity.IDLE, self._clock())
+        slot.idle_since = self._clock()
         if not self._batcher.is_free:
             self._batcher.set_free(self._clock())
 
     def _report_state(self, reason: str = "") -> None:
         """Report that the engine is ready, while a worker can be called."""
-        ready = any(slot.activity is not Activity.LOADING for slot in self._slots)
+        ready = not all(slot.loading for slot in self._slots)
         self._set_state(EngineState.READY if ready else EngineState.STARTING, "" if ready else reason)
 
-    def _add_slot(self, front: Front) -> None:
+    def _add_slot(self, front: Front, load_deadline: float | None = None) -> None:
         number = min(set(range(len(self._slots) + 1)) - {slot.number for slot in self._slots})
-        slot = Slot(self._start_worker(number), number, self._clock())
+        slot = Slot(self._start_worker(number), number, load_deadline=load_deadline)
         self._slots.append(slot)
         front.watch(slot.process.fileno())
 
@@ -195,13 +214,12 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         settings = self._config.handler
         now = self._clock()
         waits = bool(self._batcher.num_waiting or self._alone)
-        if waits and all(slot.activity is Activity.CALLING for slot in self._slots):
+        if waits and all(slot.calls and not slot.has_room for slot in self._slots):
             if len(self._slots) < settings.max_workers:
-                self._add_slot(front)
-                self._slots[-1].act_at = now + settings.loading_timeout
+                self._add_slot(front, now + settings.loading_timeout)
             return
         for slot in self._slots[settings.min_workers :]:
-            if slot.activity is Activity.IDLE and now - slot.since >= settings.max_idle_seconds:
+            if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:
                 front.unwatch(slot.process.fileno())
                 slot.process.close()
                 self._slots.remove(slot)
@@ -210,21 +228,23 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _start_calls(self) -> None:
         now = self._clock()
-        for slot in self._slots:
-            if slot.activity is not Activity.IDLE:
-                continue
-            if self._alone:
+        while free := [slot for slot in self._slots if slot.has_room]:
+            slot = min(free, key=lambda each: len(each.calls))
+            if self._alone and slot.idle:
                 self._run(slot, [self._alone.popleft()], now)
+                slot.runs_alone = True
             elif (batch := self._batcher.take(now)) is not None:
-                self._metrics.observe_call(batch, now)
+                self._metrics.observe_batch(batch, now)
                 self._run(slot, [RunningInvocation(invocation) for invocation in batch], now)
                 self._batcher.set_free(now)
-        if not any(slot.activity is Activity.IDLE for slot in self._slots):
-            self._batcher.set_busy()
+            else:
+                return
+        self._batcher.set_busy()
 
     def _run(self, slot: Slot, batch: list[RunningInvocation], now: float) -> None:
-        slot.become(Activity.CALLING, now, now + self._config.batching.batch_timeout)
-        slot.running = {each.invocation.id: each for each in batch}
+        by_id = {each.invocation.id: each for each in batch}
+        slot.calls |= dict.fromkeys(by_id, now + self._config.batching.batch_timeout)
+        slot.running |= by_id
         slot.process.run([each.invocation for each in batch])
 
     def _send(self, front: Front, slot: Slot, outputs: list[InvocationOutput]) -> None:
@@ -235,9 +255,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             if running is None:
                 continue
             running.answering = True
-            self._metrics.observe_output(output)
             sent.append(output)
             if output.finished:
+                self._metrics.observe_end(output.error_kind)
                 del slot.running[output.id]
                 finished.append(output.id)
         self._send_all(front, sent, finished)

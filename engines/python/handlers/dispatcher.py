@@ -28,7 +28,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
 
     def start_worker(number: int) -> HandlerProcess:
-        return HandlerProcess(config.handler.python, arguments.config, number)
+        return HandlerProcess(config.handler, arguments.config, number)
 
     front = Front(arguments.address)
     try:
@@ -44,12 +44,7 @@ def _info(config: HandlerEngineConfig) -> EngineInfo:
         world_size=config.handler.min_workers,
         device=config.parallel.device,
         dtype="",
-        kv_capacity_tokens=0,
-        kv_capacity_bytes=0,
-        block_size=0,
         max_num_seqs=config.batching.batch_size,
-        max_model_len=0,
-        paged_attention=False,
     )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from djl_python import Input, Output
+from djl_python import Input
 
 from engines.python.handlers.formatters import Formatters
 from engines.python.handlers.stages import Stages
@@ -30,37 +28,27 @@ class Handler(Protocol):
 
 
 class FunctionHandler:
-    """A function such as `handle(inputs)`. A coroutine runs to its end; an asynchronous generator is a stream."""
+    """A function such as `handle(inputs)`."""
 
     takes_batches = True
 
     def __init__(self, function: Callable[[Input], Any]) -> None:
         self._function = function
-        self.runner = asyncio.Runner() if inspect.iscoroutinefunction(function) else None
 
     def __call__(self, inputs: Input) -> Any:
+        return self._function(inputs)
+
+
+class AsyncHandler:
+    """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator. Gets no batches."""
+
+    def __init__(self, function: Callable[[Input], Any]) -> None:
+        self._function = function
+
+    async def __call__(self, inputs: Input) -> Any:
+        """Return an `Output`, None, or an asynchronous generator of outputs. May raise anything."""
         result = self._function(inputs)
-        if self.runner is None:
-            return result
-        result = self.runner.run(result)
-        if not hasattr(result, "__aiter__"):
-            return result
-        outputs = self._iterate(result)
-        first = next(outputs, None)
-        return first and first.add_stream_content(map(_body, chain([first], outputs)), None)
-
-    def _iterate(self, results: AsyncIterator[Output]) -> Iterator[Output]:
-        iterator = aiter(results)
-        loop = self.runner.get_loop() if self.runner is not None else asyncio.new_event_loop()
-        while True:
-            try:
-                yield loop.run_until_complete(anext(iterator))
-            except StopAsyncIteration:
-                return
-
-
-def _body(output: Output) -> bytes:
-    return b"".join(value for _, value in output.content)
+        return await result if inspect.isawaitable(result) else result
 
 
 def load_module(file: Path, folder: Path) -> ModuleType:
@@ -80,7 +68,7 @@ def load_module(file: Path, folder: Path) -> ModuleType:
     return module
 
 
-def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler:
+def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler | AsyncHandler:
     """Return the function of that name, else what decorated or toolkit functions make together.
 
     function: empty for formatters of text that the server generates.
@@ -90,6 +78,8 @@ def find_handler(module: ModuleType, function: str, properties: dict[str, str]) 
     if not function:
         return Formatters.of(module, properties)
     found = getattr(module, function, None)
+    if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found):
+        return AsyncHandler(found)
     if callable(found):
         return FunctionHandler(found)
     return Stages.of(module, function, properties)

@@ -15,7 +15,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: call the handler with the requests that were added."""
+    """To a worker: call the handler with the requests that were added. An asynchronous one is running them already."""
 
 
 ToWorker = Add | RunBatch | Forget
@@ -28,10 +28,11 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: the handler has returned, and every request has had its last output but these."""
+    """From a worker: a call is over. A request that has not had its last output by now has no answer."""
 
-    unanswered: list[str]
-    """The whole batch if the call failed: whichever request was the cause, the others may succeed alone."""
+    request_ids: list[str]
+    failed: bool = False
+    """No request has an answer. Whichever was the cause, the others may succeed alone."""
 
 
 FromWorker = Ready | CannotLoad | Answered | CallDone

@@ -1,40 +1,45 @@
-"""One place for a worker: its process, and what that does now."""
+"""One place for a worker: its process, and the calls that it is busy with."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 import msgspec
 
+from engines.config import HandlerSettings
 from engines.invocations import Invocation
 from engines.python.handlers.messages import Add, FromWorker, RunBatch
-from engines.python.messages import Forget
 from engines.python.worker_process import WorkerProcess
 
 _MODULE = "engines.python.handlers.worker"
+MAX_CALLS = 256
+"""Most calls at once in a worker with an asynchronous handler."""
 
 
 class HandlerProcess(WorkerProcess[FromWorker]):
-    """A process that runs the handler, one batch at a time."""
+    """A process that runs the handler."""
 
-    def __init__(self, python: str, config: Path, number: int) -> None:
-        """python: the interpreter; config: `HandlerEngineConfig` as JSON; number: of the worker, from 0."""
-        command = [python or sys.executable, "-m", _MODULE, "--config", str(config), "--number", str(number)]
-        super().__init__(f"worker {number}", command, msgspec.msgpack.Decoder(FromWorker))
+    def __init__(self, settings: HandlerSettings, config: Path, number: int) -> None:
+        """config: `HandlerEngineConfig` as JSON; number: of the worker, from 0."""
+        super().__init__(
+            f"worker {number}", worker_command(settings, config, number), msgspec.msgpack.Decoder(FromWorker)
+        )
 
     def run(self, batch: Sequence[Invocation]) -> None:
-        """Start a call, which ends with a `CallDone`."""
+        """Start a call; an asynchronous handler is called for each request. Ends with `CallDone`."""
         for invocation in batch:
             self.send(Add(invocation))
         self.send(RunBatch())
 
-    def forget(self, request_id: str) -> None:
-        """Ask for no further output of this request."""
-        self.send(Forget(request_id))
+
+def worker_command(settings: HandlerSettings, config: Path, number: int) -> list[str]:
+    """Return the command of a worker, which sees its own GPUs only. More workers than groups of GPUs share them."""
+    groups = settings.worker_gpus
+    sees = ["env", f"CUDA_VISIBLE_DEVICES={groups[number % len(groups)]}"] if groups else []
+    return [*sees, settings.python or sys.executable, "-m", _MODULE, "--config", str(config)]
 
 
 @dataclass(slots=True)
@@ -46,27 +51,42 @@ class RunningInvocation:
     """Whether a piece of its answer has been passed on: then it cannot run again."""
 
 
-class Activity(Enum):
-    LOADING = "loading"
-    IDLE = "idle"
-    CALLING = "calling"
-
-
 @dataclass(slots=True)
 class Slot:
     """Owned by the dispatcher."""
 
     process: HandlerProcess
     number: int
-    since: float
-    """When its activity began."""
-    activity: Activity = Activity.LOADING
-    act_at: float | None = None
-    """When the worker is stuck: it has not returned from its call, or not loaded the handler."""
+    loading: bool = True
+    load_deadline: float | None = None
+    """When a worker that loads the handler is stuck; None: the supervisor limits the time."""
+    idle_since: float = 0.0
+    """When its latest call ended."""
+    takes_many: bool = False
+    """Whether it can be called again before a call is over."""
+    runs_alone: bool = False
+    """Whether its call is one beside which no other may run."""
+    calls: dict[str, float] = field(default_factory=dict)
+    """Requests whose calls are not over, by id: when the worker is stuck with each."""
     running: dict[str, RunningInvocation] = field(default_factory=dict)
-    """The requests of its call that are still wanted, by id."""
+    """Those of them that are still wanted, by id."""
 
-    def become(self, activity: Activity, now: float, act_at: float | None = None) -> None:
-        self.activity = activity
-        self.since = now
-        self.act_at = act_at
+    @property
+    def act_at(self) -> float | None:
+        """When the worker is stuck: it has not ended a call, or not loaded the handler."""
+        return self.load_deadline if self.loading else min(self.calls.values(), default=None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.loading and not self.calls
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be called now."""
+        many = self.takes_many and not self.runs_alone and len(self.calls) < MAX_CALLS
+        return not self.loading and (not self.calls or many)
+
+    def load_again(self, deadline: float) -> None:
+        """Note that the process is gone, and with it the calls; requests that ran are kept."""
+        self.loading, self.load_deadline = True, deadline
+        self.runs_alone, self.calls = False, {}

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any, Self
 
 from djl_python import Input, Output
-from djl_python._marks import MARK
 from djl_python.encode_decode import decode, encode
+from djl_python.input_parser import MARK
 
 Function = Callable[..., Any]
 _JSON = "application/json"

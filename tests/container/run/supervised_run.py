@@ -135,7 +135,7 @@ def main() -> int:
             copies.append(EngineCopy(name, partial(start, paths), control, rule))
         web = Child.start("web server", [*here, str(folder), "web", web_mode], os.environ, nice=5)
         say(" ".join(map(str, ["pids", web.pid, *(copy.child.pid for copy in copies)])))
-        supervisor = Supervisor(copies, web, signals, say, times)
+        supervisor = Supervisor(copies, web, signals, say, folder / "settings.lock", times)
         return supervisor.run(loading_timeout, lambda: say("ready"))
 
 

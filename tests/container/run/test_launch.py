@@ -168,6 +168,24 @@ def test_the_only_copy_sees_what_the_server_sees() -> None:
     assert env["CUDA_VISIBLE_DEVICES"] == "7,6,5"
 
 
+@pytest.mark.parametrize(
+    ("visible", "num_gpus", "degree", "workers", "expected"),
+    [
+        (None, 0, 1, 1, ()),
+        (None, 0, "max", 1, ()),
+        (None, 4, 2, 1, ("0,1", "2,3")),
+        (None, 5, 2, 2, ("0,1", "2,3")),
+        ("7, 6,5", 3, 1, 3, ("7", "6", "5")),
+        ("7,6", 2, "max", 1, ("7,6",)),
+        ("7,6", 2, "max", 2, ("7", "6")),
+    ],
+)
+def test_each_worker_of_a_handler_has_gpus_of_its_own(
+    visible: str | None, num_gpus: int, degree: int | str, workers: int, expected: tuple[str, ...]
+) -> None:
+    assert launch.worker_gpus(visible, num_gpus, degree, workers) == expected
+
+
 def test_copies_have_folders_of_their_own(tmp_path: Path) -> None:
     paths = RuntimePaths(tmp_path)
     assert [each.folder for each in paths.copies(1)] == [tmp_path]

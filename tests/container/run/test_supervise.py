@@ -9,11 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from container.run.control import EngineControl
 from container.run.processes import process_tree, session_members
+from container.run.supervise import Supervisor
+from engines.copies.settings_lock import settings_lock
+from engines.core import SchedulerSettings
+from engines.errors import Unavailable
 from engines.health import EngineState, Health, StatusBoard
 from tests.support.namespaces import NEW_PIDS, require
 
@@ -299,3 +305,25 @@ def test_a_copy_that_cannot_load_at_the_start_ends_the_server(start: Callable[..
     assert code == 1
     assert "ended with exit code 3: ValueError: the file model.safetensors is cut short" in out
     assert "started again" not in out
+
+
+def test_a_copy_gets_the_settings_of_the_others_while_nobody_changes_them(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    given: list[dict[str, Any]] = []
+
+    def scheduler(changes: dict[str, Any], *_: object) -> SchedulerSettings:
+        with pytest.raises(Unavailable), settings_lock(lock, 0, time.sleep):
+            pass
+        given.append(changes)
+        return SchedulerSettings(32, 256, 256, 7)
+
+    copies: list[Any] = [
+        SimpleNamespace(name=f"copy {n}", was_ready=True, control=SimpleNamespace(scheduler=scheduler))
+        for n in (1, 2)
+    ]
+    said: list[str] = []
+    signals: Any = SimpleNamespace(wait=time.sleep, count=0)
+    supervisor = Supervisor(copies, None, signals, said.append, lock)  # type: ignore[arg-type]
+    supervisor._welcome(copies[1])
+    assert [changes.get("max_waiting") for changes in given] == [None, 7]
+    assert said == ["copy 2 serves again"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from engines.base import SchedulerAnswer, SettingValue
+from engines.client import ClientStream
 from engines.core import (
     AbortReason,
     EngineInfo,
@@ -19,23 +19,9 @@ from engines.core import (
 )
 from engines.errors import EngineDied
 from engines.health import EngineState, Health
-from engines.invocations import Invocation
+from engines.invocations import Invocation, InvocationOutput
 
 SERVES = Health(EngineState.READY, "", 0.0)
-
-
-class FakeStream:
-    """Outputs that a test puts there."""
-
-    def __init__(self) -> None:
-        self.outputs: deque[RequestOutput] = deque()
-
-    @property
-    def ready(self) -> bool:
-        return bool(self.outputs)
-
-    def next(self, timeout: float) -> RequestOutput | None:
-        return self.outputs.popleft() if self.outputs else None
 
 
 class FakeCopy:
@@ -46,23 +32,26 @@ class FakeCopy:
         self.requests: list[Request] = []
         """All that were submitted."""
         self.aborted: list[str] = []
-        self.streams: dict[str, FakeStream] = {}
+        self.streams: dict[str, ClientStream[RequestOutput]] = {}
         """Of the requests that have not ended."""
         self.settings: SchedulerSettings | None = SchedulerSettings(32, 256, 256, 1000)
         self.refused: dict[str, str] = {}
         self.silent_for: set[str] = set()
         """Settings with whose changes it does not reply, though it applies them."""
+        self.before_change: Callable[[], object] = lambda: None
+        """Called when a change of settings arrives, before it is made."""
         self.closed = False
 
-    def submit(self, *requests: Request) -> FakeStream:
-        stream = FakeStream()
+    def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
+        raise AssertionError("a set of copies brings its own stream")
+
+    def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         self.requests += requests
         self.streams |= dict.fromkeys((request.id for request in requests), stream)
         if self.state.state is EngineState.FAILED:
             self.fail_all()
-        return stream
 
-    def invoke(self, invocation: Invocation) -> FakeStream:
+    def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
         raise AssertionError("no handler runs here")
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
@@ -84,6 +73,8 @@ class FakeCopy:
     def configure_scheduler(
         self, changes: Mapping[str, SettingValue], timeout: float
     ) -> SchedulerAnswer | None:
+        if changes:
+            self.before_change()
         refused = {field: why for field, why in self.refused.items() if field in changes}
         if self.settings is not None and not refused:
             self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
@@ -95,11 +86,9 @@ class FakeCopy:
         self.closed = True
 
     def finish(self, request_id: str) -> None:
-        self.streams.pop(request_id).outputs.append(
-            RequestOutput(request_id, finish_reason=FinishReason.LENGTH)
-        )
+        self.streams.pop(request_id).put(RequestOutput(request_id, finish_reason=FinishReason.LENGTH))
 
     def fail_all(self) -> None:
         for request_id, stream in self.streams.items():
-            stream.outputs.append(RequestOutput(request_id, error_kind=EngineDied.kind))
+            stream.put(RequestOutput(request_id, error_kind=EngineDied.kind))
         self.streams.clear()

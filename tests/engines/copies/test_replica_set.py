@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from engines.base import RequestStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.replica_set import ReplicaSet
+from engines.copies.settings_lock import settings_lock
 from engines.core import AbortReason, RequestOutput
 from engines.errors import EngineDied, Unavailable
 from engines.health import EngineState, Health
@@ -26,7 +29,7 @@ STUCK = Health(EngineState.READY, "", 1e9)
 
 def make_set(count: int = 2, block_tokens: int = 4) -> tuple[ReplicaSet, list[FakeCopy]]:
     copies = [FakeCopy() for _ in range(count)]
-    return ReplicaSet(copies, KnownPrefixes(count, block_tokens)), copies
+    return ReplicaSet(copies, KnownPrefixes(count, block_tokens), Path("/dev/null")), copies
 
 
 def counts(copies: Sequence[FakeCopy]) -> list[int]:
@@ -83,7 +86,7 @@ def test_whatever_happens_loads_are_those_of_open_requests_and_the_least_is_chos
             elif request_id in owner.streams and event == "finish":
                 owner.finish(request_id)
             elif request_id in owner.streams:
-                owner.streams[request_id].outputs.append(RequestOutput(request_id, (1, 2)))
+                owner.streams[request_id].put(RequestOutput(request_id, (1, 2)))
         for request_id, stream in list(streams.items()):
             if any(output.finished for output in take_all(stream)):
                 del streams[request_id]
@@ -136,7 +139,7 @@ def test_a_known_prefix_does_not_outweigh_a_larger_load() -> None:
 
 def test_without_a_prefix_cache_prompts_do_not_matter() -> None:
     copies = [FakeCopy(), FakeCopy()]
-    both = ReplicaSet(copies, KnownPrefixes(2, max_blocks=0))
+    both = ReplicaSet(copies, KnownPrefixes(2, max_blocks=0), Path("/dev/null"))
     for number in range(6):
         both.submit(make_request(str(number), range(100)))
         both.abort(str(number), AbortReason.CLIENT_LEFT)
@@ -157,7 +160,25 @@ def test_a_copy_that_was_started_again_knows_no_prefix() -> None:
     assert copies[1].requests[-1].id == "d"
 
 
-def test_requests_of_one_submission_share_a_copy_and_a_stream() -> None:
+def test_prompts_of_one_submission_are_spread_and_share_a_stream() -> None:
+    both, copies = make_set(4)
+    prompts = [make_request(str(i), range(i * 100, i * 100 + 50)) for i in range(8)]
+    stream = both.submit(*prompts)
+    assert counts(copies) == [2, 2, 2, 2]
+    assert len(set(both.loads)) == 1
+    for number in (3, 0):
+        copies[number].finish(copies[number].requests[0].id)
+    assert [output.id for output in take_all(stream)] == ["3", "0"]
+
+
+def test_a_long_prompt_of_a_submission_counts_more_than_short_ones() -> None:
+    both, copies = make_set()
+    sizes = (1000, 10, 10, 10)
+    both.submit(*(make_request(str(i), range(i * 5000, i * 5000 + n)) for i, n in enumerate(sizes)))
+    assert counts(copies) == [1, 3]
+
+
+def test_further_answers_to_a_prompt_go_to_the_copy_of_the_first() -> None:
     both, copies = make_set()
     choice = replace(make_request("b", range(50)), same_prompt_as="a")
     stream = both.submit(make_request("a", range(50)), choice)
@@ -172,7 +193,8 @@ def test_requests_of_one_submission_share_a_copy_and_a_stream() -> None:
 def test_a_copys_load_falls_with_its_outputs() -> None:
     both, copies = make_set()
     stream = both.submit(make_request("a", range(50), max_new_tokens=10))
-    copies[0].streams["a"].outputs += [RequestOutput("a", (1,)), RequestOutput("a", (1, 2))]
+    for tokens in (1,), (1, 2):
+        copies[0].streams["a"].put(RequestOutput("a", tokens))
     assert stream.ready
     assert both.loads == [60, 0]
     stream.next(0)
@@ -298,6 +320,36 @@ def test_settings_do_not_change_while_a_copy_does_not_serve() -> None:
         both.configure_scheduler({"max_waiting": 7}, 1)
     assert both.configure_scheduler({}, 1) is not None
     assert copies[1].settings == copies[0].settings
+
+
+def test_changes_of_two_web_processes_take_turns(tmp_path: Path) -> None:
+    copies = [FakeCopy() for _ in range(2)]
+    sets = [ReplicaSet(copies, KnownPrefixes(2), tmp_path / "lock") for _ in range(2)]
+    arrived = 0
+
+    def first_change_last() -> None:
+        """Copy 2 makes the change that arrives first only after others have had their chance."""
+        nonlocal arrived
+        arrived += 1
+        if arrived == 1:
+            gevent.sleep(0.05)
+
+    copies[1].before_change = first_change_last
+    changes = [gevent.spawn(one.configure_scheduler, {"max_waiting": n}, 60) for n, one in enumerate(sets)]
+    gevent.joinall(changes, raise_error=True)
+    assert copies[0].settings == copies[1].settings
+    assert [change.value.settings.max_waiting for change in changes] == [0, 1]
+
+
+def test_a_change_that_waits_too_long_for_another_is_refused(tmp_path: Path) -> None:
+    copies = [FakeCopy() for _ in range(2)]
+    both = ReplicaSet(copies, KnownPrefixes(2), tmp_path / "lock")
+    with (
+        settings_lock(tmp_path / "lock", 0, gevent.sleep),
+        pytest.raises(Unavailable, match="another change of the settings is being made"),
+    ):
+        both.configure_scheduler({"max_waiting": 7}, 0)
+    assert both.configure_scheduler({"max_waiting": 7}, 60) is not None
 
 
 def test_close_closes_all() -> None:

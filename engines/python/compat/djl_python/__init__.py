@@ -1,6 +1,12 @@
 """The Python interface of LMI's handlers, for `model.py` files written for LMI. For handler processes only."""
 
+import sys
+
+from ._absent import AbsentModules
 from .inputs import Input
 from .outputs import Output
+from .pair_list import PairList
 
-__all__ = ["Input", "Output"]
+__all__ = ["Input", "Output", "PairList"]
+
+sys.meta_path.append(AbsentModules())

@@ -9,7 +9,14 @@ from .inputs import Input
 from .outputs import Output, encode_json
 
 _JSON = "application/json"
-_ARRAYS = ("tensor/", "application/x-npy", "application/x-npz")
+_ARRAYS = {
+    "tensor/ndlist": np_util.to_nd_list,
+    "tensor/npz": np_util.to_npz,
+    "tensor/npy": np_util.to_npy,
+    "application/x-npz": np_util.to_npz,
+    "application/x-npy": np_util.to_npy,
+}
+"""What writes arrays, by content type."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CSV_COLUMNS = {"inputs", "question", "context"}
 
@@ -30,7 +37,7 @@ def decode(inputs: Input, content_type: str | None, key: str | None = None) -> A
         return decode_csv(inputs, key)
     if kind.startswith("image/"):
         return {"inputs": inputs.get_as_image(key)}
-    if kind.startswith(_ARRAYS):
+    if kind in _ARRAYS:
         return {"inputs": inputs.get_as_numpy(key)}
     if kind.startswith("audio/"):
         return {"inputs": inputs.get_as_bytes(key)}
@@ -62,11 +69,10 @@ def encode(
     """
     wanted = (accept or "*/*").partition(",")[0].partition(";")[0].strip().lower()
     if wanted in ("*/*", ""):
-        asked = (content_type or "").partition(";")[0].strip().lower()
-        wanted = asked if asked.startswith(_ARRAYS) else _JSON
-    if wanted.startswith(_ARRAYS):
-        as_npz = wanted.endswith("npz") or isinstance(prediction, list | tuple)
-        data = np_util.to_npz(prediction) if as_npz else np_util.to_bytes(prediction)
+        sent = (content_type or "").partition(";")[0].strip().lower()
+        wanted = sent if sent in _ARRAYS else _JSON
+    if wanted in _ARRAYS:
+        data = _ARRAYS[wanted](prediction)
     elif wanted == _JSON:
         data = encode_json(prediction, indent=2)
     elif wanted == "text/csv":
@@ -75,7 +81,7 @@ def encode(
         data = str(prediction).encode()
     else:
         raise ValueError(
-            f"Accept: {accept} is not supported; supported: {_JSON}, text/*, tensor/npz, application/x-npy"
+            f"Accept: {accept} is not supported; supported: {_JSON}, text/*, {', '.join(_ARRAYS)}"
         )
     outputs.add_property("Content-Type", wanted)
     return outputs.add(data, key)

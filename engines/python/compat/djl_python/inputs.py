@@ -102,11 +102,10 @@ class Input:
         return Image.open(io.BytesIO(self.get_as_bytes(key))).convert("RGB")
 
     def get_as_numpy(self, key: str | None = None) -> list[Any]:
-        """Return the arrays of a part in numpy's formats (`.npy`, `.npz`)."""
-        return np_util.from_bytes(self.get_as_bytes(key))
+        """Return the arrays of a part: an NDList, or one of numpy's formats (`.npy`, `.npz`)."""
+        return np_util.from_nd_list(self.get_as_bytes(key))
 
-    def get_as_npz(self, key: str | None = None) -> list[Any]:
-        return np_util.from_bytes(self.get_as_bytes(key))
+    get_as_npz = get_as_numpy
 
     def get_data(self, key: str | None = None) -> Any:
         """Return a part as its content type says: JSON, text, image, arrays, else bytes."""

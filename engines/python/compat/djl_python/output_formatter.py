@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._marks import mark
+from .input_parser import mark
 from .request_io import RequestOutput, Sequence, TextGenerationOutput, Token
 
 __all__ = ["RequestOutput", "Sequence", "TextGenerationOutput", "Token", "output_formatter"]

@@ -82,8 +82,8 @@ class Output:
         return self.add(encode_json(value, indent=2), key, batch_index)
 
     def add_as_numpy(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Add an array (`.npy`), or a list of arrays (`.npz`)."""
-        return self.add(np_util.to_bytes(value), key, batch_index)
+        """Add an array, or a list of arrays, as an NDList."""
+        return self.add(np_util.to_nd_list(value), key, batch_index)
 
     def add_as_npz(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
         return self.add(np_util.to_npz(value), key, batch_index)

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engines.health import EngineState
+from engines.python.handlers.slot import worker_command
 from tests.support import processes
 from tests.support.handler_engine import HandlerEngine, handler_config
 
@@ -101,6 +103,22 @@ def test_two_workers_share_the_requests_and_one_is_enough_to_be_ready(start: Sta
     assert hanging.error == "deadline_exceeded"
     engine.wait_ready()
     assert engine.invoke({"inputs": "a"}).json()["text"] == "a"
+
+
+def test_each_worker_sees_its_own_gpus() -> None:
+    config = handler_config("devices")
+    settings = replace(config.handler, worker_gpus=("4,5", "6,7"))
+    commands = [worker_command(settings, Path("config"), number) for number in range(3)]
+    assert [command[:2] for command in commands] == [
+        ["env", f"CUDA_VISIBLE_DEVICES={gpus}"] for gpus in ("4,5", "6,7", "4,5")
+    ]
+    parallel = replace(config.parallel, device="cuda", tp_size=2)
+    engine = HandlerEngine(replace(config, handler=settings, parallel=parallel))
+    try:
+        engine.wait_ready()
+        assert engine.invoke("x").json() == {"visible": "4,5", "device_id": "0"}
+    finally:
+        engine.destroy()
 
 
 def test_a_full_queue_refuses(start: Start) -> None:

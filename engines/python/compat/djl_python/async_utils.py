@@ -1,0 +1,68 @@
+"""Helpers of asynchronous handlers: their answers, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from .outputs import Output, encode_json
+
+
+def create_non_stream_output(
+    data: str | dict[str, Any],
+    properties: Mapping[str, str] | None = None,
+    error: str | None = None,
+    code: int | None = None,
+) -> Output:
+    """Make a whole answer. properties: headers; error: replaces an empty body; code: the status."""
+    return _output(data, "application/json", error, code, properties or {})
+
+
+def create_stream_chunk_output(
+    data: str | dict[str, Any], last_chunk: bool, error: str | None = None, code: int | None = None
+) -> Output:
+    """Make one record of a stream, which ends with the generator that yields it, whatever `last_chunk` says."""
+    return _output(data, "application/jsonlines", error, code, {})
+
+
+async def handle_streaming_response(
+    response: AsyncIterator[Any],
+    stream_output_formatter: Callable[..., Any],
+    accumulate_chunks: bool = False,
+    **kwargs: Any,
+) -> AsyncIterator[Output]:
+    """Yield the chunks of a stream as the formatter writes them, up to the one that it calls the last.
+
+    The formatter returns (text, whether it is the last). With `accumulate_chunks` it also takes `history`, and returns
+    it as a third value. When it fails, the last record is an error.
+    """
+    history: list[Any] = []
+    async for chunk in response:
+        try:
+            if accumulate_chunks:
+                data, last, history = stream_output_formatter(chunk, history=history, **kwargs)
+            else:
+                data, last = stream_output_formatter(chunk, **kwargs)
+        except Exception as error:
+            logging.exception("stream_output_formatter failed")
+            yield create_stream_chunk_output("", True, error=str(error), code=424)
+            return
+        yield create_stream_chunk_output(data, last)
+        if last:
+            return
+
+
+def _output(
+    data: str | dict[str, Any],
+    content_type: str,
+    error: str | None,
+    code: int | None,
+    properties: Mapping[str, str],
+) -> Output:
+    output = Output(code or 200).add_property("Content-Type", content_type)
+    for name, value in properties.items():
+        output.add_property(name, value)
+    if error and not data:
+        data = {"error": error, "code": code or 424}
+    return output.add((data.encode() if isinstance(data, str) else encode_json(data)) + b"\n")

@@ -1,0 +1,141 @@
+"""What a handler returns, as the pieces of an HTTP answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from djl_python import Output
+from djl_python.outputs import encode_json
+
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 16 * 1024 * 1024
+"""A longer body is sent in several messages."""
+_FAILED = 424
+_NO_CONTENT = AnswerHead(HTTPStatus.NO_CONTENT, "No Content", ())
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+
+
+class CannotAnswer(Exception):
+    """The handler has returned something that is no answer to its input."""
+
+
+def check_load(result: Any) -> None:
+    """Raises `CannotAnswer`: the call that loads the handler has returned an error."""
+    if isinstance(result, Output) and result.code >= 300:
+        raise CannotAnswer(f"the handler's first call returned {_error(result)}")
+
+
+def whole(request_id: str, output: Output | None) -> Iterator[InvocationOutput]:
+    """Yield an answer without a stream, one message each. Raises `CannotAnswer`."""
+    if output is None:
+        return _pieces(request_id, _NO_CONTENT, b"")
+    return _pieces(request_id, head(output), body(output))
+
+
+def of_batch(batch: Sequence[Invocation], output: Any) -> Iterator[InvocationOutput]:
+    """Yield the answers to a batch. Raises `CannotAnswer` before the first: a body is missing, or it is an error."""
+    if output is None:
+        bodies, common = [b""] * len(batch), _NO_CONTENT
+    elif not isinstance(output, Output) or output.stream_content is not None:
+        raise CannotAnswer("the handler must return an Output without a stream for a batch")
+    elif output.code >= 300:
+        raise CannotAnswer(f"the handler returned {_error(output)}")
+    else:
+        by_index = dict(_parts_by_index(output))
+        if sorted(by_index) != list(range(len(batch))) or len(output.content) != len(batch):
+            raise CannotAnswer(
+                f"the handler returned {len(output.content)} parts for a batch of {len(batch)}"
+            )
+        bodies, common = [by_index[index] for index in range(len(batch))], head(output)
+    return (piece for one, part in zip(batch, bodies, strict=True) for piece in _pieces(one.id, common, part))
+
+
+def failure(request_id: str, error: Exception) -> InvocationOutput:
+    """Return the answer to a request whose call has raised an error."""
+    text = str(error)
+    if out_of_memory(error):
+        no_room = AnswerHead(HTTPStatus.INSUFFICIENT_STORAGE, _phrase(text or "out of memory"), ())
+        return InvocationOutput(request_id, no_room, last=True)
+    output = Output().error(text or type(error).__name__, _FAILED)
+    return InvocationOutput(request_id, head(output), body(output), last=True)
+
+
+def stream_failure(request_id: str, error: Exception) -> InvocationOutput:
+    """Return the last record of a stream that has raised an error."""
+    logger.error("%s: the handler's stream failed", request_id, exc_info=error)
+    return InvocationOutput(request_id, body=encode_json({"error": str(error), "code": _FAILED}) + b"\n")
+
+
+def stream_of(output: Output) -> Generator[bytes, None, None]:
+    """Yield the pieces of an output's stream, formatted; none is empty."""
+    write = output.stream_formatter
+    for item in output.stream_content or ():
+        piece = item if write is None else write(item)
+        if isinstance(piece, str):
+            piece = piece.encode()
+        if piece:
+            yield bytes(piece)
+
+
+def head(output: Output) -> AnswerHead:
+    """Return status and headers. Raises `CannotAnswer`: HTTP cannot send them."""
+    wrong = [name for name in output.properties if not _HEADER_NAME.fullmatch(str(name))]
+    if wrong or not isinstance(output.code, int) or not 200 <= output.code <= 599:
+        what = f"the header name {wrong[0]!r}" if wrong else f"the status {output.code!r}"
+        raise CannotAnswer(f"the handler returned {what}, which cannot be sent")
+    headers = tuple((_phrase(name), _phrase(value)) for name, value in output.properties.items())
+    return AnswerHead(output.code, _phrase(output.message), headers)
+
+
+def body(output: Output) -> bytes:
+    """Return the part `data`, or the first one; empty without any."""
+    content = output.content
+    if content.is_empty():
+        return b""
+    found: bytes = content.get("data") if content.contains("data") else content.value_at(0)
+    return found
+
+
+def finalize(output: Output | None) -> None:
+    """Call what the handler wants called after its answer."""
+    try:
+        if output is not None:
+            output.execute_finalize()
+    except Exception:  # the answer has been sent
+        logger.exception("the handler's finalizer failed")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error of any library says that memory, perhaps a GPU's, is used up."""
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "CUDA out of memory" in str(error)
+
+
+def _pieces(request_id: str, first: AnswerHead, data: bytes) -> Iterator[InvocationOutput]:
+    yield InvocationOutput(request_id, first, data[:_PIECE_BYTES], last=len(data) <= _PIECE_BYTES)
+    for start in range(_PIECE_BYTES, len(data), _PIECE_BYTES):
+        end = start + _PIECE_BYTES
+        yield InvocationOutput(request_id, body=data[start:end], last=end >= len(data))
+
+
+def _parts_by_index(output: Output) -> Iterator[tuple[int, bytes]]:
+    """Yield (number of the request, body): by keys such as `batch_003.data`, in order where no key has a number."""
+    for place, (key, value) in enumerate(output.content):
+        number = key.partition(".")[0].removeprefix("batch_")
+        yield int(number) if key.startswith("batch_") and number.isdecimal() else place, value
+
+
+def _phrase(text: object) -> str:
+    """Return a text that may stand in the head of an HTTP answer: one line, Latin-1."""
+    line = " ".join(str(text).split())[:4096]
+    return "".join(c if c.isprintable() else " " for c in line).encode("latin-1", "replace").decode("latin-1")
+
+
+def _error(output: Output) -> str:
+    return f"{output.code} {output.message}: {body(output)[:500].decode(errors='replace')}"

@@ -1,0 +1,134 @@
+"""Calls of an asynchronous handler: all requests in parallel, each one a task of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from djl_python import Output
+
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from engines.python.handlers import answers
+from engines.python.handlers.calls import load_input, single_input
+from engines.python.handlers.entry import AsyncHandler
+from engines.python.handlers.messages import Add, Answered, CallDone, ToWorker
+from engines.python.link import Link, LinkClosed
+from engines.python.messages import Forget
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncCalls:
+    """The running calls of one handler, in one event loop."""
+
+    def __init__(self, handler: AsyncHandler, link: Link[ToWorker]) -> None:
+        self._handler = handler
+        self._link = link
+        self._runner = asyncio.Runner()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def load(self, properties: dict[str, str]) -> None:
+        """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
+        self._runner.run(self._load(properties))
+
+    def serve(self) -> None:
+        """Raises `LinkClosed` when the dispatcher goes."""
+        with self._runner:
+            self._runner.run(self._serve())
+
+    async def _load(self, properties: dict[str, str]) -> None:
+        result = await self._handler(load_input(properties))
+        for output in [each async for each in result] if hasattr(result, "__aiter__") else [result]:
+            answers.check_load(output)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        closed: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            try:
+                while (message := self._link.receive(0.0)) is not None:
+                    self.take(message)
+            except LinkClosed as error:
+                if not closed.done():
+                    closed.set_exception(error)
+
+        loop.add_reader(self._link.fileno(), read)
+        await closed
+
+    def take(self, message: ToWorker) -> None:
+        """Start a call, or cancel one."""
+        if isinstance(message, Add):
+            name = message.invocation.id
+            self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(message.invocation))
+            # Not at the end of `_run`: a task that is cancelled at once runs none of it.
+            task.add_done_callback(lambda _: self._end(name))
+        elif isinstance(message, Forget) and message.request_id in self._tasks:
+            self._tasks[message.request_id].cancel()
+
+    async def _run(self, invocation: Invocation) -> None:
+        name = invocation.id
+        try:
+            result = await self._handler(single_input(invocation))
+            if result is None or (isinstance(result, Output) and result.stream_content is None):
+                for piece in answers.whole(name, result):
+                    self._deliver(piece)
+            else:
+                await self._stream(name, _stream_of(result))
+            answers.finalize(result if isinstance(result, Output) else None)
+        except Exception as error:  # the call's edge
+            logger.exception("%s: the handler failed", name)
+            self._deliver(answers.failure(name, error))
+
+    async def _stream(self, name: str, pieces: AsyncIterator[tuple[AnswerHead, bytes]]) -> None:
+        """Send a stream. An error before the first piece is raised; a later one ends the stream."""
+        head, first = await anext(pieces)
+        self._deliver(InvocationOutput(name, head, first))
+        try:
+            async for _, piece in pieces:
+                self._deliver(InvocationOutput(name, body=piece))
+        except Exception as error:
+            self._deliver(answers.stream_failure(name, error))
+        self._deliver(InvocationOutput(name, last=True))
+
+    def _end(self, name: str) -> None:
+        del self._tasks[name]
+        self._link.send(CallDone([name]))
+
+    def _deliver(self, piece: InvocationOutput) -> None:
+        self._link.send(Answered([piece]))
+
+
+async def _stream_of(result: Any) -> AsyncIterator[tuple[AnswerHead, bytes]]:
+    """Yield an answer piece by piece: at least one, with the head of the whole answer.
+
+    result: an `Output` with a stream, or an asynchronous generator of outputs.
+    Raises `answers.CannotAnswer`: it is neither.
+    """
+    if isinstance(result, Output):
+        pieces = answers.stream_of(result)
+        try:
+            piece: bytes | None = await asyncio.to_thread(next, pieces, b"")
+            while piece is not None:
+                yield answers.head(result), piece
+                piece = await asyncio.to_thread(next, pieces, None)
+        finally:
+            with contextlib.suppress(ValueError):  # a cancelled call's thread is still in it
+                pieces.close()
+        return
+    if not hasattr(result, "__aiter__"):
+        raise answers.CannotAnswer(
+            f"the handler returned {type(result).__name__}; it must return an Output, None or an asynchronous"
+            " generator of Outputs"
+        )
+    empty = True
+    async for output in result:
+        if not isinstance(output, Output):
+            raise answers.CannotAnswer(f"the handler's generator yielded {type(output).__name__}, no Output")
+        yield answers.head(output), answers.body(output)
+        empty = False
+    if empty:
+        yield answers.head(Output(204, "No Content")), b""

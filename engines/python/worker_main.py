@@ -1,0 +1,71 @@
+"""The life of a dispatcher's child: load, report that or why not, serve the dispatcher until it goes.
+
+The dispatcher starts it with one end of a socket pair, and kills it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines.process import die_with_parent
+from engines.python.link import Link, LinkClosed
+from engines.python.messages import CannotLoad, Forget
+
+logger = logging.getLogger(__name__)
+
+Serve = Callable[[], None]
+"""Serves the dispatcher. Raises `LinkClosed`."""
+
+
+def run_worker(
+    name: str, incoming: Any, load: Callable[[argparse.Namespace, Link[Any]], Serve], argv: list[str] | None
+) -> int:
+    """Run a worker to its end; return the exit code.
+
+    Args:
+        name: for the log.
+        incoming: type of the dispatcher's messages.
+        load: prepares to serve, and reports that to the dispatcher. May raise anything.
+    """
+    arguments = _parser().parse_args(argv)
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
+    link: Link[Any] = Link(Connection(arguments.socket), msgspec.msgpack.Decoder(incoming))
+    try:
+        serve = load(arguments, link)
+    except Exception as error:  # the process edge: the cause must reach the dispatcher before we end
+        logger.exception("loading failed")
+        link.send(CannotLoad(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        return 1
+    try:
+        serve()
+    except LinkClosed:
+        logger.info("the dispatcher is gone")
+    return 0
+
+
+def forgotten(link: Link[Any]) -> list[str]:
+    """Return the requests that nobody wants any more, of those that run. Ends the process if the dispatcher is gone."""
+    found = []
+    try:
+        while (message := link.receive(0.0)) is not None:
+            if isinstance(message, Forget):
+                found.append(message.request_id)
+    except LinkClosed:
+        raise SystemExit(0) from None  # not an `Exception`: a failed call must not swallow it
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the engine's configuration as JSON")
+    parser.add_argument("--status", type=Path, help="status board, for heartbeats")
+    parser.add_argument("--socket", type=int, required=True, help="number of the socket to the dispatcher")
+    return parser

@@ -1,0 +1,129 @@
+"""The dispatcher of a handler with scripted clients and workers, and a clock that only a test moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from engines.core import EngineInfo
+from engines.health import StatusBoard
+from engines.invocations import AnswerHead, Invocation, InvocationOutput
+from engines.python.handlers.dispatch import HandlerDispatch
+from engines.python.handlers.messages import Answered, CallDone, FromWorker
+from engines.python.messages import Ready
+from engines.python.worker_process import WorkerProcessEnded
+from engines.wire import Drain, InvocationOutputs, Invoke, ToClient, ToEngine
+from tests.engines.mpi.fakes import CLIENT
+from tests.engines.python.fakes import Clock
+from tests.support.handler_engine import handler_config
+
+Turn = list[tuple[bytes, ToEngine]]
+
+
+class FakeWorker:
+    """A worker that does what the test says."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls: list[list[str]] = []
+        """The requests of each call."""
+        self.forgotten: list[str] = []
+        self.restarts = 0
+        self._messages: deque[FromWorker | None] = deque()
+
+    def ready(self) -> None:
+        """Report that an asynchronous handler is loaded."""
+        self._messages.append(Ready("cpu", {}, takes_many=True))
+
+    def answer(self, name: str) -> None:
+        self._messages += [Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)])]
+        self._messages += [CallDone([name])]
+
+    def begin(self, name: str) -> None:
+        """Send the first piece of an answer."""
+        self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), b"x")]))
+
+    def end(self) -> None:
+        """The process ends by itself."""
+        self._messages.append(None)
+
+    def fileno(self) -> int:
+        return self.number
+
+    def receive(self, timeout: float) -> Iterator[FromWorker]:
+        while self._messages:
+            if (message := self._messages.popleft()) is None:
+                raise WorkerProcessEnded("it ended")
+            yield message
+
+    def run(self, batch: list[Invocation]) -> None:
+        self.calls.append([invocation.id for invocation in batch])
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+    def kill(self) -> None:
+        self._messages.clear()
+
+    def restart(self) -> None:
+        self.restarts += 1
+        self.calls = []
+
+    def close(self) -> None:
+        pass
+
+
+class Lab:
+    """A dispatcher, its workers and its only client."""
+
+    def __init__(self, tmp_path: Path, num_workers: int, timeout: float = 30.0) -> None:
+        self.clock = Clock()
+        self.workers: list[FakeWorker] = []
+        self.errors: dict[str, str] = {}
+        """Kind of error of each request that has ended, empty if it has none."""
+        self.client_is_gone = False
+        self._turns: Iterator[Turn] = iter(())
+        config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers)
+        settings = replace(config.handler, max_workers=num_workers + 1)
+        info = EngineInfo("m", "Handler", 1, "cpu", "", 0, 0, 0, 1, 0, False)
+        board = StatusBoard.create(tmp_path / "status", 1)
+        self.dispatch = HandlerDispatch(
+            replace(config, handler=settings),
+            info,
+            self._start,
+            board,
+            self.clock,  # type: ignore[arg-type]
+        )
+
+    def play(self, scenario: Callable[[Lab], Iterator[Turn]]) -> None:
+        """Run the dispatcher. scenario: yields the messages of each turn of its loop; what it did is seen after."""
+        self._turns = scenario(self)
+        self.dispatch.serve(self)  # type: ignore[arg-type]
+
+    def _start(self, number: int) -> FakeWorker:
+        self.workers.append(FakeWorker(number))
+        return self.workers[-1]
+
+    # The front, as the dispatcher sees it
+
+    def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
+        yield from next(self._turns, [(CLIENT, Drain(0.0))])
+
+    def send(self, client: bytes, message: ToClient) -> bool:
+        assert isinstance(message, InvocationOutputs)
+        for output in message.outputs:
+            if output.finished:
+                assert output.id not in self.errors, "an output after the end"
+                self.errors[output.id] = output.error_kind
+        return not self.client_is_gone
+
+    def watch(self, descriptor: int) -> None:
+        pass
+
+    unwatch = watch
+
+
+def invoke(*names: str) -> Turn:
+    return [(CLIENT, Invoke(Invocation(name, 0.0, {}, (("data", b"x"),)))) for name in names]

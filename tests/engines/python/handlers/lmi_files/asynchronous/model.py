@@ -1,0 +1,66 @@
+"""An asynchronous handler, in the style of LMI's async mode: requests meet in one event loop; some are bad."""
+
+import asyncio
+import os
+import signal
+
+from djl_python import Input, Output
+from djl_python.async_utils import create_non_stream_output, create_stream_chunk_output
+from djl_python.encode_decode import decode
+
+loop = None
+meetings = {}
+
+
+async def meet(name: str, size: int):
+    """Wait until `size` requests of one name are here."""
+    meeting = meetings.setdefault(name, {"here": 0, "all": asyncio.Event()})
+    meeting["here"] += 1
+    if meeting["here"] == size:
+        meeting["all"].set()
+    await meeting["all"].wait()
+
+
+async def tell(path: str):
+    """Writes down that it was cancelled."""
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        with open(path, "w") as file:
+            file.write("cancelled")
+
+
+async def chunks(words):
+    for place, word in enumerate(words):
+        await asyncio.sleep(0)
+        yield create_stream_chunk_output({"word": word}, place == len(words) - 1)
+
+
+async def handle(inputs: Input):
+    global loop
+    if inputs.is_empty():
+        loop = asyncio.get_running_loop()
+        return None
+    data = decode(inputs, inputs.get_property("Content-Type"))
+    if asyncio.get_running_loop() is not loop:
+        return Output().error("this is not the loop of the load")
+    match data.get("do"):
+        case "meet":
+            await meet(data["name"], data["size"])
+        case "crash":
+            open(data["path"], "w").close()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "wait":
+            if not os.path.exists(data.get("unless", "")):
+                await asyncio.sleep(3600)
+        case "tell":
+            await tell(data["path"])
+        case "cancel":
+            raise asyncio.CancelledError
+        case "raise":
+            raise ValueError("no such thing")
+        case "stream":
+            return chunks(data["inputs"].split())
+        case "iterate":
+            return Output().add_stream_content(iter(data["inputs"].split()), None)
+    return create_non_stream_output({"text": data["inputs"][::-1], "pid": os.getpid()})

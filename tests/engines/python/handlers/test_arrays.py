@@ -1,0 +1,143 @@
+"""Arrays in and out of handlers: DJL's NDList against bytes made by its description, and numpy's own formats."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zipfile
+from typing import Any
+
+import numpy
+import pytest
+from djl_python import Input, Output, np_util
+from djl_python.encode_decode import decode, encode
+from hypothesis import given
+from hypothesis import strategies as st
+
+ARRAYS = [
+    numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
+    numpy.array(7, dtype=numpy.int64),
+    numpy.zeros((0, 4), dtype=numpy.uint8),
+    numpy.array([True, False]),
+    numpy.array([1.5, -2.5], dtype=numpy.float16),
+]
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def nd_list(
+    array: Any, version: int = 3, name: str | None = None, kind: str = "FLOAT32", order: str = "<"
+) -> bytes:
+    """Write a list of one array as DJL's NDSerializer does; the data are in the array's own byte order."""
+    encoded = struct.pack(">i", 1) + _text("NDAR") + struct.pack(">i", version)
+    if version > 1:
+        encoded += b"\x00" if name is None else b"\x01" + _text(name)
+    encoded += _text("DENSE") + _text(kind)
+    encoded += struct.pack(f">i{array.ndim}q", array.ndim, *array.shape)
+    encoded += struct.pack(">i", array.ndim) + struct.pack(">h", ord("?")) * array.ndim
+    if version > 2:
+        encoded += order.encode()
+    data = array.tobytes()
+    return encoded + struct.pack(">i", len(data)) + data
+
+
+def made(body: bytes, content_type: str) -> Input:
+    inputs = Input()
+    inputs.content.add("data", body)
+    inputs.properties["content-type"] = content_type
+    return inputs
+
+
+def same(found: Any, expected: Any) -> bool:
+    return bool(found.dtype == expected.dtype and found.shape == expected.shape and (found == expected).all())
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("name", [None, "weights"])
+def test_an_nd_list_of_djl_is_read(version: int, name: str | None) -> None:
+    array = ARRAYS[0]
+    (found,) = made(nd_list(array, version, name), "tensor/ndlist").get_data()
+    assert same(found, array)
+    found[0, 0] = 5  # it is the handler's own
+
+
+def test_both_byte_orders_and_both_names_of_booleans_are_read() -> None:
+    big = ARRAYS[0].astype(">f4")
+    (found,) = np_util.from_nd_list(nd_list(big, order=">"))
+    assert same(found, ARRAYS[0])
+    for kind in ("BOOLEAN", "BOOL"):
+        (found,) = np_util.from_nd_list(nd_list(ARRAYS[3], kind=kind))
+        assert same(found, ARRAYS[3])
+
+
+def test_an_array_is_written_as_djl_writes_it() -> None:
+    expected = nd_list(ARRAYS[0]).replace(_text("DENSE"), _text("default"))
+    assert np_util.to_nd_list(ARRAYS[0]) == expected
+    assert Output().add_as_numpy(ARRAYS[0]).content.value_at(0) == expected
+
+
+def test_arrays_of_many_types_go_both_ways() -> None:
+    found = np_util.from_nd_list(np_util.to_nd_list([*ARRAYS, ARRAYS[0].astype(">f4").T]))
+    assert all(same(*pair) for pair in zip(found, [*ARRAYS, ARRAYS[0].T], strict=True))
+    assert np_util.from_nd_list(np_util.to_nd_list([])) == []
+    with pytest.raises(ValueError, match="cannot hold arrays of type str"):
+        np_util.to_nd_list(numpy.array(["text"]))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "ends after 0 bytes"),
+        (struct.pack(">i", -1), "has the size -1"),
+        (struct.pack(">i", 1) + _text("JSON"), "starts with 'JSON'"),
+        (nd_list(ARRAYS[0], version=4), "version 4; supported: 1 to 3"),
+        (nd_list(ARRAYS[0], kind="STRING"), "type string; supported: float16"),
+        (nd_list(ARRAYS[0], kind="FLOAT64"), "has 24 bytes for an array of type float64"),
+        (nd_list(ARRAYS[0]) + b"more", "4 bytes behind its last array"),
+        (nd_list(ARRAYS[0]).replace(struct.pack(">i", 2), struct.pack(">i", 99), 1), "99 dimensions"),
+    ],
+)
+def test_a_body_that_is_no_nd_list_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode(made(body, "tensor/ndlist"), "tensor/ndlist")
+
+
+@given(place=st.integers(0, 200), change=st.integers(1, 255))
+def test_a_changed_or_cut_nd_list_is_a_value_error_or_another_array(place: int, change: int) -> None:
+    whole = np_util.to_nd_list(ARRAYS[:2])
+    place %= len(whole)
+    with pytest.raises(ValueError, match="NDList"):
+        np_util.from_nd_list(whole[:place])
+    changed = bytearray(whole)
+    changed[place] ^= change
+    with contextlib.suppress(ValueError):
+        assert sum(array.nbytes for array in np_util.from_nd_list(changed)) <= len(whole)
+
+
+@pytest.mark.parametrize("kind", ["tensor/ndlist", "tensor/npz", "tensor/npy", "application/x-npy"])
+def test_arrays_are_answered_in_the_type_of_the_request(kind: str) -> None:
+    output = encode(Output(), ARRAYS[0], "*/*", kind)
+    assert output.properties["Content-Type"] == kind
+    (found,) = decode(made(output.content.value_at(0), kind), kind)["inputs"]
+    assert same(found, ARRAYS[0])
+
+
+def test_objects_are_not_read() -> None:
+    file = io.BytesIO()
+    numpy.save(file, numpy.array([object()]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        made(file.getvalue(), "").get_as_numpy()
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as member:
+        for _ in range(65):
+            member.write(bytes(16 << 20))
+    with pytest.raises(ValueError, match="unpacks to 1090519040 bytes; allowed: at most 1073741824"):
+        made(file.getvalue(), "").get_as_npz()
+    with pytest.raises(ValueError, match=r"no \.npz"):
+        made(b"PK no archive", "").get_as_npz()

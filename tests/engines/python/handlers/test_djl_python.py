@@ -1,0 +1,163 @@
+"""The helpers of `djl_python` that LMI's handlers import, and the modules that it does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from djl_python import Output
+from djl_python.async_utils import (
+    create_non_stream_output,
+    create_stream_chunk_output,
+    handle_streaming_response,
+)
+from djl_python.streaming_utils import STREAM_THREAD, StreamingUtils
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tests.support.tiny_models import load_oracle, save_llama
+from tests.support.tokenizers import save_gpt2
+
+PROMPTS = ["hello world", "pack my box with five dozen"]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("huggingface", "the server generates text itself"),
+        ("lmi_vllm.vllm_async_service", "the server generates text itself"),
+        ("rolling_batch.rolling_batch", "the server generates text itself"),
+        ("sklearn_handler", "write @init_handler and @prediction_handler"),
+        ("sagemaker", "option.entryPoint"),
+        ("chat_completions.chat_utils", "/v1/chat/completions"),
+        ("properties_manager.properties", r"inputs\.get_properties\(\)"),
+        ("service_loader", "internal to LMI"),
+    ],
+)
+def test_a_module_that_is_not_there_says_what_to_do_instead(name: str, advice: str) -> None:
+    with pytest.raises(
+        ImportError, match=f"djl_python.{name.split('.')[0]} is not part of this server: .*{advice}"
+    ):
+        importlib.import_module(f"djl_python.{name}")
+
+
+def test_a_name_that_is_not_there_says_what_to_do_instead() -> None:
+    with pytest.raises(ImportError, match="keep the state of sessions in the handler"):
+        from djl_python import SessionManager  # type: ignore[attr-defined] # noqa: F401
+
+
+def _body(output: Output) -> Any:
+    return output.content.value_at(0)
+
+
+def test_asynchronous_answers() -> None:
+    whole = create_non_stream_output({"text": "ü"}, properties={"X": "1"})
+    assert (_body(whole), whole.code) == ('{"text": "ü"}\n'.encode(), 200)
+    assert whole.properties == {"Content-Type": "application/json", "X": "1"}
+    bad = create_non_stream_output("", error="no such model", code=404)
+    assert (_body(bad), bad.code) == (b'{"error": "no such model", "code": 404}\n', 404)
+    chunk = create_stream_chunk_output("a", False)
+    assert (_body(chunk), chunk.properties["Content-Type"]) == (b"a\n", "application/jsonlines")
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_stream_is_formatted_up_to_its_last_chunk(accumulates: bool) -> None:
+    async def words() -> AsyncIterator[str]:
+        for word in ("a", "b", "end", "never"):
+            yield word
+
+    def write(chunk: str, suffix: str, history: list[str] | None = None) -> Any:
+        if history is None:
+            return chunk + suffix, chunk == "end"
+        seen = [*history, chunk]
+        return "".join(seen) + suffix, chunk == "end", seen
+
+    async def collect() -> list[bytes]:
+        stream = handle_streaming_response(words(), write, accumulates, suffix="!")
+        return [_body(output) async for output in stream]
+
+    expected = [b"a!\n", b"ab!\n", b"abend!\n"] if accumulates else [b"a!\n", b"b!\n", b"end!\n"]
+    assert asyncio.run(collect()) == expected
+
+
+def test_a_formatter_that_fails_ends_the_stream_with_an_error() -> None:
+    async def words() -> AsyncIterator[str]:
+        yield "a"
+
+    async def collect() -> list[bytes]:
+        return [_body(output) async for output in handle_streaming_response(words(), lambda chunk: 1 / 0)]
+
+    assert asyncio.run(collect()) == [b'{"error": "division by zero", "code": 424}\n']
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, PreTrainedTokenizerBase]:
+    folder = tmp_path_factory.mktemp("model")
+    size = save_gpt2(folder, as_json=True)
+    save_llama(folder, vocab_size=size, eos_token_id=0, pad_token_id=None)
+    return load_oracle(folder, "fp32"), AutoTokenizer.from_pretrained(folder)
+
+
+def _generate(model: Any, tokenizer: Any, max_new_tokens: int) -> list[str]:
+    """New text of each prompt alone."""
+    found = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        out = model.generate(**ids, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)[0]
+        start = len(tokenizer.decode(ids["input_ids"][0], skip_special_tokens=True))
+        found.append(tokenizer.decode(out, skip_special_tokens=True)[start:])
+    return found
+
+
+@pytest.mark.parametrize("engine", ["Accelerate", "DeepSpeed"])
+def test_streamed_text_is_that_of_generate(model: tuple[Any, Any], engine: str) -> None:
+    stream = StreamingUtils.get_stream_generator(engine)
+    steps = list(stream(*model, PROMPTS, "cpu", max_new_tokens=7))
+    assert len(steps) <= 7
+    texts = ["".join(step[row] for step in steps) for row in range(2)]
+    assert texts == _generate(*model, 7)
+
+
+def test_the_default_streamer_begins_with_the_prompts(model: tuple[Any, Any]) -> None:
+    steps = StreamingUtils.use_hf_default_streamer(*model, PROMPTS, None, max_new_tokens=2)
+    assert next(iter(steps)) == PROMPTS
+
+
+def test_the_same_seed_samples_the_same_text(model: tuple[Any, Any]) -> None:
+    stream = StreamingUtils.get_stream_generator("Accelerate")
+    runs = [list(stream(*model, PROMPTS, None, temperature=1.5, manual_seed=3)) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_an_error_of_the_model_is_raised_in_the_stream(model: tuple[Any, Any]) -> None:
+    stream = StreamingUtils.get_stream_generator("Accelerate")
+    with pytest.raises(ValueError, match="top_k"):
+        list(stream(*model, PROMPTS, None, top_k=-3))
+    with pytest.raises(ValueError, match="list of at least one text"):
+        list(stream(*model, "text"))
+    with pytest.raises(ValueError, match="Onnx engine is not supported"):
+        StreamingUtils.get_stream_generator("Onnx")
+
+
+def test_a_stream_that_nobody_reads_stops_the_model(
+    model: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    forward = model[0].forward
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return forward(*arguments, **named)
+
+    monkeypatch.setattr(model[0], "forward", counted)
+    generator = StreamingUtils.get_stream_generator("Accelerate")
+    stream = generator(*model, PROMPTS, None, max_new_tokens=5_000, min_new_tokens=5_000)
+    next(stream)
+    (thread,) = [each for each in threading.enumerate() if each.name == STREAM_THREAD]
+    stream.close()
+    thread.join()
+    assert steps < 5_000
