@@ -42,10 +42,15 @@ def parse_slo(text: str) -> Slo:
             )
         if name in limits:
             raise BenchError(f"--slo: {name} is given twice (got {text})")
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", value, re.ASCII)
-        limits[name] = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if limits[name] <= 0:
+        limits[name] = read_seconds(value)
+        if not limits[name]:
             raise BenchError(
                 f"--slo: {name} is not a time (got {value}); allowed: a number with ms or s, {_EXAMPLE}"
             )
     return Slo(**limits)
+
+
+def read_seconds(text: str) -> float:
+    """Read a time above 0 with its unit, such as `500ms`, as seconds; 0 where it is not one."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", text, re.ASCII)
+    return float(match[1]) * _UNITS[match[2]] if match else 0.0

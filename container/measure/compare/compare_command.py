@@ -45,7 +45,7 @@ from container.progress import view_for
 from container.run import launch
 from container.run.stop_signals import StopRequested, StopSignals
 
-_DEFAULT = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
+DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests for each user: they fall out of step, and batches change while they run."""
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
@@ -126,7 +126,7 @@ _DURATION = _Quantity("time", {"s": 1, "m": 60, "h": 3600}, "a number with s, m 
     "--time", "max_seconds", type=_DURATION, help="Run more rounds, but start none after this time: 10m."
 )
 @count_option("--max-rounds", 50, "With --precision or --time: the most rounds.", most=1000)
-@load_options(_DEFAULT)
+@load_options(DEFAULT_LOAD)
 @dialect_option
 @seed_option
 @tokenizer_option(
@@ -176,7 +176,7 @@ def compare(
         raise click.UsageError(f"{own[0]}: not with --aws-post, whose two scenarios set the token counts")
     try:
         selection = Selection(places, settings, attribute, post, examples)
-        scenarios = aws_post.scenarios(load) if post else (load.scenario(_DEFAULT),)
+        scenarios = aws_post.scenarios(load) if post else (load.scenario(DEFAULT_LOAD),)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
     stopping = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import javaproperties
@@ -26,16 +26,11 @@ def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> N
     folder = source if source.is_dir() else source.parent
     file = folder / loader.FILE_NAME if source.is_dir() else source
     data = file.read_bytes() if file.is_file() else b""
-    changed = {_canonical(key): value for key, value in changes.items()}
-    kept = []
-    for entry in grammar.parse(data, str(file)).entries:
-        key = _canonical(entry.key)
-        if key == _MODEL:
-            changed.setdefault(_MODEL, _absolute(entry.value, folder))
-        elif key not in changed:
-            kept.append(entry.text)
-    if _MODEL not in changed and (folder / "config.json").is_file():
-        changed[_MODEL] = str(folder.resolve())
+    changed = {canonical_key(key): value for key, value in changes.items()}
+    entries = grammar.parse(data, str(file)).entries
+    for key, model in same_model(entries, folder).items():
+        changed.setdefault(key, model)
+    kept = [entry.text for entry in entries if canonical_key(entry.key) not in changed]
     lines = [*kept, *(javaproperties.join_key_value(key, value) for key, value in changed.items())]
     target = made / f"{len(list(made.iterdir())):02}"
     target.mkdir()
@@ -44,7 +39,19 @@ def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> N
     return NamedPath(name, target, f"{source} with {origin}")
 
 
-def _canonical(key: str) -> str:
+def same_model(entries: Iterable[grammar.Entry], folder: Path) -> dict[str, str]:
+    """The option with which a copy of a file in another folder names the same model; none where there is no model.
+
+    entries: of the file; folder: of the file.
+    """
+    named = [entry.value for entry in entries if canonical_key(entry.key) == _MODEL]
+    if named:
+        return {_MODEL: _absolute(named[-1], folder)}
+    return {_MODEL: str(folder.resolve())} if (folder / "config.json").is_file() else {}
+
+
+def canonical_key(key: str) -> str:
+    """The option's name where `key` is another name of it."""
     option = by_name().get(key)
     return option.name if option else key
 

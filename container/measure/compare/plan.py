@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from container.measure.bench.scenario import Scenario
+from container.measure.bench.slo import Slo
 
 _WARM_UP_SEED = 1_000_003
 """Added to the seed, so that no prompt of a warm-up occurs in a round."""
@@ -51,6 +52,8 @@ class Plan:
     """Parts of a gain. Each part's `base` is the next one's `name`."""
     further_pairs: tuple[tuple[str, str], ...] = ()
     """(name, base) of other ratios that the report has besides those to the first configuration."""
+    slo: Slo | None = None
+    """Latency limits of a request, for goodput."""
 
     def round_seed(self, number: int) -> int:
         """Seed of a round, the same for all configurations."""

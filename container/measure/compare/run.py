@@ -168,7 +168,7 @@ class ComparisonRunner:
             configuration=name,
             scenario=scenario.name,
             round=number,
-            figures=figures(run, requests),
+            figures=figures(run, requests, self.plan.slo),
             token_ids=tuple(
                 () if failed else outcome.token_ids
                 for outcome, failed in zip(run.outcomes, failures, strict=True)

@@ -74,22 +74,31 @@ def grid(settings: Sequence[str]) -> tuple[dict[str, str], ...]:
 
     settings: each `key=value,value`. Raises BenchError.
     """
-    axes: dict[str, list[str]] = {}
-    for text in settings:
-        key, _, rest = text.partition("=")
-        values = [value.strip() for value in rest.split(",")]
-        if key not in by_name():
-            near = nearest(key, by_name())
-            raise BenchError(f"--set: unknown key (got {key}){f'; did you mean {near}?' if near else ''}")
-        if key in axes or not all(values) or len(set(values)) < len(values):
-            raise BenchError(
-                f"--set: not a key with different values (got {text}); allowed: {key}=1,2,4, each key once"
-            )
-        axes[key] = values
-    points = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    values = axes(settings, "--set")
+    points = tuple(dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
     if len(points) > MAX_POINTS:
         raise BenchError(f"--set: {len(points)} configurations; allowed: at most {MAX_POINTS}")
     return points if len(points) > 1 else ({}, *points)
+
+
+def axes(settings: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
+    """The values of each key.
+
+    settings: each `key=value,value`; option: the one of the command line that gives them. Raises BenchError.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in settings:
+        key, _, rest = text.partition("=")
+        values = tuple(value.strip() for value in rest.split(","))
+        if key not in by_name():
+            near = nearest(key, by_name())
+            raise BenchError(f"{option}: unknown key (got {key}){f'; did you mean {near}?' if near else ''}")
+        if key in found or not all(values) or len(set(values)) < len(values):
+            raise BenchError(
+                f"{option}: not a key with different values (got {text}); allowed: {key}=1,2,4, each key once"
+            )
+        found[key] = values
+    return found
 
 
 def point_name(point: Mapping[str, str], file_name: str) -> str:

@@ -26,7 +26,7 @@ class Measure:
     key: str
     title: str
     unit: str
-    """`s`, `ms` or `/s`; the value itself is in seconds or per second."""
+    """`s`, `ms`, `/s` or `%`; the value itself is in seconds, per second, or a share."""
     of: Callable[[Figures], float]
 
     @property
@@ -96,8 +96,18 @@ def over_rounds(comparison: Comparison, name: str, scenario: str, measure: Measu
     return median(measure.of(result.figures) for result in comparison.of(name, scenario))
 
 
-def ratio(comparison: Comparison, name: str, base: str, scenario: str, measure: Measure) -> Ratio | None:
-    """Configuration `name` over `base`, from rounds with the same number, which had the same requests."""
+def ratio(
+    comparison: Comparison,
+    name: str,
+    base: str,
+    scenario: str,
+    measure: Measure,
+    num_measures: int = len(MEASURES),
+) -> Ratio | None:
+    """Configuration `name` over `base`, from rounds with the same number, which had the same requests.
+
+    num_measures: of each pair whose intervals are reported.
+    """
     below = {result.round: measure.of(result.figures) for result in comparison.of(base, scenario)}
     ratios = [
         measure.of(result.figures) / below[result.round]
@@ -105,7 +115,7 @@ def ratio(comparison: Comparison, name: str, base: str, scenario: str, measure: 
         if below.get(result.round)
     ]
     names = [config.name for config in comparison.configs]
-    return ratio_of_rounds(ratios, comparison.plan.num_error_shares(names, len(MEASURES)))
+    return ratio_of_rounds(ratios, comparison.plan.num_error_shares(names, num_measures))
 
 
 def mean_batch(results: Iterable[RoundResult]) -> float | None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from container.explain import check as checking
 from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
 from container.explain.resolve import CannotServe, resolve
 from container.explain.resolve.rolling import stored_kv_dtype
 from container.explain.target import ServingTarget
+from container.models import files as model_files
+from container.run import launch
 from engines.config import HandlerEngineConfig, MpiEngineConfig, PythonEngineConfig
 from engines.core import EngineInfo
 from engines.models.config import ModelConfig
 from lmi_server.config import LmiConfig
+from lmi_server.properties import loader
 
 
 class CannotSimulateError(Exception):
@@ -65,6 +69,23 @@ class SimulatedServer:
             max_model_len=engine.model.max_model_len,
             paged_attention=paged,
         )
+
+
+def read_server(path: Path, model: Path | None, target: ServingTarget) -> SimulatedServer:
+    """As `resolve_server`, for a folder with a serving.properties, or such a file.
+
+    model: a folder with the model's config.json; None where the model is on this disk.
+    Raises: PropertiesError, and as `resolve_server`.
+    """
+    config = loader.load(path, launch.environment()).config
+    source = config.source
+    folder = model or model_files.locate(source) or checking.described_in_cache(source)
+    if folder is None:
+        raise CannotSimulateError(
+            f"--model: not given, and {source.model_id or source.model_dir} is not on this disk; allowed: a folder"
+            " with its config.json, which lmi check --remote fetches"
+        )
+    return resolve_server(config, folder, target)
 
 
 def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> SimulatedServer:

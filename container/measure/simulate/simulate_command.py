@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from container.explain import check as checking
 from container.explain.check_command import named_target
 from container.explain.resolve import CannotServe
-from container.explain.target import ServingTarget, this_machine
+from container.explain.target import this_machine
 from container.machine import detect
 from container.measure.bench.choice import LoadChoice
 from container.measure.bench.options import load_options, seed_option, slo_option
@@ -29,18 +28,13 @@ from container.measure.output import (
     write_csv,
     write_json,
 )
-from container.measure.simulate.calibration import calibrate
+from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.prices import Price, cost, read_prices
 from container.measure.simulate.report import SimulationOrigin, SimulationReport
-from container.measure.simulate.roofline import Roofline
-from container.measure.simulate.server import CannotSimulateError, SimulatedServer, resolve_server
+from container.measure.simulate.server import CannotSimulateError, read_server
 from container.measure.simulate.simulation import simulate as run_simulation
-from container.measure.simulate.step_times import StepTimes
-from container.models import files as model_files
 from container.progress import view_for
 from container.run import launch
-from engines.config import MpiEngineConfig
-from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
 _DEFAULT = replace(PRESETS["aws-1"], name="")
@@ -52,22 +46,7 @@ _DEFAULT = replace(PRESETS["aws-1"], name="")
     " request succeeded, else 1; 2 when the command line is wrong."
 )
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--instance", help="Machine to simulate, such as ml.g5.48xlarge.")
-@click.option("--device", help="Device to simulate, such as A10G or H100, instead of an instance.")
-@click.option(
-    "--count", type=click.IntRange(1, 64), help="With --device: number of devices.", show_default="1"
-)
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="Folder with the model's config.json, if the model of PATH is not on this disk.",
-)
-@click.option(
-    "--calibrate",
-    "step_trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Fit step times to this file that option.step_trace wrote, instead of predicting them from data sheets.",
-)
+@machine_options
 @load_options(_DEFAULT)
 @slo_option
 @seed_option
@@ -108,8 +87,8 @@ def simulate(
         if target is None and step_trace is None:
             raise CannotSimulateError("--instance, --device: not given; allowed: one of them, or --calibrate")
         scenario = load.scenario(_DEFAULT)
-        server = _server(path, model, target or this_machine(detect(launch.environment())))
-        times = _step_times(server, target, step_trace)
+        server = read_server(path, model, target or this_machine(detect(launch.environment())))
+        times = step_times(server, target, step_trace)
         name = target.machine.name if target else "this machine"
         price_list = [Price(name, price_per_hour)] if price_per_hour else read_prices(prices, name)
     except (BenchError, CannotSimulateError) as error:
@@ -141,23 +120,3 @@ def simulate(
     write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path)
     write_json(report.json_values(), json_path)
     sys.exit(0 if report.succeeded else 1)
-
-
-def _server(path: Path, model: Path | None, target: ServingTarget) -> SimulatedServer:
-    config = loader.load(path, launch.environment()).config
-    source = config.source
-    folder = model or model_files.locate(source) or checking.described_in_cache(source)
-    if folder is None:
-        raise CannotSimulateError(
-            f"--model: not given, and {source.model_id or source.model_dir} is not on this disk; allowed: a folder"
-            " with its config.json, which lmi check --remote fetches"
-        )
-    return resolve_server(config, folder, target)
-
-
-def _step_times(server: SimulatedServer, target: ServingTarget | None, step_trace: Path | None) -> StepTimes:
-    if target is not None and step_trace is None:
-        return Roofline(server, target)
-    if step_trace is None or not isinstance(server.engine, MpiEngineConfig):
-        raise CannotSimulateError("--calibrate: engine=Python writes no step trace; allowed: with engine=MPI")
-    return calibrate(step_trace)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from container.measure.numbers import number
 
 
 class StepSeconds(NamedTuple):
@@ -27,3 +30,21 @@ class StepTimes(Protocol):
 
     def describe(self) -> str:
         """Where the times come from, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTimes:
+    """Predicted times that are all too short or too long by the same factor."""
+
+    times: StepTimes
+    factor: float
+    source: str
+    """What the factor was found by."""
+
+    def seconds(self, starts: Sequence[int], counts: Sequence[int], num_sampled: int) -> StepSeconds:
+        """See `StepTimes`."""
+        host, device = self.times.seconds(starts, counts, num_sampled)
+        return StepSeconds(host * self.factor, device * self.factor)
+
+    def describe(self) -> str:
+        return f"{self.times.describe()}; all times {number(self.factor)}, {self.source}"
