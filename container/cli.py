@@ -39,6 +39,7 @@ _LATER = Registry(
         "profile": "container.measure.profile_command:profile",
         "report": "container.measure.report.report_command:report",
         "simulate": "container.measure.simulate.simulate_command:simulate",
+        "tune": "container.measure.tune.tune_command:tune",
     }
 )
 """Commands whose modules are loaded only when they are called, so that the others start faster."""

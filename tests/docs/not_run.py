@@ -19,6 +19,7 @@ NOT_RUN = {
     "lmi deploy ./": "needs an AWS account; tests/container/deploy checks every call, and a --dry-run is run",
     "lmi deploy --variant ": "as lmi deploy ./",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
+    "lmi tune ": "takes minutes; tests/container/measure/tune runs it with made-up servers",
     "lmi simulate properties_examples/llama-dummy --calibrate ": "needs a trace;"
     " tests/container/measure/simulate/test_calibration.py makes one",
     "lmi simulate properties_examples/aws-post-dynamic ": "needs Falcon-40B's config.json;"

@@ -51,6 +51,7 @@ from tests.verify import (
     startup,
     token_equality,
     tokenizers,
+    tuning,
 )
 from tests.verify.lab import Check, Report, make_lab, run_check
 
@@ -73,7 +74,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers, tokenizers, foreign_models, image),
+        *(quantization, sanitizers, tokenizers, foreign_models, image, tuning),
     )
 )
 

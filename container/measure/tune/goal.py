@@ -1,0 +1,182 @@
+"""The goal of `lmi tune`: limits to keep, and one figure to make as good as possible."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from container.measure.bench.figures import Figures, Spread
+from container.measure.bench.slo import read_seconds
+from container.measure.bench.workload import BenchError
+from container.measure.compare.summary import Measure
+from container.measure.numbers import NOTHING, number, percent, seconds
+from lmi_server.values.nearest import nearest
+
+_ERRORS = "errors"
+_RATES = {
+    "tokens/s": "output_tokens_per_second",
+    "requests/s": "requests_per_second",
+    "goodput": "goodput",
+}
+_TIMES = ("ttft", "gap", "tpot", "latency")
+_STATISTICS = tuple(field.name for field in fields(Spread))
+_TIMES_OF = {f"{statistic} {time}": f"{time}.{statistic}" for time in _TIMES for statistic in _STATISTICS}
+METRICS: Mapping[str, Measure] = {
+    measure.key: measure
+    for measure in (
+        *(Measure(name, name, "/s", operator.attrgetter(field)) for name, field in _RATES.items()),
+        Measure(_ERRORS, _ERRORS, "%", lambda figures: figures.num_errors / figures.num_requests),
+        *(Measure(name, name, "s", operator.attrgetter(field)) for name, field in _TIMES_OF.items()),
+    )
+}
+"""By name: rates, the share of failed requests, and times in seconds, as `lmi bench` reports them."""
+_ACCEPTED = (
+    f"{', '.join(_RATES)}, {_ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
+)
+_EXAMPLE = "limits and one objective, such as p95 ttft < 500ms, errors < 1%, max tokens/s"
+_BOUNDS = {"s": "a time above 0, such as 500ms or 2s", "%": "a share, such as 1%", "/s": "a number above 0"}
+_LIMIT = re.compile(r"(.+?)\s*(<=|>=|<|>)\s*(.*)")
+_OBJECTIVE = re.compile(r"(max|min)\s+(.+)")
+_KEEPS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound on one figure."""
+
+    measure: Measure
+    relation: str
+    """`<` or `<=`; of rates `>` or `>=`."""
+    bound: float
+    """In seconds, per second, or as a share."""
+
+    def excess(self, value: float) -> float:
+        """By how much a value misses the bound, as a share of it: 0 where the limit is kept, infinite for NaN."""
+        if _KEEPS[self.relation](value, self.bound):
+            return 0.0
+        if math.isnan(value):
+            return math.inf
+        return max(abs(value - self.bound) / (self.bound or 1.0), sys.float_info.epsilon)
+
+    def __str__(self) -> str:
+        return f"{self.measure.title} {self.relation} {show(self.measure, self.bound)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the best configuration is. Values are by name of a metric."""
+
+    limits: tuple[Limit, ...]
+    objective: Measure
+    """A rate is to be high, a time low."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The objective and what is traded for it: the limited figures, else a latency or the throughput."""
+        limited = (limit.measure for limit in self.limits if limit.measure.unit != "%")
+        found = {measure.key: measure for measure in (self.objective, *limited)}
+        if len(found) == 1:
+            other = METRICS["p95 latency" if self.objective.higher_is_better else "tokens/s"]
+            found[other.key] = other
+        return tuple(found.values())
+
+    @property
+    def all_measures(self) -> tuple[Measure, ...]:
+        """The share of failed requests too."""
+        return (*self.measures, METRICS[_ERRORS])
+
+    def values(self, figures: Figures) -> dict[str, float]:
+        return {measure.key: measure.of(figures) for measure in self.all_measures}
+
+    def excess(self, values: Mapping[str, float]) -> float:
+        """The sum over all limits."""
+        return sum(limit.excess(values[limit.measure.key]) for limit in self.limits)
+
+    def rank(self, values: Mapping[str, float]) -> tuple[float, float]:
+        """A key for sorting, the best first: those that keep the limits, then the nearest to them."""
+        return self.excess(values), cost(self.objective, values)
+
+    def __str__(self) -> str:
+        best = f"{'max' if self.objective.higher_is_better else 'min'} {self.objective.title}"
+        return ", ".join([*map(str, self.limits), best])
+
+
+def cost(measure: Measure, values: Mapping[str, float]) -> float:
+    """The value, negative where a high one is good; infinite where there is none."""
+    value = values[measure.key]
+    if math.isnan(value):
+        return math.inf
+    return -value if measure.higher_is_better else value
+
+
+def show(measure: Measure, value: float) -> str:
+    """Write a value with its unit."""
+    if math.isnan(value):
+        return NOTHING
+    match measure.unit:
+        case "s":
+            return seconds(value)
+        case "%":
+            return percent(value)
+    return number(value)
+
+
+def parse_goal(text: str) -> Goal:
+    """Read the value of `--goal`. Without a limit on errors no request may fail. Raises BenchError."""
+    limits: list[Limit] = []
+    objectives: list[Measure] = []
+    for part in text.split(","):
+        clause = " ".join(part.lower().split())
+        if match := _LIMIT.fullmatch(clause):
+            limits.append(_limit(*match.groups()))
+        elif match := _OBJECTIVE.fullmatch(clause):
+            objectives.append(_objective(*match.groups()))
+        else:
+            raise BenchError(f"--goal: neither a limit nor an objective (got {clause}); allowed: {_EXAMPLE}")
+    if len(objectives) != 1:
+        raise BenchError(f"--goal: {len(objectives)} objectives (got {text}); allowed: {_EXAMPLE}")
+    if all(limit.measure.key != _ERRORS for limit in limits):
+        limits.append(Limit(METRICS[_ERRORS], "<=", 0.0))
+    return Goal(tuple(limits), objectives[0])
+
+
+def _measure(name: str) -> Measure:
+    if name not in METRICS:
+        near = nearest(name, METRICS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise BenchError(f"--goal: no such metric (got {name}){hint}; allowed: {_ACCEPTED}")
+    return METRICS[name]
+
+
+def _objective(direction: str, name: str) -> Measure:
+    measure = _measure(name)
+    wanted = "max" if measure.higher_is_better else "min"
+    if direction != wanted or name == _ERRORS:
+        allowed = f"{_ERRORS} < 1%" if name == _ERRORS else f"{wanted} {name}"
+        raise BenchError(f"--goal: no objective (got {direction} {name}); allowed: {allowed}")
+    return measure
+
+
+def _limit(name: str, relation: str, text: str) -> Limit:
+    measure = _measure(name)
+    if (relation[0] == ">") != measure.higher_is_better:
+        allowed = "> or >=" if measure.higher_is_better else "< or <="
+        raise BenchError(f"--goal: wrong direction (got {name} {relation} {text}); allowed: {name} {allowed}")
+    bound = _bound(measure.unit, text)
+    if not bound > 0 and not (bound == 0 and relation == "<=" and measure.unit == "%"):
+        raise BenchError(f"--goal: {name}: not a bound (got {text}); allowed: {_BOUNDS[measure.unit]}")
+    return Limit(measure, relation, bound)
+
+
+def _bound(unit: str, text: str) -> float:
+    """NaN or 0 where it is none."""
+    if unit == "s":
+        return read_seconds(text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|/s|)", text, re.ASCII)
+    if not match or (match[2] == "%") != (unit == "%"):
+        return math.nan
+    return float(match[1]) / (100 if unit == "%" else 1)

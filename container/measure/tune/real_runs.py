@@ -1,0 +1,101 @@
+"""Real rounds of configurations on this machine, as `lmi compare` runs them, and step times learnt from them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from container.explain.target import this_machine
+from container.machine import Machine
+from container.measure.bench.workload import BenchError
+from container.measure.compare.configurations import NamedPath, read_configurations
+from container.measure.compare.derive import derive
+from container.measure.compare.plan import Plan
+from container.measure.compare.results import Comparison
+from container.measure.compare.run import ComparisonRunner
+from container.measure.compare.selection import tokenizers_for
+from container.measure.compare.server_process import StartServer
+from container.measure.simulate.calibration import calibrate
+from container.measure.simulate.roofline import Roofline
+from container.measure.simulate.server import CannotSimulateError, SimulatedServer, read_server
+from container.measure.simulate.simulation import simulate
+from container.measure.simulate.step_times import ScaledTimes, StepTimes
+from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
+from container.models import files as model_files
+from container.progress import ProgressView
+
+TimesOf = Callable[[SimulatedServer], StepTimes]
+"""The step times of a configuration."""
+
+
+@dataclass(slots=True)
+class RealRuns:
+    """Runs configurations under one load, and counts them."""
+
+    plan: Plan
+    """Its number of rounds is not used."""
+    environ: Mapping[str, str]
+    machine: Machine
+    tokenizer: Path | None
+    """For the prompts of all configurations, instead of their own."""
+    start: StartServer
+    folder: Path
+    """For logs and step traces."""
+    view: ProgressView
+    num_rounds: int = field(default=0, init=False)
+    """Rounds of all configurations so far."""
+
+    def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool = False) -> Comparison:
+        """Run rounds of each in turn; those that differ in live settings only share a server.
+
+        Raises: as `read_configurations` and `ComparisonRunner.run`.
+        """
+        obtain = functools.cache(lambda source: model_files.obtain(source, self.view))
+        configs = read_configurations(files, self.environ, self.machine, obtain)
+        tokenizers = tokenizers_for(configs, self.tokenizer)
+        plan = replace(self.plan, num_rounds=num_rounds)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        self.num_rounds += len(files) * num_rounds
+        traces = folder if traced else None
+        return ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces).run()
+
+
+def learn_times(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+    """Find the step times of a space by running two of its points, or one under engine=Python.
+
+    Raises: BenchError where the load is too small, and as `RealRuns.run`.
+    """
+    return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, made)
+
+
+def _from_trace(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+    """Fit the steps of the smallest and of the largest batches."""
+    files = []
+    for name, extreme in (("smallest batches", min), ("largest batches", max)):
+        changes = {key: extreme(space.axes[key], key=int) for key in (MAX_SEQUENCES, MAX_PROMPT_TOKENS)}
+        files.append(derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, made, changes))
+    measured = runs.run(files, 1, traced=True)
+    try:
+        times = calibrate(Path(measured.rounds[-1].step_trace))
+    except CannotSimulateError as error:
+        raise BenchError(f"--requests: too few to learn step times from: {error}") from error
+    return lambda server: times
+
+
+def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
+    """Scale a roofline to the times between tokens: engine=Python writes no step trace."""
+    target = this_machine(runs.machine)
+    server = read_server(space.origin.path, None, target)
+    (result,) = runs.run([space.origin], 1).rounds
+    (scenario,) = runs.plan.scenarios
+    seed = runs.plan.round_seed(1)
+    predicted = simulate(server, Roofline(server, target), scenario, seed=seed).figures
+    found = ((one.tpot.mean, one.latency.mean) for one in (result.figures, predicted))
+    factors = [real / simulated for real, simulated in zip(*found, strict=True)]
+    factor = next((one for one in factors if math.isfinite(one)), 1.0)
+    source = f"by the time per token that {space.origin.name} was measured to take"
+    return lambda server: ScaledTimes(Roofline(server, target), factor, source)

@@ -1,0 +1,170 @@
+"""What `lmi tune` reports: a table, sentences, JSON, and the comments of the tuned file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from container.measure.compare import report as compare_report
+from container.measure.compare.caveats import caveats
+from container.measure.compare.report import Provenance
+from container.measure.compare.summary import times
+from container.measure.compare.verdict import in_words
+from container.measure.numbers import percent
+from container.measure.output import Table
+from container.measure.sections import Section
+from container.measure.tune.goal import show
+from container.measure.tune.search import Proposal, pareto
+from container.measure.tune.tuning import Tuning
+
+_WRONG = 0.15
+"""Difference of a prediction from the measured figure that is mentioned."""
+
+
+def results_table(tuning: Tuning) -> Table:
+    """The configurations that were run, then the rest of the Pareto set: predicted figures beside measured ones."""
+    goal, best = tuning.goal, pareto(tuning.explored.proposals, tuning.goal)
+    run = tuning.candidates if tuning.comparison else []
+
+    def row(one: Proposal) -> tuple[str, ...]:
+        measured = tuning.values(one) if one in run else {}
+        both = (one.values, measured)
+        cells = [
+            show(measure, values.get(measure.key, math.nan)) for measure in goal.measures for values in both
+        ]
+        ratio = tuning.ratio(one) if one in run else None
+        limits = _missed(tuning, measured or one.values) or "kept"
+        return (_name(tuning, one), *cells, times(ratio), limits, "yes" if one in best else "")
+
+    rows = tuple(map(row, [*run, *(other for other in best if other not in run)]))
+    figures = (text for one in goal.measures for text in (f"{one.title}: predicted", "measured"))
+    header = ("configuration", *figures, f"{goal.objective.title}: times the file", "limits", "Pareto set")
+    return Table(f"{goal}: {tuning.explored.plan.scenarios[0].describe()}", header, rows)
+
+
+def _name(tuning: Tuning, one: Proposal) -> str:
+    return one.name if one.changes else f"{one.name} (the file as it is)"
+
+
+def _missed(tuning: Tuning, values: Mapping[str, float]) -> str:
+    """The limits that are not kept, and by how much."""
+    found = ((limit, limit.excess(values[limit.measure.key])) for limit in tuning.goal.limits)
+    return ", ".join(f"misses {limit} by {percent(excess)}" for limit, excess in found if excess)
+
+
+def sentences(tuning: Tuning) -> list[str]:
+    """The verdict first."""
+    explored, made = tuning.explored, tuning.comparison
+    num_points = sum(space.num_points for space in explored.spaces)
+    count = len(explored.proposals)
+    counts = f"{count} of {num_points} configurations were simulated; {tuning.num_rounds} rounds were run."
+    origin = f"Step times: {'; '.join(dict.fromkeys(explored.step_times.values()))}."
+    return [
+        _verdict(tuning),
+        *(_wrong_predictions(tuning) if made else ["Nothing was run: all figures are predicted."]),
+        counts,
+        origin,
+        *(f"{name} cannot be served: {reason}." for reason, name in explored.skipped.items()),
+        *(caveats(made) if made else ()),
+    ]
+
+
+def _verdict(tuning: Tuning) -> str:
+    best, base, goal = tuning.best, tuning.baseline, tuning.goal
+    name = _name(tuning, best)
+    candidates = (
+        f"the {len(tuning.candidates)} configurations that were {'run' if tuning.comparison else 'simulated'}"
+    )
+    if not tuning.goal_is_met:
+        missed = _missed(tuning, tuning.values(best)) or f"has no {goal.objective.title}"
+        return f"None of {candidates} meets the goal. The closest is {name}: it {missed}."
+    if best is base:
+        return f"The file needs no change: it is the best of {candidates}."
+    if tuning.comparison is None:
+        return f"{name} is the best of {candidates}: {effect(tuning)}."
+    verdict = in_words(tuning.ratio(best), best.name, base.name, goal.objective)
+    return f"{name} is the best of {candidates}: {goal.objective.title}: {verdict}."
+
+
+def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
+    """Where the simulation and the real rounds disagree."""
+    candidates, goal = tuning.candidates, tuning.goal
+    predicted_best = min(candidates, key=lambda one: goal.rank(one.values))
+    if predicted_best is not tuning.best:
+        yield f"The simulation was wrong about the best one: it predicted {_name(tuning, predicted_best)}."
+    for one in candidates:
+        measured = tuning.values(one)
+        pairs = ((measure, one.values[measure.key], measured[measure.key]) for measure in goal.measures)
+        wrong = [
+            f"{measure.title} {show(measure, predicted)} predicted, {show(measure, real)} measured"
+            for measure, predicted, real in pairs
+            if real and abs(predicted / real - 1) > _WRONG
+        ]
+        if wrong:
+            yield f"The simulation was wrong about {_name(tuning, one)}: {'; '.join(wrong)}."
+
+
+def effect(tuning: Tuning) -> str:
+    """What the best configuration gains over the file as it was, such as `tokens/s +23.0 % [18.1, 28.3]`."""
+    key, found = tuning.goal.objective.key, tuning.ratio(tuning.best)
+    if found is None:
+        before = tuning.baseline.values[key]
+        gain = tuning.best.values[key] / before if before else math.nan
+        return f"{key} {_gain(gain)} % over the file as it was (predicted)"
+    rounds = f"{found.count} round{'s' if found.count > 1 else ''}"
+    if not found.differs:
+        return f"{key} {_gain(found.value)} % over the file as it was ({rounds}: too few to be certain)"
+    interval = f"[{_gain(found.low)}, {_gain(found.high)}]"
+    return f"{key} {_gain(found.value)} % {interval} over the file as it was (95 % interval, {rounds})"
+
+
+def _gain(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f}"
+
+
+def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
+    """Comments at the beginning of the tuned file."""
+    values = tuning.values(tuning.best)
+    figures = ", ".join(f"{one.title} {show(one, values[one.key])}" for one in tuning.goal.measures)
+    made = tuning.comparison
+    how = f"measured (rounds: {made.num_rounds})" if made else "predicted"
+    return [
+        f"lmi tune, {provenance.when}: {tuning.goal}",
+        f"load: {tuning.explored.plan.scenarios[0].describe()}",
+        f"machine: {provenance.machine}",
+        f"{how}: {figures}",
+        *(["The effect below is of all changes together."] if len(tuning.best.changes) > 1 else []),
+    ]
+
+
+def json_values(tuning: Tuning, provenance: Provenance) -> dict[str, Any]:
+    """Everything, for `container.measure.output.write_json`. Times are in seconds, unknown values null."""
+    goal, explored, made = tuning.goal, tuning.explored, tuning.comparison
+    best, run = pareto(explored.proposals, goal), tuning.candidates if made else []
+    section = Section("Tuning", tables=(results_table(tuning),), bullets=tuple(sentences(tuning)))
+    return {
+        "setting": provenance,
+        "goal": str(goal),
+        "plan": explored.plan,
+        "goal_is_met": tuning.goal_is_met,
+        "best": tuning.best.name,
+        "effect": effect(tuning),
+        "sentences": sentences(tuning),
+        "num_points": sum(space.num_points for space in explored.spaces),
+        "num_rounds": tuning.num_rounds,
+        "axes": [space.axes for space in explored.spaces],
+        "configurations": [
+            {
+                "name": one.name,
+                "changes": one.changes,
+                "predicted": one.values,
+                "figures": one.figures,
+                "measured": tuning.values(one) if one in run else None,
+                "ratio_to_file": tuning.ratio(one) if one in run else None,
+                "in_pareto_set": one in best,
+            }
+            for one in explored.proposals
+        ],
+        "verification": made and compare_report.json_values(made, provenance, [section]),
+    }

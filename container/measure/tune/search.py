@@ -1,0 +1,115 @@
+"""The search for the best points of a grid, and what is kept of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from container.measure.bench.figures import Figures
+from container.measure.compare.configurations import NamedPath
+from container.measure.tune.goal import Goal, cost
+from container.measure.tune.space import Point
+
+Rank = tuple[float, float]
+"""A lower one is better."""
+WORST: Rank = (math.inf, math.inf)
+_ALIKE = 0.02
+"""Predictions that differ by so little are not told apart by a simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A configuration, and what the simulation predicts of it."""
+
+    file: NamedPath
+    changes: dict[str, str]
+    """Of the user's file, by option."""
+    figures: Figures
+    values: dict[str, float]
+    """The figures of the goal, by name."""
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+
+def search(
+    axes: Sequence[Sequence[str]], start: Point, rank: Callable[[Point], Rank], most: int, seed: int = 0
+) -> dict[Point, Rank]:
+    """Rank all points of a grid, or where there are more than `most` those that a descent along the axes meets.
+
+    The descent tries all values of one axis, goes on from the best with the next axis, and ends where no axis has a
+    better value. It begins at `start`, then at random points, until `most` points are ranked.
+    """
+    found: dict[Point, Rank] = {}
+
+    def look(point: Point) -> Rank:
+        if point not in found and len(found) < most:
+            found[point] = rank(point)
+        return found.get(point, WORST)
+
+    look(start)
+    if math.prod(map(len, axes)) <= most:
+        for point in itertools.product(*axes):
+            look(point)
+        return found
+    rng = random.Random(seed)
+    point = start
+    while len(found) < most:
+        _descend(point, axes, look)
+        point = tuple(rng.choice(values) for values in axes)
+    return found
+
+
+def _descend(point: Point, axes: Sequence[Sequence[str]], look: Callable[[Point], Rank]) -> None:
+    before: Point = ()
+    while point != before:
+        before = point
+        for place, values in enumerate(axes):
+            others = [(*point[:place], value, *point[place + 1 :]) for value in values]
+            # Of equal ones the present point, so that it does not walk to and fro.
+            point = min([point, *others], key=look)
+
+
+def shortlist(proposals: Sequence[Proposal], goal: Goal, count: int) -> list[Proposal]:
+    """The `count` best that differ in their predictions; of those that do not, the one with the fewest changes.
+
+    The file as it is does not count, since it is run anyway.
+    """
+    rest = list(proposals)
+    found: list[Proposal] = []
+    while rest and len(found) < count:
+        alike = best_alike(rest, goal)
+        names = {one.name for one in alike}
+        rest = [one for one in rest if one.name not in names]
+        found += alike[:1] if alike[0].changes else []
+    return found
+
+
+def best_alike(proposals: Sequence[Proposal], goal: Goal) -> list[Proposal]:
+    """The best and those that the simulation does not tell from it, the fewest changes first."""
+    best = min(proposals, key=lambda one: goal.rank(one.values))
+    alike = [one for one in proposals if one is best or _are_alike(one, best, goal)]
+    return sorted(alike, key=lambda one: (len(one.changes), goal.rank(one.values)))
+
+
+def _are_alike(one: Proposal, best: Proposal, goal: Goal) -> bool:
+    if goal.excess(one.values) > goal.excess(best.values):
+        return False
+    pairs = ((one.values[measure.key], best.values[measure.key]) for measure in goal.measures)
+    return all(a == b or abs(a - b) <= _ALIKE * abs(b) for a, b in pairs)
+
+
+def pareto(proposals: Iterable[Proposal], goal: Goal) -> list[Proposal]:
+    """Those that no other one beats in one measure of the goal without being worse in another."""
+    costs = [(one, [cost(measure, one.values) for measure in goal.measures]) for one in proposals]
+    ordered = sorted((pair for pair in costs if all(map(math.isfinite, pair[1]))), key=lambda pair: pair[1])
+    found: list[tuple[Proposal, list[float]]] = []
+    for one, values in ordered:
+        # Those before it are no worse in the first measure: one of them may be at least as good in all.
+        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for _, other in found):
+            found.append((one, values))
+    return [one for one, _ in found]

@@ -1,0 +1,218 @@
+"""`lmi tune`."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from container.explain.check_command import named_target
+from container.explain.resolve import CannotServe
+from container.explain.target import ServingTarget, this_machine
+from container.machine import detect
+from container.measure.bench.choice import LoadChoice
+from container.measure.bench.options import (
+    count_option,
+    dialect_option,
+    load_options,
+    seed_option,
+    slo_option,
+    tokenizer_option,
+)
+from container.measure.bench.slo import Slo
+from container.measure.bench.workload import BenchError
+from container.measure.compare.compare_command import DEFAULT_LOAD
+from container.measure.compare.configurations import BadConfiguration, NamedPath, names_for
+from container.measure.compare.plan import Plan
+from container.measure.compare.report import Provenance, make_provenance
+from container.measure.compare.scrape import NoMetrics
+from container.measure.compare.server_process import ServerFailed, start_server
+from container.measure.output import as_json, console_for, json_option, require_folders, write_json
+from container.measure.report.report_command import report_option, write_report
+from container.measure.simulate.machine_options import machine_options, step_times
+from container.measure.simulate.server import CannotSimulateError, read_server
+from container.measure.tune import report
+from container.measure.tune.goal import parse_goal
+from container.measure.tune.real_runs import RealRuns, TimesOf, learn_times
+from container.measure.tune.search import shortlist
+from container.measure.tune.space import SearchSpace, read_settings
+from container.measure.tune.tuned_file import SUFFIX, file_of, tuned_file
+from container.measure.tune.tuning import Explorer, Tuning
+from container.models import files as model_files
+from container.models.files import ModelNotAvailable
+from container.progress import view_for
+from container.run import launch
+from container.run.stop_signals import StopRequested, StopSignals
+from lmi_server.properties import loader
+from lmi_server.properties.problems import PropertiesError
+
+_NUM_VERIFIED = 3
+_STOPPED = 130
+"""Exit code after a signal to stop, as in shells."""
+
+
+@click.command(
+    epilog="PATH is a folder with a serving.properties, or such a file. With --device or --instance nothing is run, and"
+    " all figures are predicted. Exit code 0 when the goal is met, 1 when no configuration keeps its limits or a server"
+    " failed, 2 when the command line is wrong, 130 when stopped."
+)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--goal",
+    "goal_text",
+    required=True,
+    help="Limits and what is to be best: 'p95 ttft < 500ms, errors < 1%, max tokens/s'.",
+)
+@click.option(
+    "--search",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE,VALUE",
+    help="Try these values of an option besides the file's own, instead of the default ones. Repeated: all"
+    " combinations. Options that change the model's arithmetic are searched only so: option.quantize=none,int8.",
+)
+@count_option("--simulations", 200, "The most configurations to simulate.", most=10_000)
+@click.option(
+    "--verify",
+    "num_verified",
+    type=click.IntRange(0, 16),
+    help="The best so many, and the file as it is, are run.",
+    show_default=f"{_NUM_VERIFIED}; with --device or --instance 0",
+)
+@count_option("--rounds", 5, "Rounds of each configuration that is run.", most=100)
+@machine_options
+@load_options(DEFAULT_LOAD)
+@dialect_option
+@slo_option
+@seed_option
+@tokenizer_option("Model folder or tokenizer.json for the prompts, instead of the model's own.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the best configuration to this file.",
+    show_default=f"serving.properties{SUFFIX} beside the file",
+)
+@click.option("--force", is_flag=True, help="Overwrite that file.")
+@report_option
+@json_option
+def tune(
+    path: Path,
+    goal_text: str,
+    settings: tuple[str, ...],
+    simulations: int,
+    num_verified: int | None,
+    rounds: int,
+    instance: str | None,
+    device: str | None,
+    count: int | None,
+    model: Path | None,
+    step_trace: Path | None,
+    load: LoadChoice,
+    dialect: str,
+    slo: Slo | None,
+    seed: int,
+    tokenizer: Path | None,
+    timeout: float,
+    output: Path | None,
+    force: bool,
+    report_path: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Find the batching options that serve a goal best.
+
+    Many configurations are simulated, in the engine's own scheduler. The best of them are run beside the file as it is,
+    in interleaved rounds. The best one is written as a commented serving.properties.
+    """
+    output = output or file_of(path).with_name(file_of(path).name + SUFFIX)
+    require_folders(output, report_path, json_path)
+    try:
+        if output.exists() and not force:
+            raise BenchError(f"--output: {output} exists; --force overwrites it")
+        goal, searched = parse_goal(goal_text), read_settings(settings)
+        if slo is None and any(measure.key == "goodput" for measure in goal.measures):
+            raise BenchError("--goal: goodput needs --slo, the latency limits of a request")
+        target = named_target(instance, device, count)
+        if target is not None and (num_verified or report_path):
+            raise BenchError("--verify, --report: not with --device and --instance, where nothing can be run")
+        plan = Plan((load.scenario(DEFAULT_LOAD),), rounds, seed, dialect, timeout, slo=slo)
+    except BenchError as error:
+        raise click.UsageError(str(error)) from error
+    environ, view = launch.environment(), view_for(sys.stderr)
+    machine = detect(environ)
+    provenance = make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
+    logs = Path(tempfile.mkdtemp(prefix="lmi-tune-logs-"))
+    # The caller's admin token is for other servers.
+    start = functools.partial(start_server, environ=launch.without_admin_token(environ))
+    runs = RealRuns(plan, environ, machine, tokenizer, start, logs, view)
+    place = target or this_machine(machine)
+    try:
+        with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="lmi-tune-") as made:
+            (name,) = names_for([str(path)])
+            explorer = Explorer(NamedPath(name, path), plan, goal, place, model, environ, Path(made), view)
+            if target is None:
+                model_files.obtain(loader.load(path, environ).config.source, view)
+            named = target is not None or step_trace is not None
+            learn = functools.partial(learn_times, runs=runs, made=explorer.made)
+            given = functools.partial(_given_times, explorer, target, step_trace)
+            explorer.explore(searched, given if named else learn, simulations)
+            comparison = None
+            if num_verified is None:
+                num_verified = 0 if target else _NUM_VERIFIED
+            if num_verified:
+                best = shortlist(explorer.proposals, goal, num_verified)
+                files = [explorer.file, *(one.file for one in best)]
+                comparison = runs.run(files, rounds, traced=report_path is not None)
+            signals.raising = False
+        tuning = Tuning(explorer, comparison, runs.num_rounds)
+        code = _publish(tuning, provenance, output, report_path, json_path)
+    except StopRequested:
+        click.echo("stopped; nothing was written", err=True)
+        code = _STOPPED
+    except (CannotSimulateError, BenchError, BadConfiguration, CannotServe, PropertiesError) as error:
+        shutil.rmtree(logs)
+        raise click.ClickException(str(error)) from error
+    except (ModelNotAvailable, NoMetrics, ServerFailed) as error:
+        raise click.ClickException(f"{error}; the servers' logs are in {logs}") from error
+    shutil.rmtree(logs)
+    sys.exit(code)
+
+
+def _given_times(
+    explorer: Explorer, target: ServingTarget | None, step_trace: Path | None, space: SearchSpace
+) -> TimesOf:
+    """The step times that the command line names. Raises CannotSimulateError."""
+    if step_trace is None:
+        return lambda server: step_times(server, target, None)
+    if space.fixed:
+        raise CannotSimulateError("--calibrate: the trace has the step times of the file as it is")
+    server = read_server(space.origin.path, explorer.model, explorer.target)
+    times = step_times(server, target, step_trace)
+    return lambda server: times
+
+
+def _publish(
+    tuning: Tuning, provenance: Provenance, output: Path, report_path: Path | None, json_path: Path | None
+) -> int:
+    """Print the result and write the files. Returns the exit code."""
+    console = console_for(json_path)
+    report.results_table(tuning).print_to(console)
+    for sentence in report.sentences(tuning):
+        console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+    if tuning.goal_is_met and tuning.best is not tuning.baseline:
+        lines, gain = report.heading(tuning, provenance), report.effect(tuning)
+        file = file_of(tuning.explored.file.path)
+        try:
+            output.write_bytes(tuned_file(file, tuning.best.changes, lines, gain, output.absolute().parent))
+        except OSError as error:
+            raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
+        click.echo(f"configuration: {output}", err=True)
+    document = as_json(report.json_values(tuning, provenance))
+    write_json(document, json_path)
+    if report_path and document["verification"]:
+        write_report(document["verification"], report_path)
+    return 0 if tuning.goal_is_met else 1

@@ -1,0 +1,204 @@
+"""Tuning a configuration: simulate, run the best, choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from container.explain import check as checking
+from container.explain.resolve import CannotServe
+from container.explain.target import ServingTarget
+from container.measure.compare.configurations import BadConfiguration, NamedPath
+from container.measure.compare.derive import derive
+from container.measure.compare.interval import Ratio
+from container.measure.compare.plan import Plan
+from container.measure.compare.results import Comparison
+from container.measure.compare.selection import point_name
+from container.measure.compare.server_process import ServerFailed
+from container.measure.compare.summary import over_rounds, ratio
+from container.measure.simulate.server import CannotSimulateError, read_server
+from container.measure.simulate.simulation import simulate
+from container.measure.tune.goal import Goal
+from container.measure.tune.real_runs import TimesOf
+from container.measure.tune.search import WORST, Proposal, Rank, best_alike, search
+from container.measure.tune.space import Point, SearchSpace, search_spaces
+from container.models import files as model_files
+from container.progress import ProgressView
+from lmi_server.config import ModelSource
+from lmi_server.properties import loader
+from lmi_server.properties.problems import PropertiesError
+
+_REFUSALS = (PropertiesError, CannotServe, CannotSimulateError)
+
+
+@dataclass(slots=True)
+class Explorer:
+    """Simulates the configurations of a file's search spaces, and keeps what was found."""
+
+    file: NamedPath
+    plan: Plan
+    """The load: its first scenario, with the seed of its first round."""
+    goal: Goal
+    target: ServingTarget
+    model: Path | None
+    """A folder with the model's config.json; None where the model is on this disk."""
+    environ: Mapping[str, str]
+    made: Path
+    """For copies of the file."""
+    view: ProgressView
+    spaces: list[SearchSpace] = field(default_factory=list, init=False)
+    proposals: list[Proposal] = field(default_factory=list, init=False)
+    """The file as it is first."""
+    step_times: dict[str, str] = field(default_factory=dict, init=False)
+    """Where the step times of each space come from, by its origin."""
+    skipped: dict[str, str] = field(default_factory=dict, init=False)
+    """Why configurations cannot be served or simulated, and the first one of each reason."""
+
+    def explore(
+        self, settings: Mapping[str, Sequence[str]], times_of: Callable[[SearchSpace], TimesOf], most: int
+    ) -> None:
+        """Simulate at most `most` configurations, as many of each space.
+
+        settings: of `space.read_settings`. Raises: of the file itself what `read_server` and `times_of` raise.
+        """
+        self.spaces += search_spaces(self.file, settings, self.made, self._effective)
+        for space in self.spaces:
+            try:
+                times = times_of(space)
+                server = read_server(space.origin.path, self.model, self.target)
+                self.step_times[space.origin.name] = times(server).describe()
+                self._explore(space, times, max(1, most // len(self.spaces)))
+            except (*_REFUSALS, BadConfiguration, ServerFailed) as error:
+                if not space.fixed:
+                    raise
+                self._skip(space.origin.name, error)
+
+    def _effective(self, path: Path) -> dict[str, str]:
+        """The values of a file; none where it is not valid. Raises PropertiesError for the user's own file."""
+        try:
+            loader.load(path, self.environ)
+        except PropertiesError as error:
+            if path == self.file.path:
+                raise
+            self._skip(path.name, error)
+            return {}
+
+        def locate(source: ModelSource) -> Path | None:
+            return self.model or model_files.locate(source)
+
+        report = checking.check(path, self.environ, self.target.machine, locate, target=self.target)
+        return {value.key: value.value for value in report.values}
+
+    def _explore(self, space: SearchSpace, times: TimesOf, most: int) -> None:
+        done, total = 0, min(most, space.num_points)
+
+        def rank(point: Point) -> Rank:
+            nonlocal done
+            done += 1
+            self.view.update(done, total)
+            changes = space.changes(point)
+            file = space.origin
+            if point != space.start:
+                file = derive(point_name(changes, self.file.name), self.file.path, self.made, changes)
+            try:
+                proposal = self._predict(file, changes, space.engine, times)
+            except _REFUSALS as error:
+                if not changes:
+                    raise
+                self._skip(file.name, error)
+                return WORST
+            self.proposals.append(proposal)
+            return self.goal.rank(proposal.values)
+
+        self.view.start(f"{space.origin.name}: simulating {total} of {space.num_points} configurations")
+        try:
+            search(tuple(space.axes.values()), space.start, rank, most, self.plan.seed)
+        finally:
+            self.view.finish()
+
+    def _predict(self, file: NamedPath, changes: dict[str, str], engine: str, times: TimesOf) -> Proposal:
+        server = read_server(file.path, self.model, self.target)
+        if server.engine.engine != engine:
+            raise CannotSimulateError(f"it would be served by engine={server.engine.engine}")
+        plan = self.plan
+        found = simulate(
+            server,
+            times(server),
+            plan.scenarios[0],
+            seed=plan.round_seed(1),
+            timeout=plan.timeout_seconds,
+            slo=plan.slo,
+        )
+        return Proposal(file, changes, found.figures, self.goal.values(found.figures))
+
+    def _skip(self, name: str, error: Exception) -> None:
+        reasons = [problem.reason for problem in error.problems] if isinstance(error, PropertiesError) else []
+        self.skipped.setdefault("; ".join(reasons) or str(error), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result: what was simulated, what was run, and which configuration is the best."""
+
+    explored: Explorer
+    comparison: Comparison | None
+    """Real rounds of the file as it is and of the best others; None where nothing was run."""
+    num_rounds: int
+    """Rounds of all configurations, those that step times are learnt from included."""
+
+    @property
+    def goal(self) -> Goal:
+        return self.explored.goal
+
+    @property
+    def baseline(self) -> Proposal:
+        """The file as it is."""
+        return self.explored.proposals[0]
+
+    @property
+    def candidates(self) -> list[Proposal]:
+        """Those that were run; all where nothing was run. The best first."""
+        found = list(self.explored.proposals)
+        if self.comparison is not None:
+            names = [config.name for config in self.comparison.configs]
+            found = [one for one in found if one.name in names]
+        return sorted(found, key=self._rank)
+
+    @property
+    def best(self) -> Proposal:
+        candidates = self.candidates
+        return candidates[0] if self.comparison else best_alike(candidates, self.goal)[0]
+
+    def values(self, proposal: Proposal) -> dict[str, float]:
+        """The figures of the goal: the medians of the rounds, or predicted ones where nothing was run."""
+        made = self.comparison
+        if made is None:
+            return proposal.values
+        scenario = made.plan.scenarios[0].name
+        medians = {one.key: over_rounds(made, proposal.name, scenario, one) for one in self.goal.all_measures}
+        return {key: found.value if found else math.nan for key, found in medians.items()}
+
+    def ratio(self, proposal: Proposal) -> Ratio | None:
+        """The objective over that of the file as it is; None for that file, and where nothing was run."""
+        made = self.comparison
+        if made is None or proposal is self.baseline:
+            return None
+        scenario = made.plan.scenarios[0].name
+        return ratio(made, proposal.name, self.baseline.name, scenario, self.goal.objective, num_measures=1)
+
+    @property
+    def goal_is_met(self) -> bool:
+        """Whether the best configuration keeps all limits."""
+        excess, objective = self._rank(self.best)
+        return not excess and math.isfinite(objective)
+
+    def _rank(self, proposal: Proposal) -> Rank:
+        """By the ratio of paired rounds where there are any."""
+        excess, objective = self.goal.rank(self.values(proposal))
+        if self.comparison is not None and math.isfinite(objective):
+            found = self.ratio(proposal)
+            value = found.value if found else 1.0
+            objective = -value if self.goal.objective.higher_is_better else value
+        return excess, objective

@@ -1,0 +1,208 @@
+"""`lmi tune` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from container.machine import Machine
+from container.measure.compare.configurations import NamedPath
+from container.measure.compare.plan import Plan
+from container.measure.compare.results import Comparison
+from container.measure.compare.server_process import ServerFailed
+from container.measure.simulate.simulation import simulate
+from container.measure.tune import tune_command
+from container.measure.tune.tune_command import tune
+from lmi_server.properties import loader
+from tests.container.measure.compare.made_up import compare_speeds
+from tests.container.measure.compare.test_configurations import CONFIG
+from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
+
+SMALL = ("--users", "8", "--requests", "16", "--input-tokens", "16", "--output-tokens", "8")
+SEARCH = ("--search", "option.max_rolling_batch_size=1,8", "--search", "option.block_size=16")
+SEARCH += (
+    "--search",
+    "option.paged_attention=true",
+    "--search",
+    "option.batch_scheduler_policy=max_utilization",
+)
+SEARCH += ("--search", "option.enable_chunked_prefill=true")
+SEARCH += ("--search", "option.max_rolling_batch_prefill_tokens=64")
+FASTER = "max_rolling_batch_size=8"
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    """A file that runs two sequences at once, with its model."""
+    folder = tmp_path / "file"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    text = "# mine\nengine=MPI\noption.max_rolling_batch_size=2\noption.max_rolling_batch_prefill_tokens=64\n"
+    (folder / "serving.properties").write_text(text + "option.kv_cache_gb=0.1\n")
+    return folder
+
+
+@dataclass
+class FakeRuns:
+    """Real rounds with made-up figures, by the name of the configuration."""
+
+    speeds: Mapping[str, Sequence[float]]
+    run_files: list[str] = field(default_factory=list)
+    num_rounds: int = 0
+    plan: Plan | None = None
+
+    def __call__(self, plan: Plan, *others: Any) -> FakeRuns:
+        self.plan = plan
+        return self
+
+    def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
+        assert self.plan is not None
+        self.run_files += [one.name for one in files]
+        self.num_rounds += num_rounds * len(files)
+        speeds = {name: self.speeds.get(name, [1.0, 1.1]) for name in self.run_files}
+        return replace(compare_speeds(speeds, self.plan.scenarios[0]), plan=self.plan)
+
+
+@pytest.fixture
+def trace(configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of steps that take the same time whatever is in them, on a machine of two cores."""
+    monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
+    path = tmp_path / "trace.jsonl"
+    simulate(rolling_server(configuration), Times(0.25), scenario(20, 40, 20), step_trace=str(path))
+    return path
+
+
+def invoke(*arguments: object, goal: str = "max tokens/s", load: Sequence[str] = SMALL) -> Result:
+    return CliRunner().invoke(tune, [*map(str, arguments), "--goal", goal, *SEARCH, *load])
+
+
+def test_the_best_is_verified_and_written_with_what_was_measured(
+    configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRuns({"file": [100, 101, 99], FASTER: [150, 153, 148]})
+    monkeypatch.setattr(tune_command, "RealRuns", fake)
+    files = ("--json", tmp_path / "all.json", "--report", tmp_path / "page.html")
+    done = invoke(configuration, "--calibrate", trace, *files, "--verify", "2")
+    assert done.exit_code == 0, done.output
+    # The file as it is, then what is predicted to be the best.
+    assert fake.run_files == ["file", FASTER, "max_rolling_batch_size=1"]
+    assert f"{FASTER} is the best of the 3 configurations that were run" in done.stdout
+    assert f"{FASTER} is faster than file by" in done.stdout
+    assert "The simulation was wrong about file (the file as it is): tokens/s" in done.stdout
+    output = configuration / "serving.properties.tuned"
+    text = output.read_text()
+    assert "# mine\nengine=MPI\n# was 2; tokens/s +" in text
+    assert "over the file as it was (95 % interval, 3 rounds)\n" in text
+    assert loader.load(output, {}).config.options.max_rolling_batch_size == 8
+    data = json.loads((tmp_path / "all.json").read_text())
+    assert (data["best"], data["goal_is_met"], data["num_rounds"]) == (FASTER, True, 15)
+    (best,) = [one for one in data["configurations"] if one["name"] == FASTER]
+    assert best["changes"] == {"option.max_rolling_batch_size": "8"}
+    assert best["measured"]["tokens/s"] == 150
+    assert best["ratio_to_file"]["low"] > 1
+    assert best["in_pareto_set"] is True
+    assert best["predicted"]["tokens/s"] == pytest.approx(8 / 0.25, rel=0.5)
+    assert data["verification"]["rounds"]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Tuning" in page
+    assert f"{FASTER} is the best of the 3 configurations that were run" in page
+
+
+def test_a_gain_that_is_not_certain_is_written_as_such(
+    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [100, 200]}))
+    done = invoke(configuration, "--calibrate", trace, "--verify", "1")
+    assert f"too few rounds: {FASTER} may be at" in done.stdout
+    text = (configuration / "serving.properties.tuned").read_text()
+    assert "# was 2; tokens/s +41.4 % over the file as it was (2 rounds: too few to be certain)" in text
+
+
+def test_a_file_that_is_the_best_is_left_alone(
+    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 101]}))
+    done = invoke(configuration, "--calibrate", trace)
+    assert done.exit_code == 0
+    assert "The file needs no change: it is the best" in done.stdout
+    assert f"wrong about the best one: it predicted {FASTER}" in done.stdout
+    assert not (configuration / "serving.properties.tuned").exists()
+
+
+def test_the_nearest_to_a_goal_that_nothing_meets_is_named(
+    configuration: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Latencies are 100 over the speed: 1 s and 0.5 s.
+    monkeypatch.setattr(tune_command, "RealRuns", FakeRuns({"file": [100, 100], FASTER: [200, 200]}))
+    done = invoke(configuration, "--calibrate", trace, goal="p95 latency < 400ms, max tokens/s")
+    assert done.exit_code == 1
+    assert f"meets the goal. The closest is {FASTER}: it misses p95 latency < 400 ms by 25.0 %" in done.stdout
+    assert not (configuration / "serving.properties.tuned").exists()
+
+
+def test_for_another_machine_everything_is_predicted(configuration: Path, tmp_path: Path) -> None:
+    output = tmp_path / "tuned.properties"
+    arguments = (configuration, "--model", configuration, "--device", "A10G", "--output", output)
+    done = invoke(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "Nothing was run: all figures are predicted." in done.stdout
+    assert "a roofline of 1 x A10G" in done.stdout
+    assert "(predicted)" in output.read_text()
+    # In another folder than the file, whose folder has the model.
+    assert loader.load(output, {}).config.source.local_path == configuration
+    again = invoke(*arguments)
+    assert (again.exit_code, "--force overwrites it" in again.stderr) == (2, True)
+    assert invoke(*arguments, "--force").exit_code == 0
+
+
+def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> None:
+    options = ("--search", "option.tensor_parallel_degree=1,64", "--search", "engine=Python")
+    done = invoke(configuration, "--model", configuration, "--device", "A10G", *options)
+    assert done.exit_code == 0, done.output
+    assert "cannot be served: " in done.stdout
+    assert "needs 64 GPUs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--goal", "max speed"), "--goal: no such metric (got speed)"),
+        (("--goal", "max goodput"), "--goal: goodput needs --slo"),
+        (("--device", "A10G", "--verify", "2"), "--verify, --report: not with --device"),
+        (("--device", "A10X"), "device: there is none of this name (got A10X)"),
+        (("--search", "option.block_sise=1"), "--search: unknown key (got option.block_sise)"),
+        (("--output", "none/x"), "there is no folder"),
+    ],
+)
+def test_wrong_options_are_named(options: tuple[str, ...], said: str, configuration: Path) -> None:
+    done = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *options])
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_wrong_file_and_a_failed_server_are_errors_for_people(
+    configuration: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Failing(FakeRuns):
+        def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool) -> Comparison:
+            raise ServerFailed("file: its server ended with exit code 1")
+
+    monkeypatch.setattr(tune_command, "RealRuns", Failing({}))
+    failed = invoke(configuration, "--calibrate", trace)
+    assert failed.exit_code == 1
+    assert "exit code 1; the servers' logs are in" in failed.stderr
+    (configuration / "serving.properties").write_text("engine=MPI\noption.max_rolling_batch_sise=2\n")
+    wrong = invoke(configuration, "--calibrate", trace)
+    assert (wrong.exit_code, "did you mean option.max_rolling_batch_size" in wrong.stderr) == (1, True)
+    # Only the logs of the failed server are kept.
+    assert len(list(tmp_path.glob("lmi-tune-logs-*"))) == 1
