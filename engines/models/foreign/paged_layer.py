@@ -11,8 +11,10 @@ from transformers import AttentionInterface
 
 from engines.kv_cache import KvCache
 from engines.layers.attention_rule import AttentionRule
+from engines.layers.native_step_attention import NativeStepAttention
 from engines.layers.step_attention import StepAttention
 from engines.models.config import AttentionSpec
+from engines.models.foreign.late_rotary import LateRotary, StepAngles, UnsupportedAttention
 from engines.stopwatch import Stopwatch
 
 NAME = "lmi"
@@ -27,10 +29,6 @@ _WITHOUT_EFFECT = frozenset(
 _ATTRIBUTE = "lmi_layer"
 
 
-class UnsupportedAttention(ValueError):
-    """A module attends in a way that the engine's cache does not support."""
-
-
 @dataclass(slots=True)
 class Current:
     """What the step that is computed now has, for all layers of a model."""
@@ -39,10 +37,12 @@ class Current:
     cache: KvCache | None = None
     calls: set[int] = field(default_factory=set)
     """Layers that have attended."""
+    angles: StepAngles = field(default_factory=StepAngles)
 
     def begin(self, step: StepAttention, cache: KvCache) -> None:
         self.step, self.cache = step, cache
         self.calls.clear()
+        self.angles.begin(step)
 
     def end(self, num_layers: int) -> None:
         """Raises `UnsupportedAttention` when not every layer has attended."""
@@ -64,10 +64,12 @@ class PagedLayer:
     current: Current
     stopwatch: Stopwatch
     rule: AttentionRule | None = None
+    rotary: LateRotary | None = None
 
     def attach(self, module: torch.nn.Module) -> None:
         """Let an attention module use this layer."""
         setattr(module, _ATTRIBUTE, self)
+        self.rotary = LateRotary.replace_in(module, self.current.angles) or self.rotary
 
     def attend(
         self,
@@ -93,10 +95,15 @@ class PagedLayer:
                 raise UnsupportedAttention(
                     f"layer {self.index} attends with {tuple(part.shape)}, config.json says {wanted}"
                 )
-        parts = (part[0].transpose(0, 1) for part in (query, key, value))
-        qkv = torch.cat(tuple(parts), 1).view(num_tokens, -1)
+        angles = None
+        if self.rotary is not None:
+            query, key, angles = self.rotary.unturned(query, key)
+        qkv, rule, pool = _side_by_side(query, key, value), self._rule(spec, sinks), cache.layers[self.index]
         self.stopwatch.start()
-        out = step.attend(qkv, self._rule(spec, sinks), cache.layers[self.index])
+        if angles is not None and isinstance(step, NativeStepAttention):
+            out = step.attend(qkv, rule, pool, angles)
+        else:
+            out = step.attend(qkv, rule, pool)
         self.stopwatch.stop("attention")
         return out.view(1, num_tokens, self.num_heads, self.head_dim)[..., :width]
 
@@ -109,6 +116,23 @@ class PagedLayer:
             given = None if sinks is None else sinks.detach().float().contiguous()
             self.rule = AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=given)
         return self.rule
+
+
+def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[1, heads, num_tokens, head_dim] each -> [num_tokens, all heads * head_dim]: of one product, without a copy."""
+    (_, heads, num_tokens, head_dim), kv_heads = query.shape, key.shape[1]
+    width, first = (heads + 2 * kv_heads) * head_dim, query.storage_offset()
+    places = (query, first), (key, first + heads * head_dim), (value, first + (heads + kv_heads) * head_dim)
+    memory = query.untyped_storage().data_ptr()
+    if all(
+        each.stride()[1:] == (head_dim, width, 1)
+        and each.storage_offset() == place
+        and each.untyped_storage().data_ptr() == memory
+        for each, place in places
+    ):
+        return query.as_strided((num_tokens, width), (width, 1))
+    parts = (part[0].transpose(0, 1) for part in (query, key, value))
+    return torch.cat(tuple(parts), 1).view(num_tokens, -1)
 
 
 def _attention(
