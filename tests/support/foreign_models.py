@@ -82,7 +82,7 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
         | {"shared_expert_intermediate_size": 30, "decoder_sparse_step": 2},
     ),
-    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 0.5}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
     "ernie4_5_moe": (
         "ernie4_5_moe",
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1},
