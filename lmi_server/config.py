@@ -37,7 +37,8 @@ class ModelSource:
     """The model's location."""
 
     model_id: str | None = None
-    """`option.model_id`: local folder, hub id or s3:// address; None: the folder of serving.properties."""
+    """`option.model_id`: local folder or GGUF file, hub id or s3:// address; None: the folder of
+    serving.properties."""
     model_dir: str = "."
     """The folder of serving.properties."""
     revision: str | None = None

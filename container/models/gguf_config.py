@@ -1,4 +1,4 @@
-"""The config.json of a model, read from the metadata of its GGUF file."""
+"""The config.json of a model, read from the metadata of its GGUF files."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_used_count": "num_experts_per_tok",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -60,15 +62,20 @@ ARCHITECTURES = {
     "phi3": Architecture("Phi3ForCausalLM", "phi3"),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe"),
 }
 """By the value of `general.architecture`."""
+_MIXTRAL = Architecture("MixtralForCausalLM", "mixtral", interleaved=True)
+"""Of files of Llama with experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The metadata of a GGUF file by key, and its tensors by name."""
+    """The metadata of a model's first GGUF file by key, and the tensors of all by name."""
 
     reader: gguf.GGUFReader
+    others: tuple[gguf.GGUFReader, ...] = ()
+    """Of the files after the first."""
 
     def get(self, key: str) -> Any:
         """Numbers are the shortest with the same fp32 value: 1e-05 for 9.999999747378752e-06."""
@@ -84,18 +91,27 @@ class Metadata:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        return {tensor.name: tensor for tensor in self.reader.tensors}
+        return {tensor.name: tensor for reader in (self.reader, *self.others) for tensor in reader.tensors}
+
+    @property
+    def architecture(self) -> Architecture:
+        """Raises UnknownGguf."""
+        kind = self["general.architecture"]
+        if kind not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise UnknownGguf(f"the GGUF file holds the architecture '{kind}'; known: {known}")
+        has_experts = bool(self.get(f"{kind}.expert_count"))
+        return _MIXTRAL if kind == "llama" and has_experts else ARCHITECTURES[kind]
 
 
 def read_config(metadata: Metadata) -> dict[str, Any]:
     """Return the fields of config.json. Raises UnknownGguf."""
-    kind, tensors = metadata["general.architecture"], metadata.tensors
-    if kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise UnknownGguf(f"the GGUF file holds the architecture '{kind}'; known: {known}")
-    if metadata.get(f"{kind}.expert_count") or (metadata.get("split.count") or 1) > 1:
-        raise UnknownGguf("the GGUF file holds experts, or only a part of a model; neither is supported")
-    architecture = ARCHITECTURES[kind]
+    kind, tensors, architecture = metadata["general.architecture"], metadata.tensors, metadata.architecture
+    count = len(metadata.others) + 1
+    if (stated := metadata.get("split.count") or 1) != count:
+        raise UnknownGguf(
+            f"the model is in {stated} GGUF files, not {count}; names: NAME-00001-of-0000N.gguf"
+        )
     config = {field: metadata[f"{kind}.{key}"] for key, field in _NEEDED.items()}
     found = {field: metadata.get(f"{kind}.{key}") for key, field in _FIELDS.items()}
     config |= {name: value for name, value in found.items() if value}  # a window of 0 means none
@@ -104,6 +120,10 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
         config["query_pre_attn_scalar"] = (
             config["hidden_size"] // config["num_attention_heads"] if wide else config.get("head_dim", 256)
         )
+    if experts := metadata.get(f"{kind}.expert_count"):
+        _require_stacks(tensors)
+        # llama.cpp always makes the shares of the experts of Qwen3 add up to 1.
+        config |= {"num_local_experts": experts, "num_experts": experts, "norm_topk_prob": True}
     tokens = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
     return {
         "architectures": [architecture.name],
@@ -119,9 +139,19 @@ def read_config(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _require_stacks(tensors: Mapping[str, Any]) -> None:
+    """Raise UnknownGguf where each expert is a tensor, as in files of early 2024."""
+    if not any(name.endswith(".ffn_gate_exps.weight") for name in tensors):
+        raise UnknownGguf("the experts in the GGUF file are not one tensor; convert the model again")
+
+
 def _dtype(tensors: Mapping[str, Any]) -> str:
-    """Return the dtype of all matrices; float32 where they differ, or are quantised."""
-    kinds = {tensor.tensor_type.name for tensor in tensors.values() if len(tensor.shape) > 1}
+    """Return the dtype of all matrices but routers; float32 where they differ, or are quantised."""
+    kinds = {
+        tensor.tensor_type.name
+        for name, tensor in tensors.items()
+        if len(tensor.shape) > 1 and not name.endswith(".ffn_gate_inp.weight")
+    }
     return _DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32"
 
 

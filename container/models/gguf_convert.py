@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gguf.quants import dequantize
 
 from container.models.gguf_config import Metadata, UnknownGguf, read_config
-from container.models.gguf_describe import write_json, write_texts
+from container.models.gguf_describe import run, write_json, write_texts
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -114,19 +114,9 @@ def convert_gguf(source: Path, folder: Path, report: Callable[[int, int], None])
     report(total, total)
 
 
-def main(arguments: list[str]) -> int:
-    source, folder = map(Path, arguments)
-
-    def report(done: int, total: int) -> None:
-        print(json.dumps({"done": done, "total": total}), flush=True)
-
-    try:
-        convert_gguf(source, folder, report)
-    except (UnknownGguf, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def _report(done: int, total: int) -> None:
+    print(json.dumps({"done": done, "total": total}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(lambda source, folder: convert_gguf(source, folder, _report)))

@@ -1,8 +1,8 @@
-"""Describe the model in a GGUF file by a model folder: config.json, tokenizer, chat template, and where tensors are.
+"""Describe the model in GGUF files by a model folder: config.json, tokenizer, chat template, and where tensors are.
 
-`python -m container.models.gguf_describe FILE FOLDER`, run as a child process by `container/models/files/gguf.py`.
-Weights stay in the file. The tokenizer is the tokenizer.json beside the file, or one that transformers makes of the
-metadata. Prints nothing on success, else one line on stderr.
+`python -m container.models.gguf_describe FILE FOLDER`, run as a child process by `container/models/files/described.py`.
+FILE is the model's first file, and weights stay in the files. The tokenizer is the tokenizer.json beside the file, or
+one that transformers makes of the metadata. Prints nothing on success, else one line on stderr.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from container.models.gguf_config import ARCHITECTURES, Metadata, UnknownGguf, read_config
+from container.models.gguf_config import Metadata, UnknownGguf, read_config
+from container.models.gguf_names import parts_of
 from engines.models.gguf_index import GgufIndex, GgufTensor
 
 _TOKENIZER = "tokenizer.json"
@@ -27,21 +29,28 @@ _BESIDE = (
 """Files beside a GGUF file that come before what its metadata says."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 _CONTROL_TOKEN = 3  # gguf's TokenType.CONTROL
+_SPACE = "▁"
 
 
 def describe(file: Path, folder: Path) -> None:
     """Write the description into the existing `folder`. Raises UnknownGguf, OSError."""
-    try:
-        metadata = Metadata(gguf.GGUFReader(file))
-    except (ValueError, IndexError, KeyError) as error:
-        raise UnknownGguf(f"{file} is not a whole GGUF file: {error}") from None
+    files = [file.with_name(name) for name in parts_of(file.name)]
+    first, *others = map(_reader, files)
+    metadata = Metadata(first, tuple(others))
     config = read_config(metadata)
     write_json(folder / "config.json", config)
-    _index(file, metadata, config).save(folder)
+    _index(files, metadata, config).save(folder)
     beside = [path for path in map(file.with_name, _BESIDE) if path.is_file()]
     write_texts(file, metadata, folder, with_tokenizer=file.with_name(_TOKENIZER) not in beside)
     for path in beside:
         shutil.copyfile(path, folder / path.name)
+
+
+def _reader(file: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(file)
+    except (ValueError, IndexError, KeyError) as error:
+        raise UnknownGguf(f"{file} is not a whole GGUF file: {error}") from None
 
 
 def write_texts(file: Path, metadata: Metadata, folder: Path, with_tokenizer: bool = True) -> None:
@@ -64,26 +73,26 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def _index(file: Path, metadata: Metadata, config: dict[str, Any]) -> GgufIndex:
-    kind = metadata["general.architecture"]
-    architecture = ARCHITECTURES[kind]
-    heads = config["num_attention_heads"]
+def _index(files: Sequence[Path], metadata: Metadata, config: dict[str, Any]) -> GgufIndex:
+    heads, architecture = config["num_attention_heads"], metadata.architecture
     interleaved = {"attn_q": heads, "attn_k": config.get("num_key_value_heads", heads)}
     return GgufIndex(
-        file=str(file),
-        size=file.stat().st_size,
-        architecture=kind,
+        folder=str(files[0].parent),
+        sizes={file.name: file.stat().st_size for file in files},
+        architecture=metadata["general.architecture"],
         num_layers=config["num_hidden_layers"],
         dtype=config["dtype"],
         interleaved_heads=interleaved if architecture.interleaved else {},
         norm_offset=architecture.norm_offset,
         tensors={
-            name: GgufTensor(
+            tensor.name: GgufTensor(
                 int(tensor.tensor_type),
                 tuple(int(size) for size in reversed(tensor.shape)),
                 int(tensor.data_offset),
+                file.name,
             )
-            for name, tensor in metadata.tensors.items()
+            for file, reader in zip(files, (metadata.reader, *metadata.others), strict=True)
+            for tensor in reader.tensors
         },
     )
 
@@ -94,7 +103,10 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
     if (kind, pre) == ("gpt2", "smollm"):
         return _smollm(metadata)
     from transformers import AutoTokenizer  # takes seconds
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+        GGUF_PRE_TOKENIZER_SPLITS,
+        GGUF_SENTENCEPIECE_BUILDERS,
+    )
 
     advice = f"put its {_TOKENIZER} beside {file}"
     # Of others transformers would take GPT-2's.
@@ -104,13 +116,27 @@ def _tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        backend: Tokenizer = tokenizer.backend_tokenizer
     except Exception as error:  # transformers raises errors of every type
         why = " ".join(str(error).split()) or type(error).__name__
         raise UnknownGguf(
             f"transformers cannot convert the tokenizer of the GGUF file ({why}); {advice}"
         ) from error
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    if kind == "llama" and metadata["general.architecture"] not in GGUF_SENTENCEPIECE_BUILDERS:
+        _prefix_as_sentencepiece(backend, metadata.get("tokenizer.ggml.add_space_prefix") is not False)
     return backend
+
+
+def _prefix_as_sentencepiece(tokenizer: Tokenizer, adds_space: bool) -> None:
+    """Let a tokenizer begin texts as SentencePiece and llama.cpp do: always with one more space, or (`adds_space` is
+    false) never. transformers' LlamaTokenizer adds one only where there is none."""
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = None
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if adds_space else spaces
+    )
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
 
 
 def _smollm(metadata: Metadata) -> Tokenizer:
@@ -127,9 +153,10 @@ def _smollm(metadata: Metadata) -> Tokenizer:
     return tokenizer
 
 
-def main(arguments: list[str]) -> int:
+def run(work: Callable[[Path, Path], None]) -> int:
+    """Do the work on the two paths of the command line; return the process's exit code."""
     try:
-        describe(*map(Path, arguments))
+        work(*map(Path, sys.argv[1:]))
     except (UnknownGguf, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -137,4 +164,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(describe))

@@ -26,23 +26,39 @@ class NativeLayers:
         kept = self.made.get(pool.data)
         if kept is not None and kept[0] is rule:
             return kept[1]
-        spec, rotary = rule.spec, rule.spec.rotary
         made = LayerAttention(
             self.team,
             pool,
             rule.num_heads,
-            spec.scale,
+            rule.spec.scale,
             norms=rule.norms,
             eps=rule.norm_eps,
-            cos_sin=None if rotary is None else self.tables[rotary],
-            interleaved=rotary is not None and rotary.interleaved,
-            window=spec.window,
-            softcap=spec.softcap,
+            window=rule.spec.window,
+            softcap=rule.spec.softcap,
             alibi_slopes=rule.alibi_slopes,
             sinks=rule.sinks,
         )
         self.made[pool.data] = rule, made
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class RowAngles:
+    """Cosines and sines of a step's rows, in place of a table for all positions."""
+
+    cos_sin: torch.Tensor
+    """[num_rows, dim], fp32: cosines of dim / 2 angles, then sines."""
+    interleaved: bool
+    step: Step
+    """The step, with the numbers of its rows for positions."""
+    rows: torch.Tensor
+    """What `step` points to."""
+
+    @classmethod
+    def of(cls, step: Step, cos_sin: torch.Tensor, interleaved: bool) -> RowAngles:
+        rows, numbered = torch.arange(len(cos_sin), dtype=torch.int32), Step.from_buffer_copy(step)
+        numbered.positions = rows.data_ptr()
+        return cls(cos_sin, interleaved, numbered, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +72,13 @@ class NativeStepAttention:
     slot_mapping: torch.Tensor
     """[num_tokens], int32."""
 
-    def attend(self, qkv: torch.Tensor, rule: AttentionRule, pool: Any) -> torch.Tensor:
-        return self.layers.of(rule, pool)(qkv.contiguous(), self.step)
+    def attend(
+        self, qkv: torch.Tensor, rule: AttentionRule, pool: Any, angles: RowAngles | None = None
+    ) -> torch.Tensor:
+        """angles: turn queries and keys by them; None: as the rule says."""
+        layer, rotary, qkv = self.layers.of(rule, pool), rule.spec.rotary, qkv.contiguous()
+        if angles is not None:
+            return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)
+        if rotary is None:
+            return layer(qkv, self.step)
+        return layer(qkv, self.step, self.layers.tables[rotary], rotary.interleaved)

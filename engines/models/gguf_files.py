@@ -1,11 +1,14 @@
-"""Read parts of tensors from a GGUF file under the names of a Hugging Face checkpoint, dequantised.
+"""Read parts of tensors from GGUF files under the names of a Hugging Face checkpoint, dequantised.
 
-Quantised blocks lie along rows, so rows are read apart from each other, and columns only with their whole rows.
+Quantised blocks lie along rows, so rows are read apart from each other, and columns only with their whole rows. Experts
+are one tensor, one after the other.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +24,22 @@ from engines.partition import Shard
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NORM = "_norm.weight"
+_ROUTER = "ffn_gate_inp"
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class GgufFiles(TensorFiles):
-    """All tensors of a GGUF file."""
+    """All tensors of a model in GGUF files."""
 
     def __init__(self, index: GgufIndex) -> None:
         """
         Raises:
-            BadCheckpoint: the file is not the one of the index.
+            BadCheckpoint: the files are not those of the index.
         """
         if index.problem:
             raise BadCheckpoint(index.problem)
         self._index = index
-        self._file = Path(index.file)
-        self.ranges = FolderRanges(self._file.parent)
+        self.ranges = FolderRanges(Path(index.folder))
         architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == index.architecture)
         self._names = get_tensor_name_map(architecture, index.num_layers)
 
@@ -46,7 +50,9 @@ class GgufFiles(TensorFiles):
         return self._tensor(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return _DTYPES[self._index.dtype] if len(self.shape(name)) > 1 else torch.float32
+        if len(self.shape(name)) < 2 or _ROUTER in self._own_name(name):
+            return torch.float32
+        return _DTYPES[self._index.dtype]
 
     def read_rows(self, name: str, start: int, stop: int, out: torch.Tensor) -> int:
         values, num_bytes = self._rows(name, start, stop)
@@ -72,24 +78,36 @@ class GgufFiles(TensorFiles):
 
     def _read(self, tensor: GgufTensor, start: int, stop: int) -> tuple[npt.NDArray[np.float32], int]:
         kind = GGMLQuantizationType(tensor.kind)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-        row_bytes = math.prod(tensor.shape[1:]) // block * block_bytes
+        row_bytes = _num_bytes(kind, tensor.shape[1:])
         data = np.empty((stop - start, row_bytes), np.uint8)
         try:
-            self.ranges.read(self._file.name, tensor.offset + start * row_bytes, data.reshape(-1).data)
+            self.ranges.read(tensor.file, tensor.offset + start * row_bytes, data.reshape(-1).data)
         except EOFError as error:
             raise BadCheckpoint(str(error)) from None
         return np.asarray(dequantize(data, kind), np.float32), data.nbytes
 
     def _tensor(self, name: str) -> GgufTensor:
-        try:
-            return self._index.tensors[self._own_name(name)]
-        except KeyError:
-            raise BadCheckpoint(f"{self._file} has no tensor {name!r}") from None
+        tensor, expert = self._index.tensors.get(self._own_name(name)), _EXPERT.search(name)
+        number = 0 if expert is None else int(expert[1])
+        if tensor is None or number >= tensor.shape[0]:
+            raise BadCheckpoint(
+                f"{self._index.folder}: {' and '.join(self._index.sizes)} has no tensor {name!r}"
+            )
+        if expert is None:
+            return tensor
+        shape = tensor.shape[1:]
+        return replace(tensor, shape=shape, offset=tensor.offset + number * _num_bytes(tensor.kind, shape))
 
     def _own_name(self, name: str) -> str:
-        """Return GGUF's name of a checkpoint's tensor; empty if it has none."""
-        return self._names.get_name(name, (".weight", ".bias")) or ""
+        """Return GGUF's name of a checkpoint's tensor, or of all experts'; empty if it has none."""
+        return self._names.get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias")) or ""
+
+
+def _num_bytes(kind: int, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor of whole blocks."""
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    size: int = math.prod(shape) // block * block_bytes
+    return size
 
 
 def _interleaved(start: int, stop: int, head_dim: int) -> npt.NDArray[np.int64]:

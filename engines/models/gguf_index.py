@@ -1,4 +1,5 @@
-"""Where the tensors of a GGUF file are, and in what form: written once beside a config.json, read by every rank.
+"""Where the tensors of a model in GGUF files are, and in what form: written once beside a config.json, read by every
+rank.
 
 Plain Python. `container/models/gguf_describe.py` writes it.
 """
@@ -22,16 +23,18 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int
     """Of the first byte in the file."""
+    file: str
+    """A name in `GgufIndex.sizes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufIndex:
-    """One GGUF file."""
+    """One GGUF file, or several with parts of a model."""
 
-    file: str
-    """Absolute path."""
-    size: int
-    """Bytes of the file."""
+    folder: str
+    """Absolute path of the files."""
+    sizes: Mapping[str, int]
+    """Bytes of each file by its name."""
     architecture: str
     """Value of `general.architecture`, by which the package gguf knows its names of tensors."""
     num_layers: int
@@ -48,12 +51,16 @@ class GgufIndex:
 
     @property
     def problem(self) -> str:
-        """Why the file is not the one that was described, in one sentence; empty if it is."""
-        try:
-            size = Path(self.file).stat().st_size
-        except OSError as error:
-            return f"{self.file} cannot be read: {error.strerror or error}"
-        return "" if size == self.size else f"{self.file} has {size} bytes, it had {self.size}; start again"
+        """Why the files are not those that were described, in one sentence; empty if they are."""
+        for name, described in self.sizes.items():
+            file = Path(self.folder, name)
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                return f"{file} cannot be read: {error.strerror or error}"
+            if size != described:
+                return f"{file} has {size} bytes, it had {described}; start again"
+        return ""
 
 
 def read_index(folder: Path) -> GgufIndex | None:
@@ -62,7 +69,7 @@ def read_index(folder: Path) -> GgufIndex | None:
         return None
     data = json.loads((folder / NAME).read_text(encoding="utf-8"))
     tensors = {
-        name: GgufTensor(tensor["kind"], tuple(tensor["shape"]), tensor["offset"])
+        name: GgufTensor(**tensor | {"shape": tuple(tensor["shape"])})
         for name, tensor in data.pop("tensors").items()
     }
     return GgufIndex(**data, tensors=tensors)

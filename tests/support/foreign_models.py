@@ -76,6 +76,22 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {"use_bias": True}),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
     "nanochat": ("nanochat", {}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+        | {"shared_expert_intermediate_size": 30, "decoder_sparse_step": 2},
+    ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "moe_layer_start_index": 1},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 8}
+        | {"first_k_dense_replace": 1},
+    ),
     "minicpm3": (
         "minicpm3",
         {"num_key_value_heads": 6, "q_lora_rank": 16, "kv_lora_rank": 12}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.support.tiny_models import save_model
 
 ARCHITECTURES = {
     "llama": "llama",
+    "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -43,30 +46,40 @@ WIDE = SHAPE | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 _Q4_K_BYTES = 144
 
 
-def save_gguf(folder: Path, name: str, kind: Kind, **changes: Any) -> tuple[Path, Path, Path]:
-    """Save a random model of `SHAPES` as a GGUF file whose matrices are of a kind.
+def save_gguf(
+    folder: Path, name: str, kind: Kind, tensors_a_file: int = 0, **changes: Any
+) -> tuple[Path, Path, Path]:
+    """Save a random model of `SHAPES` as a GGUF file whose matrices are of a kind, or as several.
 
-    Returns: the file, its description as a model folder, and a checkpoint of what the file holds.
+    Returns: the first file, its description as a model folder, and a checkpoint of what the files hold.
     """
     checkpoint, file, described = folder / "checkpoint", folder / "file" / "model.gguf", folder / "described"
     save_model(checkpoint, name, **(SHAPE | changes))
     for path in (file.parent, described):
         path.mkdir()
     (file.parent / "tokenizer.json").write_text("{}")
-    write_gguf(checkpoint, file, ARCHITECTURES[name], kind)
+    write_gguf(checkpoint, file, ARCHITECTURES[name], kind, tensors_a_file=tensors_a_file)
+    (file,) = file.parent.glob("*-00001-of-*.gguf" if tensors_a_file else file.name)
     describe(file, described)
     return file, described, checkpoint
 
 
 def write_gguf(
-    checkpoint: Path, file: Path, architecture: str, kind: Kind, tokenizer: Path | None = None, pre: str = ""
+    checkpoint: Path,
+    file: Path,
+    architecture: str,
+    kind: Kind,
+    tokenizer: Path | None = None,
+    pre: str = "",
+    tensors_a_file: int = 0,
 ) -> None:
     """Write the checkpoint as a GGUF file, and what that holds back into the checkpoint.
 
-    tokenizer: a folder with a byte-level BPE; pre: GGUF's name of how it splits texts.
+    tokenizer: a folder with a BPE; pre: GGUF's name of how it splits texts, empty for SentencePiece.
+    tensors_a_file: write several files with so many each; 0: one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=tensors_a_file)
     _write_shape(writer, config, architecture)
     if tokenizer is not None:
         _write_tokenizer(writer, tokenizer, pre)
@@ -74,28 +87,41 @@ def write_gguf(
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     weights = checkpoint / "model.safetensors"
-    held = {}
-    for number, (name, tensor) in enumerate(load_file(weights).items()):
+    tensors, held = load_file(weights), {}
+    for number, (name, stacked) in enumerate(_stacks(tensors).items()):
         there = names.get_name(name, (".weight", ".bias"))
         assert there is not None, name
         part = there.split(".")[-2]
         mixed = heads.get(part) if architecture == "llama" else None
         offset = float(architecture.startswith("gemma") and there.endswith("norm.weight"))
-        values = tensor.numpy() + np.float32(offset)
+        values = np.stack([tensors[each].numpy() for each in stacked]) + np.float32(offset)
+        values = values if "_exps." in there else values[0]
         values = values if mixed is None else permute(values, mixed).reshape(values.shape)
-        stored = kind if values.ndim > 1 else Kind.F32
+        stored = kind if values.ndim > 1 and "ffn_gate_inp" not in there else Kind.F32
         data = _random_q4_k(values.shape, number) if stored is Kind.Q4_K else quantize(values, stored)
         writer.add_tensor(there, data, raw_dtype=stored)
         values = dequantize(data, stored).reshape(values.shape)
         if mixed is not None:
             half = values.shape[0] // mixed // 2
             values = values.reshape(mixed, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
-        held[name] = torch.from_numpy(np.ascontiguousarray(values - np.float32(offset)))
+        values = values if "_exps." in there else values[None]
+        for each, part in zip(stacked, values, strict=True):
+            held[each] = torch.from_numpy(np.ascontiguousarray(part - np.float32(offset)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     save_file(held, weights, {"format": "pt"})
+
+
+def _stacks(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of all experts' tensors by their common name, and the others each by itself."""
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        number = re.search(r"\.experts\.(\d+)\.", name)
+        common = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        found.setdefault(common, {})[int(number[1]) if number else 0] = name
+    return {common: [numbered[i] for i in sorted(numbered)] for common, numbered in found.items()}
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:
@@ -112,6 +138,11 @@ def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architectur
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta"))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if experts := config.get("num_local_experts", config.get("num_experts")):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if width := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(width)
     for field, add in (
         ("sliding_window", writer.add_sliding_window),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
@@ -123,16 +154,25 @@ def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any], architectur
     writer.add_eos_token_id(config["eos_token_id"])
 
 
+def _token_type(token: str, special: bool) -> gguf.TokenType:
+    if re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return gguf.TokenType.BYTE
+    return gguf.TokenType.CONTROL if special else gguf.TokenType.NORMAL
+
+
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     data = json.loads((folder / "tokenizer.json").read_text())
     special = {token["id"]: token["content"] for token in data["added_tokens"]}
     tokens = {number: token for token, number in data["model"]["vocab"].items()} | special
     assert sorted(tokens) == list(range(len(tokens)))
     merges = data["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_model("gpt2" if pre else "llama")
+    writer.add_tokenizer_pre(pre or "default")
     writer.add_token_list([tokens[number] for number in range(len(tokens))])
-    writer.add_token_types([3 if number in special else 1 for number in range(len(tokens))])
+    writer.add_token_types([_token_type(tokens[number], number in special) for number in range(len(tokens))])
+    if not pre:
+        writer.add_token_scores([-float(number) for number in range(len(tokens))])
+        writer.add_add_space_prefix("Prepend" in json.dumps(data["normalizer"]))
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_chat_template("{{ messages }}")
 

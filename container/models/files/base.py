@@ -8,7 +8,9 @@ from pathlib import Path
 from container.models.errors import ModelNotAvailable
 from container.models.files import fetch
 from container.models.files.copies import copy_name, last_published
+from container.models.files.described import first_files, locate_description, make_description
 from container.models.files.remote import Remote, Selection
+from container.models.gguf_names import split_address
 from container.progress import ProgressView
 from lmi_server.config import ModelSource
 
@@ -55,17 +57,19 @@ class RemoteScheme(Scheme):
         return copy_name(self.name(source), _selection(source))
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
-        return None if self.refusal(source) else last_published(self.copy_name(source), cache)
+        copy = None if self.refusal(source) else last_published(self.copy_name(source), cache)
+        files = [] if copy is None else first_files(copy)
+        return locate_description(files[0], cache) if files else copy
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
         if folder is not None and self.is_pinned(source):
             return folder
-        return fetch.obtain(self._remote(source), cache, view, _selection(source))
+        return _served(fetch.obtain(self._remote(source), cache, view, _selection(source)), cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """As `obtain`, but compares the files of an existing copy with the remote. Raises ModelNotAvailable."""
-        return fetch.verify(self._remote(source), cache, view, _selection(source))
+        return _served(fetch.verify(self._remote(source), cache, view, _selection(source)), cache, view)
 
     def _remote(self, source: ModelSource) -> Remote:
         if sentence := self.refusal(source):
@@ -73,5 +77,12 @@ class RemoteScheme(Scheme):
         return self.remote(source)
 
 
+def _served(copy: Path, cache: Path, view: ProgressView) -> Path:
+    """The folder that is served of a copy: of GGUF files their description. Raises ModelNotAvailable."""
+    files = first_files(copy)
+    return make_description(files[0], cache, view) if files else copy
+
+
 def _selection(source: ModelSource) -> Selection:
-    return Selection(source.trust_remote_code, source.load_format != "dummy", source.load_format == "stream")
+    load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
+    return Selection(source.trust_remote_code, load_format != "dummy", load_format == "stream", gguf)

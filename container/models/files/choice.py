@@ -11,6 +11,7 @@ from typing import Any
 from container.models import pickled
 from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
+from container.models.gguf_names import SUFFIX, has_quantisation, is_first, parts_of
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -20,7 +21,7 @@ _WEIGHTS = ".safetensors"
 _SINGLE = "model.safetensors"
 _SUFFIXES = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Weights, configurations, chat templates, vocabularies and merges, and tokenizers that are not JSON."""
-_OTHER_FORMATS = (*pickled.SUFFIXES, ".gguf", ".h5", ".msgpack", ".onnx")
+_OTHER_FORMATS = (*pickled.SUFFIXES, SUFFIX, ".h5", ".msgpack", ".onnx")
 WEIGHTS_FORMATS = (_WEIGHTS, *_OTHER_FORMATS)
 
 MAX_FILES = 4096
@@ -32,6 +33,10 @@ _MAX_PATH_BYTES = 1024
 
 
 def is_weights(path: str) -> bool:
+    return path.endswith((_WEIGHTS, SUFFIX))
+
+
+def is_safetensors(path: str) -> bool:
     return path.endswith(_WEIGHTS)
 
 
@@ -68,18 +73,21 @@ def _unsafe(path: str) -> str:
 def choose(snapshot: Snapshot) -> Snapshot:
     """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes, and chat templates.
 
-    Raises: ModelNotAvailable: a refused name, no config.json, no safetensors where weights are needed, or too much.
+    Raises: ModelNotAvailable: a refused name, no config.json, no weights where they are needed, or too much.
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
             raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
     suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
-    _require_model(snapshot, top)
+    gguf = _gguf_files(snapshot)
+    if not gguf:
+        _require_model(snapshot, top)
     selected = {path: file for path, file in top.items() if path.endswith(suffixes)}
     selected |= {file.path: file for file in snapshot.files if _is_template(file.path)}
-    if not snapshot.selection.with_weights:
+    if gguf or not snapshot.selection.with_weights:
         selected = {path: file for path, file in selected.items() if not is_weights(path) and path != INDEX}
+    selected |= {file.path: file for file in snapshot.files if file.path in gguf}
     if _SINGLE in selected:
         # As in transformers, this one file is the model; others are adapters or copies of the same weights.
         weights = {path for path in selected if is_weights(path)}
@@ -88,6 +96,35 @@ def choose(snapshot: Snapshot) -> Snapshot:
     files = tuple(selected[path] for path in sorted(selected))
     _bound(snapshot.name, files)
     return dataclasses.replace(snapshot, files=files)
+
+
+def _gguf_files(snapshot: Snapshot) -> list[str]:
+    """The GGUF files of the model: those that are named, or the only ones where there are no safetensors.
+
+    Raises: ModelNotAvailable.
+    """
+    name, wanted, paths = snapshot.name, snapshot.selection.gguf, [file.path for file in snapshot.files]
+    listed = [path for path in paths if is_first(path) and not path.rpartition("/")[2].startswith("mmproj")]
+    if wanted:
+        first = parts_of(wanted)[0]
+        found = [path for path in listed if path == first or has_quantisation(path, wanted)]
+    elif not snapshot.selection.with_weights or any(map(is_safetensors, paths)):
+        return []
+    else:
+        found = [path for path in listed if "/" not in path]
+    if not wanted and not found:
+        return []
+    if len(found) != 1:
+        what = "several GGUF files" if found else f"no GGUF file {wanted}"
+        raise ModelNotAvailable(
+            f"{name} has {what}; name one of them in option.model_id: {_short(found or listed) or 'there is none'}"
+        )
+    if snapshot.selection.streamed or not snapshot.selection.with_weights:
+        raise ModelNotAvailable(f"{name}: a GGUF file is fetched as a whole; set option.load_format=auto")
+    parts = parts_of(found[0])
+    if missing := set(parts).difference(paths):
+        raise ModelNotAvailable(f"{name} has only a part of the model: it lacks {_short(missing)}")
+    return parts
 
 
 def _is_template(path: str) -> bool:
@@ -99,7 +136,7 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     name = snapshot.name
     if CONFIG not in top:
         raise ModelNotAvailable(f"{name} holds no model: it has no {CONFIG}; there {_listed(top)}")
-    if not snapshot.selection.with_weights or any(is_weights(path) for path in top):
+    if not snapshot.selection.with_weights or any(map(is_safetensors, top)):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
     if others:
@@ -149,7 +186,7 @@ def _shards(where: str, index: Path) -> set[str]:
         raise ModelNotAvailable(f"{where} has no 'weight_map'; it must say which file holds which tensor")
     shards = set()
     for shard in weight_map.values():
-        if not isinstance(shard, str) or _unsafe(shard) or "/" in shard or not is_weights(shard):
+        if not isinstance(shard, str) or _unsafe(shard) or "/" in shard or not is_safetensors(shard):
             raise ModelNotAvailable(
                 f"{where} names {shown(str(shard))}, which is no {_WEIGHTS} file of this model"
             )

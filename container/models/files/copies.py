@@ -22,6 +22,7 @@ from typing import Any
 from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Selection, Snapshot
 from container.models.publish import replace_text
+from engines.models.gguf_index import read_index
 
 _MAX_JSON_BYTES = 4 << 20
 _MAX_SLUG = 80
@@ -45,6 +46,8 @@ def key(name: str) -> str:
 
 def copy_name(name: str, selection: Selection) -> str:
     """Name of the copies of the remote `name`; a copy without weights is never used as a whole one."""
+    if selection.gguf:
+        name = f"{name} ({selection.gguf})"
     if selection.streamed:
         return f"{name} (headers of weights)"
     return name if selection.with_weights else f"{name} (without weights)"
@@ -105,7 +108,7 @@ class Copy:
         """Unpublish an incomplete copy: move files of the right size to `part` and remove the others."""
         for file in self.snapshot.files:
             if _size(self.folder / file.path) == file.size:
-                (self.part / file.path).parent.mkdir(exist_ok=True)
+                (self.part / file.path).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / file.path).rename(self.part / file.path)
         shutil.rmtree(self.folder)
 
@@ -148,14 +151,20 @@ def last_published(name: str, cache: Path) -> Path | None:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep a copy from being removed by `prune` while the block runs; does nothing for other folders.
+    """Keep a copy, or that with the GGUF files of a description, from being removed by `prune` while the block runs;
+    does nothing for other folders.
 
     Raises: ModelNotAvailable: it has just been removed.
     """
+    index = read_index(folder) if folder.is_dir() else None
+    files = folder if index is None else Path(index.folder)
     with ExitStack() as stack:
-        with suppress(OSError):  # not a copy, or a file system without locks, where `prune` removes nothing
-            file = stack.enter_context((folder.parent / ".remote" / f"{folder.name}.json").open("rb"))
-            fcntl.flock(file, fcntl.LOCK_SH)
+        for copy in (files, *files.parents):
+            with suppress(
+                OSError
+            ):  # not a copy, or a file system without locks, where `prune` removes nothing
+                file = stack.enter_context((copy.parent / ".remote" / f"{copy.name}.json").open("rb"))
+                fcntl.flock(file, fcntl.LOCK_SH)
         if not folder.is_dir():
             raise ModelNotAvailable(f"{folder} has just been removed; start again")
         yield

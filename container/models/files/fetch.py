@@ -206,12 +206,12 @@ class _Fetch:
             return None
         unfinished = choice.safe_join(self.copy.part / _UNFINISHED, file.path)
         for path in (target, unfinished):
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         verification = self.remote.fetch(file, unfinished, report)
         where = f"{self.copy.snapshot.name}{'' if self.copy.snapshot.name.endswith('/') else ' '}{file.path}"
         if (size := unfinished.stat().st_size) != file.size:
             raise ModelNotAvailable(f"{where} came with {size} bytes; {file.size} were listed")
-        if choice.is_weights(file.path):
+        if choice.is_safetensors(file.path):
             try:
                 safetensors_headers.require_complete(unfinished)
             except safetensors_headers.DamagedFile as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
-from container.models.files import choice, gguf, safetensors_headers
+from container.models.files import choice, described, safetensors_headers
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
@@ -21,7 +21,7 @@ def weights_problem(folder: Path) -> str | None:
     the headers of the files; of a GGUF file only the size.
     """
     if (folder / gguf_index.NAME).is_file():
-        return gguf.problem(folder)
+        return described.problem(folder)
     listed = [folder / choice.CONFIG, folder / choice.INDEX]
     listed += [path for path in folder.iterdir() if path.name.endswith(choice.WEIGHTS_FORMATS)]
     files = tuple(RemoteFile(path.name, path.stat().st_size, "") for path in listed if path.is_file())
@@ -31,7 +31,7 @@ def weights_problem(folder: Path) -> str | None:
             snapshot = choice.keep_shards(snapshot, folder / choice.INDEX)
     except ModelNotAvailable as error:
         return str(error)
-    for file in filter(lambda file: choice.is_weights(file.path), snapshot.files):
+    for file in filter(lambda file: choice.is_safetensors(file.path), snapshot.files):
         try:
             safetensors_headers.require_complete(folder / file.path)
         except safetensors_headers.DamagedFile as error:

@@ -33,6 +33,8 @@ class Selection:
     with_weights: bool = True
     streamed: bool = False
     """Whether weights stay where they are: their files have headers here, and holes where tensors are."""
+    gguf: str = ""
+    """The GGUF file, or the quantisation of the only one; empty: none is named."""
 
 
 WITHOUT_CODE = Selection()

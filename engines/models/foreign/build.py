@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -14,10 +14,12 @@ import lmi_kernels
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.models.foreign.decoder import ForeignDecoder
 from engines.models.foreign.description import ForeignConfig
+from engines.models.foreign.experts import DOWN, GATE_UP, PackedExperts, experts_activation
 from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
 from engines.models.foreign.paged_layer import NAME, Current, PagedLayer
-from engines.models.foreign.patterns import gate_activation, native_norm
+from engines.models.foreign.patterns import epsilon, gate_activation, native_norm
 from engines.models.foreign.renames import stored_names
+from engines.models.foreign.split_norm import SplitNorm
 from engines.models.parts import Parts
 from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard, split_evenly
@@ -73,11 +75,13 @@ class _Builder:
         self._module = module
         self._split = config.split_plan(parts.comm.world_size, parts.comm.rank)
         self._stored = stored_names(module, (name for name, _ in config.tensors))
+        self._norm_widths: dict[str, int] = {}
+        """Features of norms that ranks share, by their paths."""
 
     def fill(self) -> None:
         self._vocabulary()
         for path, owner in list(self._module.named_modules()):
-            if (mlp := self._gated_mlp(path, owner)) is not None:
+            if (mlp := self._gated_mlp(path, owner) or self._experts(path, owner)) is not None:
                 self._set(path, mlp)
             else:
                 self._linears(path, owner)
@@ -91,7 +95,7 @@ class _Builder:
             if buffer.dim() and name in stored and self._weights.has(self._name(name)):
                 self._set(name, self._whole(name, buffer))
         for path, owner in list(self._module.named_modules()):
-            if (norm := native_norm(owner)) is not None:
+            if (norm := self._split_norm(path, owner) or native_norm(owner)) is not None:
                 self._set(path, norm)
 
     def _vocabulary(self) -> None:
@@ -137,6 +141,24 @@ class _Builder:
             packed = self._weights.pack(weight, bias, activation)
             return PackedMlp(packed, self._linear(f"{path}.{_DOWN}", down))
         return None
+
+    def _experts(self, path: str, owner: Any) -> PackedExperts | None:
+        """Make what replaces a module of experts; None: it is not one."""
+        activation = experts_activation(owner)
+        if activation is None:
+            return None
+        gate_up, down = (self._stack(f"{path}.{name}", getattr(owner, name)) for name in (GATE_UP, DOWN))
+        packed = lmi_kernels.pack_experts(gate_up, down, self._weights.pack, activation)
+        return PackedExperts(packed, len(gate_up))
+
+    def _stack(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Read a tensor of all experts, which may be stored in parts."""
+        (count, height, width), names = tensor.shape, self._stored.get(name, ())
+        if len(names) < 2:
+            return self._weights.whole(self._name(name), tuple(tensor.shape))
+        part = Shard(0, count * height // len(names))
+        stacked = self._weights.rows(names, [part] * len(names), (count * height, width))
+        return stacked.view(count, height, width)
 
     def _linears(self, path: str, owner: nn.Module) -> None:
         """Replace the linears of one module."""
@@ -186,15 +208,36 @@ class _Builder:
         # Rank 0 alone adds a bias to the sum.
         return PackedLinear(self._weights.pack(weight, bias if self._comm.rank == 0 else None), self._comm)
 
+    def _split_norm(self, path: str, norm: nn.Module) -> SplitNorm | None:
+        """Make what replaces a norm over features of all ranks, of which it has this rank's; None: it is not one."""
+        width = self._norm_widths.get(path)
+        if width is None:
+            return None
+        (rows,), before = self._split.of(path, (width, 1)).rows, 0
+        if self._comm.rank > 0:
+            others = self._config.split_plan(self._comm.world_size, self._comm.rank - 1)
+            before = others.of(path, (width, 1)).rows[0].stop
+        # Of ranks with the same KV head only the first counts it.
+        return SplitNorm(
+            cast(torch.Tensor, norm.weight),
+            cast(float, epsilon(norm)),
+            width,
+            max(before - rows.start, 0),
+            self._comm,
+        )
+
     def _ranges(self, path: str, linear: nn.Linear) -> tuple[Shard, ...]:
         """Return this rank's ranges of a linear's outputs."""
         split = self._split.of(path, (linear.out_features, linear.in_features))
         return split.rows or (Shard(0, linear.out_features),)
 
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Read what is no linear: every rank has all of it, but for norms with a weight for each head."""
+        """Read what is no linear: every rank has all of it, but for norms of all heads, or with a weight for each."""
         shape, heads = tuple(tensor.shape), Shard(0, tensor.shape[0])
-        share, config = self._split.head_share, self._config
+        share, config, path = self._split.head_share, self._config, name.rpartition(".")[0]
+        if (rows := self._split.of(path, (shape[0], 1)).rows) and len(shape) == 1:
+            self._norm_widths[path] = shape[0]
+            (heads,) = rows
         if shape == (config.num_kv_heads, config.head_dim):
             heads = share.keys_values
         if shape == (config.num_heads, config.head_dim):
@@ -205,7 +248,7 @@ class _Builder:
 
     def _name(self, name: str) -> str:
         """Return a tensor's name in the checkpoint."""
-        return self._stored.get(name, name)
+        return self._stored.get(name, (name,))[0]
 
     def _set(self, path: str, value: Any) -> None:
         owner, name = self._owner(path)

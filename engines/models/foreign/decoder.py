@@ -101,5 +101,11 @@ class _GivenHidden(nn.Module):
         """Some heads call the decoder in the base model."""
         return self
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+    def forward(self, *args: Any, **kwargs: Any) -> _HiddenOnly:
+        return _HiddenOnly(last_hidden_state=self.hidden)
+
+
+class _HiddenOnly(BaseModelOutputWithPastAndCrossAttentions):
+    """What heads read of the base model's output, models with experts too."""
+
+    router_logits = None

@@ -29,13 +29,18 @@ _OBSTACLES = (
         r"\n +(indices|block_indices|position_bias)=",
         "its attention takes more than keys, values and a window",
     ),
-    (r"class \w*Experts\(|\.experts = ", "it has experts"),
+    (
+        r"\A(?!.*\n@use_experts_implementation\nclass ).*(class \w*Experts\(|\.experts = )",
+        "its experts have another form than those of OLMoE",
+    ),
 )
 """Patterns in the source of what cannot run this way."""
 _SEEN_OTHERWISE = {
     "CohereCompassForCausalLM": "its rotary embedding needs more than a text's positions",
     "DiffLlamaForCausalLM": "its layers attend twice",
     "DogeForCausalLM": "its attention has masks of its own",
+    "HunYuanMoEV1ForCausalLM": "its code reads the weight of a linear",
+    "MiMoV2FlashForCausalLM": "its layers have heads of several widths",
     "MllamaForCausalLM": "it attends to images",
     "MoshiForCausalLM": "it takes more than text",
 }
@@ -78,9 +83,9 @@ class ForeignConfig(ModelConfig):
         weight = shapes.get(f"{module}.weight", ())
         if len(weight) == 2 and weight[0] == self.vocab_size:
             return size // shape[0] * split_evenly(shape[0], split.ranks, split.rank).size
-        if len(weight) != 2 or kind not in ("weight", "bias"):
+        if not weight or kind not in ("weight", "bias"):
             return size
-        part = split.of(module, (weight[0], weight[1]))
+        part = split.of(module, (weight[0], math.prod(weight[1:])))
         if part.rows:
             return size // shape[0] * sum(rows.size for rows in part.rows)
         if part.columns is not None and kind == "weight":

@@ -11,8 +11,10 @@ from transformers import AttentionInterface
 
 from engines.kv_cache import KvCache
 from engines.layers.attention_rule import AttentionRule
+from engines.layers.native_step_attention import NativeStepAttention
 from engines.layers.step_attention import StepAttention
 from engines.models.config import AttentionSpec
+from engines.models.foreign.late_rotary import LateRotary, StepAngles, UnsupportedAttention
 from engines.stopwatch import Stopwatch
 
 NAME = "lmi"
@@ -27,10 +29,6 @@ _WITHOUT_EFFECT = frozenset(
 _ATTRIBUTE = "lmi_layer"
 
 
-class UnsupportedAttention(ValueError):
-    """A module attends in a way that the engine's cache does not support."""
-
-
 @dataclass(slots=True)
 class Current:
     """What the step that is computed now has, for all layers of a model."""
@@ -39,10 +37,12 @@ class Current:
     cache: KvCache | None = None
     calls: set[int] = field(default_factory=set)
     """Layers that have attended."""
+    angles: StepAngles = field(default_factory=StepAngles)
 
     def begin(self, step: StepAttention, cache: KvCache) -> None:
         self.step, self.cache = step, cache
         self.calls.clear()
+        self.angles.begin(step)
 
     def end(self, num_layers: int) -> None:
         """Raises `UnsupportedAttention` when not every layer has attended."""
@@ -64,22 +64,24 @@ class PagedLayer:
     current: Current
     stopwatch: Stopwatch
     rule: AttentionRule | None = None
+    arguments: tuple[Any, ...] = ()
+    """Of the module's call, by which the rule was made."""
+    rotary: LateRotary | None = None
 
     def attach(self, module: torch.nn.Module) -> None:
         """Let an attention module use this layer."""
         setattr(module, _ATTRIBUTE, self)
+        self.rotary = LateRotary.replace_in(module, self.current.angles) or self.rotary
 
     def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        spec: AttentionSpec,
-        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """query, key, value: [1, heads, num_tokens, head_dim] -> [1, num_tokens, num_heads, value's head_dim]."""
-        step, cache = self.current.step, self.current.cache
-        if step is None or cache is None:
+        step, cache, rule = self.current.step, self.current.cache, self.rule
+        if step is None or cache is None or rule is None:
             raise UnsupportedAttention("attention outside of a step")
         if self.index in self.current.calls:
             raise UnsupportedAttention(f"layer {self.index} attends twice in a step")
@@ -93,22 +95,42 @@ class PagedLayer:
                 raise UnsupportedAttention(
                     f"layer {self.index} attends with {tuple(part.shape)}, config.json says {wanted}"
                 )
-        parts = (part[0].transpose(0, 1) for part in (query, key, value))
-        qkv = torch.cat(tuple(parts), 1).view(num_tokens, -1)
+        angles = None
+        if self.rotary is not None:
+            query, key, angles = self.rotary.unturned(query, key)
+        qkv, pool = _side_by_side(query, key, value), cache.layers[self.index]
         self.stopwatch.start()
-        out = step.attend(qkv, self._rule(spec, sinks), cache.layers[self.index])
+        if angles is not None and isinstance(step, NativeStepAttention):
+            out = step.attend(qkv, rule, pool, angles)
+        else:
+            out = step.attend(qkv, rule, pool)
         self.stopwatch.stop("attention")
         return out.view(1, num_tokens, self.num_heads, self.head_dim)[..., :width]
 
-    def _rule(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
-        if self.rule is None or self.rule.spec != spec:
-            if spec.window != self.window:
-                raise UnsupportedAttention(
-                    f"layer {self.index} has a window of {spec.window}, config.json says {self.window}"
-                )
-            given = None if sinks is None else sinks.detach().float().contiguous()
-            self.rule = AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=given)
-        return self.rule
+    def rule_of(self, spec: AttentionSpec, sinks: torch.Tensor | None) -> AttentionRule:
+        if spec.window != self.window:
+            raise UnsupportedAttention(
+                f"layer {self.index} has a window of {spec.window}, config.json says {self.window}"
+            )
+        given = None if sinks is None else sinks.detach().float().contiguous()
+        return AttentionRule(spec, self.num_heads, self.num_kv_heads, self.head_dim, sinks=given)
+
+
+def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[1, heads, num_tokens, head_dim] each -> [num_tokens, all heads * head_dim]: of one product, without a copy."""
+    (_, heads, num_tokens, head_dim), kv_heads = query.shape, key.shape[1]
+    width, first, size = (heads + 2 * kv_heads) * head_dim, query.data_ptr(), query.element_size()
+    strides = query.stride()
+    if (
+        strides[1:] == (head_dim, width, 1)
+        and key.stride() == value.stride() == strides
+        and key.data_ptr() == first + heads * head_dim * size
+        and value.data_ptr() == first + (heads + kv_heads) * head_dim * size
+        and query.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    ):
+        return query.as_strided((num_tokens, width), (width, 1))
+    parts = (part[0].transpose(0, 1) for part in (query, key, value))
+    return torch.cat(tuple(parts), 1).view(num_tokens, -1)
 
 
 def _attention(
@@ -131,9 +153,12 @@ def _attention(
         raise UnsupportedAttention(
             f"{type(module).__name__} attends to something other than a sequence's earlier tokens{what}"
         )
-    scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
-    spec = AttentionSpec(scale, None, window=sliding_window, softcap=softcap, sinks=s_aux is not None)
-    return layer.attend(query, key, value, spec, s_aux), None
+    arguments = scaling, sliding_window, softcap, s_aux is None
+    if layer.arguments != arguments:
+        scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
+        spec = AttentionSpec(scale, None, window=sliding_window, softcap=softcap, sinks=s_aux is not None)
+        layer.rule, layer.arguments = layer.rule_of(spec, s_aux), arguments
+    return layer.attend(query, key, value), None
 
 
 AttentionInterface.register(NAME, _attention)

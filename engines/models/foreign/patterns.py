@@ -30,16 +30,21 @@ class NativeNorm(nn.Module):
         return self._norm(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
+def epsilon(norm: nn.Module) -> float | None:
+    """Return what a norm adds to the mean of squares; None: it is not known."""
+    found = next((getattr(norm, name) for name in _EPS_NAMES if hasattr(norm, name)), None)
+    return found if isinstance(found, float) else None
+
+
 def native_norm(module: nn.Module) -> NativeNorm | None:
     """Return what replaces a norm that has its weights; None: nothing does."""
-    named = dict(module.named_parameters())
-    eps = next((getattr(module, name) for name in _EPS_NAMES if hasattr(module, name)), None)
+    named, eps = dict(module.named_parameters()), epsilon(module)
     if shared_team() is None or not type(module).__name__.endswith("RMSNorm") or list(named) != ["weight"]:
         return None
     weight = named["weight"]
-    if weight.dim() != 1 or weight.device.type != "cpu" or not isinstance(eps, float):
+    if weight.dim() != 1 or weight.device.type != "cpu" or eps is None:
         return None
-    x = _numbers(_ROWS, len(weight))
+    x = numbers(_ROWS, len(weight))
     with torch.inference_mode():
         expected = module(x)
         # Some store their weights less 1.
@@ -58,7 +63,7 @@ def gate_activation(
         widths: of the module's input, and of its middle.
     """
     width, middle = widths
-    both = _numbers(_ROWS, 2 * middle)
+    both = numbers(_ROWS, 2 * middle)
     results = both.chunk(2, -1) if len(linears) == 2 else (both,)
     children = {name: getattr(module, name) for name in (*linears, down)}
     try:
@@ -66,12 +71,17 @@ def gate_activation(
             setattr(module, name, _Constant(result))
         setattr(module, down, nn.Identity())
         with torch.inference_mode():
-            computed = module(_numbers(_ROWS, width))
+            computed = module(numbers(_ROWS, width))
     except Exception:  # another module's code, on numbers that it may not expect
         return None
     finally:
         for name, child in children.items():
             setattr(module, name, child)
+    return activation_of(both, computed)
+
+
+def activation_of(both: torch.Tensor, computed: torch.Tensor) -> Activation | None:
+    """Return act where `computed` is act(gate) * up, both side by side; None: it is something else."""
     gate, up = (half.contiguous() for half in both.chunk(2, -1))
     for kind in get_args(Activation):
         if torch.allclose(activate(gate, kind) * up, computed, 1e-6, 1e-6):
@@ -89,5 +99,6 @@ class _Constant(nn.Module):
         return self._result
 
 
-def _numbers(rows: int, width: int) -> torch.Tensor:
+def numbers(rows: int, width: int) -> torch.Tensor:
+    """Return what modules are tried on."""
     return torch.linspace(-3, 3, rows * width).sin_().mul_(20).view(rows, width)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -16,8 +18,9 @@ from transformers.core_model_loading import (
 from engines.models.tensor_files import BadCheckpoint
 
 
-def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, str]:
-    """Return the checkpoint's name of each tensor of a module, as transformers' own loading finds it.
+def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Return the checkpoint's name of each tensor of a module, as transformers' own loading finds it. For a tensor of
+    all experts these are the names of each expert's parts, one below the other.
 
     names: of the checkpoint's tensors.
 
@@ -27,13 +30,23 @@ def stored_names(module: Any, names: Iterable[str]) -> Mapping[str, str]:
     transforms = get_model_conversion_mapping(module)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
-    own, found = module.state_dict(), {}
+    own = module.state_dict()
+    found: dict[str, list[str]] = {}
     for stored in sorted(names, key=dot_natural_key):
         name, converted = rename_source_key(stored, renamings, converters, module.base_model_prefix, own)
-        if converted is not None:
+        if converted is not None and not _stacks_experts(converters, converted):
             raise BadCheckpoint(
                 f"tensor {stored!r} is not stored as {type(module).__name__} has it; engine=Python with"
                 " option.rolling_batch=disable converts it"
             )
-        found[name] = stored
+        found.setdefault(name, []).append(stored)
     return found
+
+
+def _stacks_experts(converters: Sequence[WeightConverter], pattern: str) -> bool:
+    """Whether a tensor of each expert, or two, the second below the first, become one of all. The names' order is that
+    of the rows: `gate_proj` and `up_proj`, `w1` and `w3`."""
+    used = next(each for each in converters if pattern in each.source_patterns)
+    kinds = [(type(each), each.dim) for each in used.operations if hasattr(each, "dim")]
+    in_order = list(used.source_patterns) == sorted(used.source_patterns)
+    return in_order and kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])

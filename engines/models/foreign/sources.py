@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from engines.models.foreign.split import NORMS_OF_ALL_HEADS, with_split_norms
+
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _ENCODER_DECODER = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
 
@@ -33,7 +35,8 @@ class Source:
     @property
     def plan(self) -> Mapping[str, str] | None:
         """How tensor parallelism splits modules, by pattern of their names; None: transformers has no such plan."""
-        return self.defaults.get("base_model_tp_plan")
+        plan = self.defaults.get("base_model_tp_plan")
+        return with_split_norms(plan) if plan and NORMS_OF_ALL_HEADS in self.modeling else plan
 
 
 @cache

@@ -11,6 +11,10 @@ from engines.partition import HeadShare, Shard, split_evenly, split_heads
 _HALVES = "gate_up_proj"
 """Name of a linear whose outputs are two halves, each of which is split."""
 _WHOLE = ("replicated_with_grad_allreduce",)
+_GATHERED = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
+"""How attention is split, by how transformers' plan gathers and splits again."""
+NORMS_OF_ALL_HEADS = "self.q_norm(self.q_proj(hidden_states))"
+"""Source of attention with one norm over all queries, and one over all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,17 @@ class SplitPlan:
             if features == heads * self.head_dim:
                 return part.scaled(self.head_dim)
         raise ValueError(f"{pattern} has {features} features, which are not those of whole heads")
+
+
+def with_split_norms(plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the plan of a model with `NORMS_OF_ALL_HEADS`: transformers gathers what is normalised, here ranks sum the
+    squares."""
+    split = {
+        pattern: _GATHERED.get(style, style) if _is_attention(pattern) else style
+        for pattern, style in plan.items()
+    }
+    found = {pattern: style for pattern, style in split.items() if pattern.endswith((".q_proj", ".k_proj"))}
+    return split | {f"{pattern.removesuffix('proj')}norm": style for pattern, style in found.items()}
 
 
 def why_not_split(plan: Mapping[str, str] | None) -> str:

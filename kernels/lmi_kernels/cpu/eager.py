@@ -15,22 +15,28 @@ class Product:
     def __init__(self, weight: NativeWeight) -> None:
         self._weight = weight
         self._linear = Linear(weight=weight.handle, **weight.epilogue)
-        self._program = Program([self._linear])
+        self._program, self._step = Program([self._linear]), Step(num_rows=-1)
+        # Of a gated weight whole panels come out.
+        self._width = padded(weight.width) if weight.gated else weight.width
+        self._scratch: list[tuple[str, int, torch.dtype]] = []
+        """For as many rows as the last call had: fields, and what they point to."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `multiply`."""
-        weight, linear = self._weight, self._linear
+        linear, step, width = self._linear, self._step, self._weight.width
         x = _as_rows(x)
-        # Of a gated weight whole panels come out.
-        y = torch.empty(x.shape[0], padded(weight.width) if weight.gated else weight.width)
-        sizes = weight.scratch_sizes(x.shape[0]).items()
-        scratch = {name: _scratch(name, size, dtype) for name, (size, dtype) in sizes}
+        num_rows = x.shape[0]
+        y = torch.empty(num_rows, self._width)
+        if step.num_rows != num_rows:
+            step.num_rows = num_rows
+            sizes = self._weight.scratch_sizes(num_rows)
+            self._scratch = [(name, size, dtype) for name, (size, dtype) in sizes.items()]
+        for name, size, dtype in self._scratch:
+            setattr(linear, name, _scratch(name, size, dtype).data_ptr())
         linear.x, linear.x_stride = x.data_ptr(), x.stride(0)
-        linear.y, linear.y_stride = y.data_ptr(), y.stride(0)
-        for name, tensor in scratch.items():
-            setattr(linear, name, tensor.data_ptr())
-        _run(self._program, Step(num_rows=x.shape[0]))
-        return y if y.shape[1] == weight.width else y[:, : weight.width].contiguous()
+        linear.y, linear.y_stride = y.data_ptr(), self._width
+        _run(self._program, step)
+        return y if self._width == width else y[:, :width].contiguous()
 
 
 def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
@@ -49,7 +55,7 @@ class RmsNorm:
         """weight: [width]."""
         self._weight = weight.detach().float().contiguous()
         self._norm = Norm(weight=self._weight.data_ptr(), width=len(weight), eps=eps)
-        self._program = Program([self._norm])
+        self._program, self._step = Program([self._norm]), Step()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, width] -> as x, fp32. Raises RuntimeError: as `multiply`."""
@@ -57,7 +63,8 @@ class RmsNorm:
         y = torch.empty_like(x)
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)
         norm.y, norm.y_stride = y.data_ptr(), y.stride(0)
-        _run(self._program, Step(num_rows=x.shape[0]))
+        self._step.num_rows = x.shape[0]
+        _run(self._program, self._step)
         return y
 
 

@@ -23,8 +23,6 @@ class LayerAttention:
         *,
         norms: tuple[torch.Tensor, torch.Tensor] | None = None,
         eps: float = 0.0,
-        cos_sin: torch.Tensor | None = None,
-        interleaved: bool = False,
         window: int | None = None,
         softcap: float | None = None,
         alibi_slopes: torch.Tensor | None = None,
@@ -33,23 +31,19 @@ class LayerAttention:
         """
         Args:
             norms: weights for query heads and key heads, [head_dim] each.
-            cos_sin: [num_positions, rotary_dim], fp32. interleaved: feature 2i turns with feature 2i + 1.
             alibi_slopes, sinks: [num_heads], fp32.
         """
         self._team, self._width = team, num_heads * cache.head_dim
         scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         self._scratch_bytes = scratch_bytes
         floats = None if norms is None else tuple(each.float().contiguous() for each in norms)
-        self._keeps = (cache, floats, cos_sin, alibi_slopes, sinks)
+        self._keeps = (cache, floats, alibi_slopes, sinks)
         self._store = RopeAndStore(
             q_norm=None if floats is None else floats[0].data_ptr(),
             k_norm=None if floats is None else floats[1].data_ptr(),
-            cos_sin=None if cos_sin is None else cos_sin.data_ptr(),
             cache=address(cache),
             num_heads=num_heads,
-            rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
             eps=eps,
-            interleaved=interleaved,
         )
         self._attention = Attention(
             cache=address(cache),
@@ -63,12 +57,20 @@ class LayerAttention:
         )
         self._program = Program([self._store, self._attention])
 
-    def __call__(self, qkv: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        step: Step,
+        cos_sin: torch.Tensor | None = None,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
         """Attend.
 
         Args:
             qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], fp32, contiguous; overwritten.
             step: its positions, slots and sequences say where the rows' keys and values go, and what the rows see.
+            cos_sin: [num_positions, rotary_dim], fp32; None: heads are not turned.
+            interleaved: feature 2i turns with feature 2i + 1.
 
         Returns: [num_rows, num_heads * head_dim], fp32.
         """
@@ -77,6 +79,9 @@ class LayerAttention:
         store, attention = self._store, self._attention
         store.qkv = attention.q = qkv.data_ptr()
         store.qkv_stride = attention.q_stride = qkv.stride(0)
+        store.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
+        store.rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
+        store.interleaved = interleaved
         attention.y, attention.y_stride = out.data_ptr(), out.stride(0)
         attention.scratch = scratch.data_ptr()
         self._team.run(self._program, step)

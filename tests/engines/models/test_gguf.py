@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from container.models.gguf_describe import describe
 from engines.models.architectures import read_config
+from engines.models.gguf_files import GgufFiles
 from engines.models.gguf_index import read_index
 from engines.models.tensor_files import BadCheckpoint
 from engines.mpi.runner.native_steps import NativeSteps
@@ -33,8 +34,11 @@ CASES: dict[str, tuple[str, Kind, dict[str, Any]]] = {
     "llama-q8_0": ("llama", Kind.Q8_0, {}),
     "llama-q4_0": ("llama", Kind.Q4_0, {}),
     "llama-q4_k": ("llama", Kind.Q4_K, WIDE),
+    "mixtral-q8_0": ("mixtral", Kind.Q8_0, {}),
+    "llama-in-parts": ("llama", Kind.Q8_0, {"tensors_a_file": 5}),
     "qwen2-q8_0": ("qwen2", Kind.Q8_0, {}),
     "qwen3-q8_0": ("qwen3", Kind.Q8_0, {"tie_word_embeddings": False}),
+    "qwen3-moe-f16": ("qwen3_moe", Kind.F16, {"moe_intermediate_size": 64, "norm_topk_prob": True}),
     "gemma-q8_0": ("gemma", Kind.Q8_0, {}),
     "gemma2-f16": ("gemma2", Kind.F16, {"query_pre_attn_scalar": 16}),
     "gemma3-q8_0": (
@@ -84,10 +88,22 @@ def test_logits_are_those_of_transformers_on_the_same_file(name: str, tmp_path: 
     _assert_same(_logits(described), theirs.eval())
 
 
-@pytest.mark.parametrize(("name", "kind", "degree"), [("llama", Kind.Q4_0, 2), ("phi3", Kind.F16, 3)])
+@pytest.mark.parametrize(
+    ("name", "kind", "degree"), [("llama", Kind.Q4_0, 2), ("mixtral", Kind.Q4_0, 2), ("phi3", Kind.F16, 3)]
+)
 def test_ranks_share_a_file(name: str, kind: Kind, degree: int, tmp_path: Path) -> None:
     _, described, checkpoint = save_gguf(tmp_path, name, kind)
     _assert_same(_logits(described, degree), load_oracle(checkpoint, "fp32"))
+
+
+def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+    _, described, _ = save_gguf(tmp_path, "mixtral", Kind.F16)
+    index = read_index(described)
+    assert index is not None
+    files, name = GgufFiles(index), "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+    assert files.shape(name.format(3)) == (96, 64)
+    with pytest.raises(BadCheckpoint, match=r"model.gguf has no tensor .*experts.4.w1.weight"):
+        files.shape(name.format(4))
 
 
 def test_modules_of_transformers_read_it_too(tmp_path: Path) -> None:

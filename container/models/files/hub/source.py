@@ -11,6 +11,7 @@ from container.models.errors import ModelNotAvailable
 from container.models.files.base import RemoteScheme
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.remote import Remote
+from container.models.gguf_names import split_address
 from container.progress import ProgressView
 from container.run import launch
 from lmi_server.config import ModelSource
@@ -61,6 +62,10 @@ def _id_problem(model_id: str, model_dir: str) -> str | None:
     )
 
 
+def _repository(source: ModelSource) -> str:
+    return split_address(source.model_id or "")[0]
+
+
 def _revision(source: ModelSource) -> str:
     return source.revision or DEFAULT_REVISION
 
@@ -86,7 +91,7 @@ class HubModels(RemoteScheme):
         return bool(source.model_id) and "://" not in (source.model_id or "")
 
     def refusal(self, source: ModelSource) -> str | None:
-        if sentence := _id_problem(source.model_id or "", source.model_dir):
+        if sentence := _id_problem(_repository(source), source.model_dir):
             return sentence
         revision = _revision(source)
         wrong = _NOT_IN_REVISION.search(revision) or revision[0] in "-/" or revision[-1] in "./"
@@ -95,7 +100,7 @@ class HubModels(RemoteScheme):
         return None
 
     def name(self, source: ModelSource) -> str:
-        return f"{source.model_id}@{_revision(source)}"
+        return f"{_repository(source)}@{_revision(source)}"
 
     def is_pinned(self, source: ModelSource) -> bool:
         """A commit does not change; where code is needed, the copy may be one without."""
@@ -118,6 +123,6 @@ class HubModels(RemoteScheme):
         except ValueError as error:
             # huggingface_hub reads its own variables when it is imported.
             raise ModelNotAvailable(f"an HF_... environment variable has a wrong value: {error}") from error
-        repo_id = source.model_id or ""
+        repo_id = _repository(source)
         folder = Path(source.model_dir, repo_id) if "/" in repo_id else None
         return HubRemote(HubAddress(repo_id, _revision(source), endpoint, folder))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import RemoteScheme
 from container.models.files.remote import Remote
-from container.models.files.s3.address import SCHEME, parse_address
+from container.models.files.s3.address import SCHEME, S3Address, parse_address
+from container.models.gguf_names import split_address
 from container.run.launch import environment
 from lmi_server.config import ModelSource
 
@@ -21,17 +22,22 @@ class S3Models(RemoteScheme):
 
     def refusal(self, source: ModelSource) -> str | None:
         try:
-            parse_address(source.model_id or "")
+            _address(source)
         except ModelNotAvailable as error:
             return str(error)
         return None
 
     def name(self, source: ModelSource) -> str:
-        return parse_address(source.model_id or "").name
+        return _address(source).name
 
     def remote(self, source: ModelSource) -> Remote:
         from container.models.files.s3.remote import S3Remote  # takes half a second
         from container.models.files.s3.streamed import StreamedS3
 
-        remote = S3Remote(parse_address(source.model_id or ""), environment())
+        remote = S3Remote(_address(source), environment())
         return StreamedS3(remote) if source.load_format == "stream" else remote
+
+
+def _address(source: ModelSource) -> S3Address:
+    """Raises ModelNotAvailable."""
+    return parse_address(split_address(source.model_id or "")[0])

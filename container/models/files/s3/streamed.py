@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container.models.files.choice import is_weights
+from container.models.files.choice import is_safetensors
 from container.models.files.remote import RemoteFile, Report, Verification
 from container.models.files.s3.manifest import MANIFEST, manifest_text
 from container.models.files.s3.ranges import read_range
@@ -38,7 +38,7 @@ class StreamedS3:
 
     def list_files(self) -> tuple[RemoteFile, ...]:
         files = tuple(file for file in self.whole.list_files() if file.path != MANIFEST)
-        weights = tuple(file for file in files if is_weights(file.path))
+        weights = tuple(file for file in files if is_safetensors(file.path))
         self._manifest[:] = [manifest_text(self.whole.address, weights).encode()]
         digest = hashlib.sha256(self._manifest[0]).hexdigest()
         return (*files, RemoteFile(MANIFEST, len(self._manifest[0]), digest))
@@ -48,7 +48,7 @@ class StreamedS3:
             target.write_bytes(self._manifest[0])
             report(file.size)
             return _MADE_HERE
-        if not is_weights(file.path):
+        if not is_safetensors(file.path):
             return self.whole.fetch(file, target, report)
         self._fetch_header(file, target)
         report(file.size)
@@ -57,7 +57,7 @@ class StreamedS3:
     def verify(self, file: RemoteFile, path: Path) -> Verification:
         if file.path == MANIFEST:
             return _MADE_HERE
-        return _STREAMED if is_weights(file.path) else self.whole.verify(file, path)
+        return _STREAMED if is_safetensors(file.path) else self.whole.verify(file, path)
 
     def _fetch_header(self, file: RemoteFile, target: Path) -> None:
         """Raises: ModelNotAvailable, OSError. Whether it is a header is checked by the caller, as for whole files."""

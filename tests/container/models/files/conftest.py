@@ -1,4 +1,4 @@
-"""A place in a bucket for each test, behind a proxy that obeys the test."""
+"""A place in a bucket for each test, behind a proxy that obeys the test, and a hub."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from container.models.files import retry
 from container.models.files.s3 import remote
 from tests.container.models.files.s3_lab import BUCKET, S3Lab
 from tests.support.faulty_proxy import faulty_proxy
+from tests.support.hub_server import HubServer
+from tests.support.model_files import NO_PROXY
 from tests.support.model_folders import write_model
 from tests.support.seaweed import Seaweed, credentials
 
@@ -33,6 +36,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def test_numbers() -> Iterator[int]:
     return itertools.count(1)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server
+    huggingface_hub.close_session()
 
 
 @pytest.fixture

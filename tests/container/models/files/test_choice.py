@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,58 @@ def test_the_one_file_of_weights_is_the_model() -> None:
         (["model.safetensors"], "no config.json; there is model.safetensors"),
         ([], "no config.json; there is nothing"),
         (["config.json", "a.bin", "b.bin", "c.bin", "d.bin"], "but a.bin, b.bin, c.bin and 1 more"),
-        (["config.json", "model.gguf"], "but model.gguf: weights are loaded from safetensors only"),
+        (["config.json", "model.h5"], "but model.h5: weights are loaded from safetensors only"),
+        (["a.gguf", "b.gguf"], "has several GGUF files; name one of them in option.model_id: a.gguf, b.gguf"),
+        (["a-00001-of-00002.gguf"], "only a part of the model: it lacks a-00002-of-00002.gguf"),
         (["config.json", "x/model.safetensors"], "no .safetensors file; there is config.json"),
     ],
 )
 def test_what_is_no_model_is_said_in_one_sentence(paths: list[str], words: str) -> None:
     with pytest.raises(ModelNotAvailable) as caught:
         choice.choose(snapshot(*paths))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("x-Q8_0.gguf", ["x-Q8_0.gguf"]),
+        ("q8_0", ["x-Q8_0.gguf"]),
+        ("UD-Q4_K_XL", ["x-UD-Q4_K_XL.gguf"]),
+        ("BF16", ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"]),
+        (
+            "BF16/x-BF16-00002-of-00002.gguf",
+            ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"],
+        ),
+    ],
+)
+def test_of_gguf_files_the_named_one_is_fetched(wanted: str, found: list[str]) -> None:
+    names = ["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-UD-Q4_K_XL.gguf", "mmproj-BF16.gguf", "model.safetensors"]
+    names += ["BF16/x-BF16-00001-of-00002.gguf", "BF16/x-BF16-00002-of-00002.gguf"]
+    others = ["config.json", "tokenizer.json"]
+    listed = replace(snapshot(*names, *others, "README.md", choice.INDEX), selection=Selection(gguf=wanted))
+    assert sorted(file.path for file in choice.choose(listed).files) == sorted([*found, *others])
+
+
+def test_gguf_files_are_the_model_where_no_safetensors_are() -> None:
+    assert chosen("x.gguf", "mmproj-x.gguf", "sub/y.gguf") == {"x.gguf"}
+    assert chosen("x.gguf", "model.safetensors") == {"model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        (
+            Selection(gguf="Q5_0"),
+            "test://model has no GGUF file Q5_0; name one of them in option.model_id: x-Q8_0.gguf",
+        ),
+        (Selection(gguf="Q8_0", with_weights=False), "is fetched as a whole; set option.load_format=auto"),
+        (Selection(gguf="Q8_0", streamed=True), "is fetched as a whole; set option.load_format=auto"),
+    ],
+)
+def test_a_gguf_file_is_there_and_whole(selection: Selection, words: str) -> None:
+    with pytest.raises(ModelNotAvailable) as caught:
+        choice.choose(replace(snapshot("x-Q8_0.gguf"), selection=selection))
     assert words in str(caught.value)
 
 

@@ -29,6 +29,7 @@ from tests.support.script_texts import script_texts
 from tests.support.tiny_models import save_model
 from tests.support.tokenizer_families import FAMILIES
 
+NEEDED = ("attention.head_count", "block_count", "context_length", "embedding_length", "feed_forward_length")
 MACHINE = Machine(cpu_count=2, memory_available_bytes=8 << 30)
 
 
@@ -54,7 +55,7 @@ def test_a_file_or_the_folder_of_one_is_a_model(file: Path, tmp_path: Path) -> N
     assert {_obtain(source, tmp_path) for source in sources} == {folder}
     index = read_index(folder)
     assert index is not None
-    assert (index.file, index.dtype) == (str(file), "float32")
+    assert (index.folder, list(index.sizes), index.dtype) == (str(file.parent), [file.name], "float32")
     assert tokenizer_files.refusal(folder) is None
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -111,6 +112,23 @@ def test_of_several_files_one_must_be_named(file: Path, tmp_path: Path) -> None:
         _obtain(source, tmp_path / "cache")
 
 
+def test_the_files_of_one_model_count_as_one(tmp_path: Path) -> None:
+    first, _, _ = save_gguf(tmp_path, "llama", Kind.Q4_0, tensors_a_file=5)
+    files = sorted(first.parent.glob("*.gguf"))
+    assert len(files) > 2
+    folder = _obtain(ModelSource(model_id=str(first.parent)), tmp_path)
+    assert _obtain(ModelSource(model_id=str(files[2])), tmp_path) == folder
+    index = read_index(folder)
+    assert index is not None
+    assert list(index.sizes) == [file.name for file in files]
+    files[1].unlink()
+    with pytest.raises(
+        ModelNotAvailable, match=f"{first.parent} has only a part of the model: it lacks {files[1].name}"
+    ):
+        _obtain(ModelSource(model_id=str(first)), tmp_path)
+    assert f"{files[1]} cannot be read" in index.problem
+
+
 @pytest.mark.parametrize("kept", [100, 0.5])
 def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
     content = file.read_bytes()
@@ -124,8 +142,11 @@ def test_a_cut_file_is_refused(file: Path, tmp_path: Path, kept: float) -> None:
     ("fields", "words"),
     [
         ({"general.architecture": "mamba"}, "the architecture 'mamba'; known: gemma, gemma2"),
-        ({"llama.expert_count": 8}, "holds experts"),
-        ({"split.count": 3}, "only a part of a model"),
+        (
+            {f"llama.{key}": 8 for key in (*NEEDED, "expert_count")},
+            "experts in the GGUF file are not one tensor",
+        ),
+        ({"split.count": 3}, "is in 3 GGUF files, not 1"),
         ({}, "has no field 'llama.attention.head_count'"),
     ],
 )
@@ -143,29 +164,53 @@ def test_what_is_not_supported_is_named(fields: dict[str, str | int], words: str
         describe(file, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("families") / "llama3"
-    FAMILIES["llama3"](folder)
-    return folder
-
-
-@pytest.mark.parametrize("pre", ["llama-bpe", "unheard-of"])
-def test_the_tokenizer_is_that_of_the_metadata(pre: str, llama3: Path, tmp_path: Path) -> None:
-    file, checkpoint, described = tmp_path / "model.gguf", tmp_path / "checkpoint", tmp_path / "described"
-    save_model(checkpoint, "llama", **SHAPE)
-    described.mkdir()
-    write_gguf(checkpoint, file, "llama", Kind.F32, llama3, pre)
-    if pre == "unheard-of":
-        with pytest.raises(
-            UnknownGguf, match=f"'gpt2' with 'unheard-of'.* put its tokenizer.json beside {file}"
-        ):
-            describe(file, described)
-        return
-    describe(file, described)
-    ours, theirs = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (described, llama3))
-    for text in script_texts(100, ["<|eot_id|>"]):
+@pytest.mark.parametrize(
+    ("family", "pre"), [("llama3", "llama-bpe"), ("mistral", ""), ("mistral_v3", ""), ("llama2", "")]
+)
+def test_the_tokenizer_is_that_of_the_metadata(family: str, pre: str, tmp_path: Path) -> None:
+    """Of a SentencePiece, also texts that begin with spaces."""
+    described, theirs = (
+        _described(tmp_path, family, pre),
+        Tokenizer.from_file(str(tmp_path / family / "tokenizer.json")),
+    )
+    ours = Tokenizer.from_file(str(described / "tokenizer.json"))
+    for text in (*script_texts(100, ["<|eot_id|>", "<s>", "[INST]"]), " a", "  a", "▁a", "", " "):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == expected
+        assert pre or ours.decode(expected) == theirs.decode(expected)
     assert read_templates(described) == {"default": "{{ messages }}"}
     assert tokenizer_files.is_taken_as_it_is(described)
+
+
+def test_a_sentencepiece_may_add_no_space(tmp_path: Path) -> None:
+    """`tokenizer.ggml.add_space_prefix` is false."""
+    FAMILIES["llama2"](tmp_path / "llama2")
+    file = tmp_path / "llama2" / "tokenizer.json"
+    data = json.loads(file.read_text())
+    data["normalizer"] = data["normalizer"]["normalizers"][1]
+    file.write_text(json.dumps(data))
+    ours = Tokenizer.from_file(str(_described(tmp_path, "llama2", "") / "tokenizer.json"))
+    theirs = Tokenizer.from_file(str(file))
+    for text in ("a b", " a", "  a"):
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == ids
+        assert ours.decode(ids) == text
+
+
+def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnknownGguf, match=r"'gpt2' with 'unheard-of'.* put its tokenizer.json beside .*model.gguf"
+    ):
+        _described(tmp_path, "llama3", "unheard-of")
+
+
+def _described(folder: Path, family: str, pre: str) -> Path:
+    """Describe a GGUF file with the tokenizer of a family, which is made in `folder` if it is not there."""
+    tokenizer, checkpoint, described = (folder / name for name in (family, "checkpoint", "described"))
+    if not tokenizer.exists():
+        FAMILIES[family](tokenizer)
+    save_model(checkpoint, "llama", **SHAPE)
+    described.mkdir()
+    write_gguf(checkpoint, folder / "model.gguf", "llama", Kind.F32, tokenizer, pre)
+    describe(folder / "model.gguf", described)
+    return described

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 
 from container.models import files as model_files
@@ -15,21 +14,11 @@ from container.models.files import ModelNotAvailable, retry
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer
-from tests.support.model_files import NO_PROXY, content, model
+from tests.support.model_files import content, model
 
 ID = "owner/tiny"
 STORE = "model.safetensors/"
 """In the paths of the storage host only."""
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as server:
-        for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield server
-    huggingface_hub.close_session()
 
 
 @pytest.fixture

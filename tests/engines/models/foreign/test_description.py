@@ -64,7 +64,7 @@ def test_layers_have_their_own_windows(tmp_path: Path) -> None:
         ),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is an encoder"),
         ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "layers with a state"),
-        ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe"}, "has experts"),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}, "experts have another form"),
         ({"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text"}, "attends in chunks"),
         ({"model_type": "bert"}, "no Olmo2ForCausalLM of model type 'bert'"),
         ({"quantization_config": {"quant_method": "awq"}}, "weights .* are quantised"),
@@ -81,7 +81,7 @@ def test_what_cannot_run_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("name", "degree"), [("olmo2", 1), ("phi-1", 2), ("glm4", 2), ("glm4", 3), ("cohere", 3)]
+    ("name", "degree"), [("olmo2", 1), ("olmo2", 2), ("phi-1", 2), ("glm4", 2), ("glm4", 3), ("cohere", 3)]
 )
 def test_the_weights_of_rank_0_are_foreseen(name: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)
@@ -108,6 +108,15 @@ def test_linears_are_split_by_the_plan() -> None:
     assert second.of("model.layers.0.mlp.router", (4, 7)) == TensorSplit()
     with pytest.raises(ValueError, match="not those of whole heads"):
         second.of("model.layers.0.self_attn.q_proj", (25, 7))
+
+
+def test_norms_over_all_heads_are_split_with_the_heads(tmp_path: Path) -> None:
+    found = describe(_write(tmp_path))
+    assert found.one_rank_only == ""
+    split = found.split_plan(2, 1)
+    assert split.of("model.layers.1.self_attn.k_norm", (64, 1)) == TensorSplit(rows=(Shard(32, 64),))
+    assert split.of("model.layers.1.self_attn.o_proj", (64, 64)) == TensorSplit(columns=Shard(32, 64))
+    assert split.of("model.layers.1.post_attention_layernorm", (64, 1)) == TensorSplit()
 
 
 def test_a_plan_that_keeps_attention_whole_is_for_one_rank() -> None:

@@ -20,7 +20,17 @@ from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import VOCAB_SIZE, load_oracle, save_llama
 
-FEW = ("starcoder2-window", "olmo2", "stablelm", "phi-2", "cohere-plus", "glm4", "exaone4", "minicpm3")
+FEW = (
+    "starcoder2-window",
+    "olmo2",
+    "stablelm",
+    "phi-2",
+    "cohere-plus",
+    "glm4",
+    "exaone4",
+    "minicpm3",
+    "qwen2_moe",
+)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -32,10 +42,11 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "degree"), [("glm4", 2), ("cohere-plus", 2), ("starcoder2", 3), ("smollm3", 4)]
+    ("name", "degree"),
+    [("glm4", 2), ("cohere-plus", 2), ("olmo2", 2), ("olmo3", 4), ("starcoder2", 3), ("smollm3", 4)],
 )
 def test_several_ranks_compute_what_transformers_does(name: str, degree: int, tmp_path: Path) -> None:
-    """Four ranks share three KV heads: two of them have the same."""
+    """Four ranks share three KV heads: two of them have the same. OLMo's norms are over the heads of all ranks."""
     save_foreign(tmp_path, name)
     worst, same = differences(tmp_path, degree)
     assert worst < 1e-4

@@ -1,0 +1,81 @@
+"""GGUF files as models: each is described once by a model folder in the cache. Weights stay in the files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+from container.models.errors import ModelNotAvailable
+from container.models.gguf_names import SUFFIX, is_first, parts_of
+from container.models.publish import make_folder
+from container.progress import ProgressView
+from engines.models.gguf_index import read_index
+
+_VERSION = "2"
+"""Version of the description; a new one does not use old results."""
+_NEEDED_BYTES = 128 << 20
+_SECONDS = 300.0
+
+
+def problem(folder: Path) -> str | None:
+    """Why the GGUF files of a model folder cannot be read, in one sentence; None if they can."""
+    index = read_index(folder)
+    return index.problem or None if index is not None else None
+
+
+def first_files(folder: Path) -> list[Path]:
+    """The GGUF files below a folder, of models in several files the first."""
+    return [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if is_first(path.name)]
+
+
+def locate_description(file: Path, cache: Path) -> Path | None:
+    """The description of the model whose first file this is, if there is one."""
+    folder = _folder(file.resolve(), cache)
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
+    """The description, made if needed. Raises: ModelNotAvailable."""
+    file = file.resolve()
+    target = _folder(file, cache)
+    if target is None:
+        missing = [name for name in parts_of(file.name) if not file.with_name(name).is_file()]
+        raise ModelNotAvailable(f"{file.parent} has only a part of the model: it lacks {', '.join(missing)}")
+    try:
+        return make_folder(
+            target, f"describing {file}", _NEEDED_BYTES, view, lambda part: _describe(file, part), ", once"
+        )
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ModelNotAvailable(
+            f"cannot write the cache {cache} ({why}); set LMI_CACHE_DIR to another folder"
+        ) from error
+
+
+def _folder(file: Path, cache: Path) -> Path | None:
+    """The description's place, by all that it depends on; None: not all files are there."""
+    parts = [_VERSION, importlib.metadata.version("transformers"), str(file)]
+    files = [file.with_name(name) for name in parts_of(file.name)]
+    if not all(path.is_file() for path in files):
+        return None
+    for path in (*files, *sorted(file.parent.glob("*.json")), *sorted(file.parent.glob("*.jinja"))):
+        stat = path.stat()
+        parts.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
+    return cache / "gguf" / f"{file.stem}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def _describe(file: Path, part: Path) -> None:
+    """Run the description in a child process. Raises: ModelNotAvailable."""
+    command = [sys.executable, "-m", "container.models.gguf_describe", str(file), str(part)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelNotAvailable(f"{file} could not be described in {_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ModelNotAvailable(f"{file} cannot be served: {lines[-1]}")

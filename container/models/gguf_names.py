@@ -1,0 +1,43 @@
+"""Names of GGUF files: of a model in several files, each has the number of its part and how many there are."""
+
+from __future__ import annotations
+
+import re
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+_QUANTISATION = re.compile(r"(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32)", re.IGNORECASE | re.ASCII)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all files of a model, in order, by the name of any of them."""
+    part = _PART.fullmatch(name)
+    if part is None:
+        return [name]
+    return [f"{part[1]}-{number:05}-of-{part[2]}{SUFFIX}" for number in range(1, int(part[2]) + 1)]
+
+
+def is_first(name: str) -> bool:
+    """Whether a file is a model's only one, or the first of its parts."""
+    return name.endswith(SUFFIX) and parts_of(name)[:1] == [name]
+
+
+def split_address(model_id: str) -> tuple[str, str]:
+    """Return the place of a model in S3 or on a hub, and the GGUF file or quantisation that is named there, or "".
+
+    As for vLLM: `s3://bucket/prefix/FILE.gguf`, `owner/name/FILE.gguf`, `owner/name:Q4_K_M`.
+    """
+    if "://" in model_id:
+        place, _, file = model_id.rpartition("/")
+    else:
+        place, file = "/".join(model_id.split("/")[:2]), "/".join(model_id.split("/")[2:])
+    if file.endswith(SUFFIX) and not place.endswith("/"):
+        return place, file
+    place, _, kind = model_id.rpartition(":")
+    return (place, kind) if "://" not in model_id and _QUANTISATION.fullmatch(kind) else (model_id, "")
+
+
+def has_quantisation(path: str, kind: str) -> bool:
+    """Whether a file's name ends in a quantisation, as `split_address` returns it."""
+    end = rf"(?:.*[-._/])?(?<!UD-){re.escape(kind)}(?:-\d{{5}}-of-\d{{5}})?\.gguf"
+    return re.fullmatch(end, path, re.IGNORECASE) is not None

@@ -1,0 +1,167 @@
+"""Rotary embedding of transformers' modules, left to the native operation that writes keys into the cache.
+
+Attention modules turn queries and keys by `apply_rotary_pos_emb`, in some ten operations of torch. A module that
+attends with just what this function returned gets back what it gave, and the attention operation turns that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+import lmi_kernels
+from engines.layers.native_step_attention import NativeStepAttention, RowAngles
+from engines.layers.rotary import cosines_and_sines
+from engines.layers.step_attention import StepAttention
+
+_FUNCTION = "apply_rotary_pos_emb"
+
+
+class UnsupportedAttention(ValueError):
+    """A module attends in a way that the engine's cache does not support."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryForm:
+    """How a function takes the cosines and sines of its angles, and which features it turns together."""
+
+    in_pairs: bool
+    """Each number is there twice in succession; else all numbers are there twice."""
+    interleaved: bool
+    """Feature 2i turns with feature 2i + 1."""
+
+    def double(self, numbers: torch.Tensor) -> torch.Tensor:
+        """[..., n] -> [..., 2 * n]."""
+        return numbers.repeat_interleave(2, -1) if self.in_pairs else torch.cat((numbers, numbers), -1)
+
+    def row_angles(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+        """[1, num_rows, dim] each -> [num_rows, dim]: cosines, then sines; None: they are not in this form."""
+        if cos.dim() != 3 or cos.shape != sin.shape or cos.shape[0] != 1:
+            return None
+        both = torch.cat((cos, sin)).float()
+        single = both[..., ::2] if self.in_pairs else both[..., : both.shape[-1] // 2]
+        return torch.cat((single[0], single[1]), -1) if torch.equal(self.double(single), both) else None
+
+
+@dataclass(slots=True)
+class StepAngles:
+    """The angles of the rows of the step that is computed now, made once for all layers with the same cosines."""
+
+    step: StepAttention | None = None
+    made: dict[int, tuple[torch.Tensor, RowAngles | None]] = field(default_factory=dict)
+    """By the cosines' identity, with the cosines."""
+
+    def begin(self, step: StepAttention) -> None:
+        self.step = step
+        self.made.clear()
+
+    def of(self, cos: torch.Tensor, sin: torch.Tensor, form: RotaryForm) -> RowAngles | None:
+        """None: attention cannot turn by them."""
+        if not isinstance(self.step, NativeStepAttention):
+            return None
+        if id(cos) not in self.made:
+            cos_sin = form.row_angles(cos, sin)
+            made = None if cos_sin is None else RowAngles.of(self.step.step, cos_sin, form.interleaved)
+            self.made[id(cos)] = cos, made
+        return self.made[id(cos)][1]
+
+
+class LateRotary:
+    """In place of `apply_rotary_pos_emb` in one attention module."""
+
+    def __init__(self, function: Callable[..., Any], form: RotaryForm, angles: StepAngles) -> None:
+        self._function = function
+        self._form = form
+        self._step_angles = angles
+        self._angles: RowAngles | None = None
+        self._given: Any = (None, None)
+        """Queries and keys of the present call, before they are turned, and after that."""
+        self._returned: Any = (None, None)
+        self._is_last = False
+        """Whether the module attends with just what this returns, as its last call showed."""
+
+    @classmethod
+    def replace_in(cls, module: nn.Module, angles: StepAngles) -> LateRotary | None:
+        """Replace the function where it has a known form; None: the module stays as it is."""
+        forward = type(module).forward
+        if not isinstance(forward, FunctionType) or _FUNCTION not in forward.__code__.co_names:
+            return None
+        function = forward.__globals__.get(_FUNCTION)
+        form = None if function is None else form_of(function)
+        if function is None or form is None:
+            return None
+        made = cls(function, form, angles)
+        scope = {**forward.__globals__, _FUNCTION: made}
+        own = FunctionType(
+            forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        own.__kwdefaults__ = forward.__kwdefaults__
+        module.__dict__["forward"] = MethodType(own, module)
+        return made
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        plain = not args and not kwargs and q.shape[-1] == cos.shape[-1]
+        self._angles = self._step_angles.of(cos, sin, self._form) if plain else None
+        self._given = self._returned = q, k
+        if self._angles is None or not self._is_last:
+            self._returned = self._function(q, k, cos, sin, *args, **kwargs)
+        return self._returned
+
+    def unturned(
+        self, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, RowAngles | None]:
+        """Return queries and keys for attention, and the angles by which it has to turn them; None: they are turned.
+
+        Raises:
+            UnsupportedAttention: the module changes what this returns, but did not in its last call.
+        """
+        same = query is self._returned[0] and key is self._returned[1]
+        given, angles, late = self._given, self._angles, self._is_last
+        self._given = self._returned = (None, None)
+        self._angles, self._is_last = None, same
+        if same and angles is not None:
+            return (*given, angles)
+        if late and angles is not None:
+            raise UnsupportedAttention(
+                "queries and keys are changed after they are turned, but not in all steps"
+            )
+        return query, key, None
+
+
+@cache
+def form_of(function: Callable[..., Any]) -> RotaryForm | None:
+    """Find the form of a function by what it computes; None: it has none of these."""
+    heads, rows, dim = 2, 3, 8
+    q = torch.linspace(-3, 3, heads * rows * dim).sin_().view(1, heads, rows, dim)
+    angles = torch.linspace(0, 7, rows * dim // 2).view(rows, -1)
+    for form in (RotaryForm(a, b) for a in (False, True) for b in (False, True)):
+        cos, sin = (form.double(numbers)[None] for numbers in (angles.cos(), angles.sin()))
+        try:
+            turned = function(q, q + 1, cos, sin)
+        except Exception:  # another module's code, on numbers that it may not expect
+            return None
+        table = cosines_and_sines(
+            torch.cat((angles.cos(), angles.sin()), -1), torch.arange(rows), form.interleaved
+        )
+        expected = [x[0].transpose(0, 1).contiguous() for x in (q, q + 1)]
+        for x in expected:
+            lmi_kernels.rotary_(x, *table, form.interleaved)
+        if all(
+            torch.allclose(a[0], b.transpose(0, 1), 1e-5, 1e-5) for a, b in zip(turned, expected, strict=True)
+        ):
+            return form
+    return None

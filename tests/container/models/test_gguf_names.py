@@ -1,0 +1,37 @@
+"""Names of GGUF files, and addresses of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from container.models.gguf_names import is_first, parts_of, split_address
+
+
+def test_each_part_names_all() -> None:
+    parts = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"]
+    assert all(parts_of(part) == parts for part in parts)
+    assert [is_first(part) for part in parts] == [True, False, False]
+    assert parts_of("m-Q4_0.gguf") == ["m-Q4_0.gguf"]
+    assert is_first("m.gguf")
+    assert not is_first("m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("address", "place", "gguf"),
+    [
+        ("owner/name", "owner/name", ""),
+        ("owner/name:Q4_K_M", "owner/name", "Q4_K_M"),
+        ("owner/name:UD-IQ2_XXS", "owner/name", "UD-IQ2_XXS"),
+        ("owner/name:bf16", "owner/name", "bf16"),
+        ("owner/name:main", "owner/name:main", ""),
+        ("owner/name/x.gguf", "owner/name", "x.gguf"),
+        ("owner/name/sub/x-00001-of-00002.gguf", "owner/name", "sub/x-00001-of-00002.gguf"),
+        ("owner/name/sub", "owner/name/sub", ""),
+        ("s3://bucket/a/b/x.gguf", "s3://bucket/a/b", "x.gguf"),
+        ("s3://bucket/x.gguf", "s3://bucket", "x.gguf"),
+        ("s3://bucket.gguf", "s3://bucket.gguf", ""),
+        ("s3://bucket/a/b:Q4_0", "s3://bucket/a/b:Q4_0", ""),
+    ],
+)
+def test_an_address_names_a_place_and_a_file(address: str, place: str, gguf: str) -> None:
+    assert split_address(address) == (place, gguf)
