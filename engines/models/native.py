@@ -17,9 +17,11 @@ from engines.models.decoder import Model
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import NotRecorded, OpKind, Recorder, Recording, Rows, Step, Team, bind
 
-_OPS_A_CALL = 16
-"""Native operations between two signs of life: two layers of a large model's prompt may take seconds, and a call some
-microseconds."""
+_LEAST_OPS_A_CALL = 16
+"""Native operations between two signs of life: two layers of a large model's prompt may take seconds."""
+_ROWS_A_CALL = 2048
+"""Where rows are few a call has more operations, up to so many times rows: each call ends with all threads waiting, and
+takes the interpreter's lock."""
 _ATTENTION = (OpKind.ROPE_AND_STORE, OpKind.ATTENTION)
 
 
@@ -71,7 +73,8 @@ class RecordedModel:
 
     def forward(self, given: NativeInput, stopwatch: Stopwatch) -> None:
         before = self._attention_seconds()
-        self._forward.run(given.step, stopwatch.show_alive, _OPS_A_CALL)
+        most_ops = max(_LEAST_OPS_A_CALL, _ROWS_A_CALL // given.step.num_rows)
+        self._forward.run(given.step, stopwatch.show_alive, most_ops)
         stopwatch.add("attention", self._attention_seconds() - before)
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
