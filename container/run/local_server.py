@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from container.run.cause import cause_of_death
+from container.run.launch import BIND_TO_PORT
 from container.run.processes import Child
 
 HOST = "127.0.0.1"
@@ -77,7 +78,7 @@ class LocalServer:
     ) -> Self:
         """Start a server; its health is yet to be waited for. log: as of `Child.start`."""
         port = free_port()
-        environ = {**environ, "SAGEMAKER_BIND_TO_PORT": str(port)}
+        environ = {**environ, BIND_TO_PORT: str(port)}
         child = _starter().submit(Child.start, what, command, environ, log=log)
         return cls(what, child.result(), port, log)
 
