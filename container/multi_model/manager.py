@@ -115,8 +115,7 @@ class ModelManager:
         try:
             self._bring_up(model, leased=False, evict=False)
         except BaseException:
-            with self._changed:
-                del self._models[name]
+            self._forget(model)
             raise
 
     def unload(self, name: str) -> None:
@@ -132,8 +131,7 @@ class ModelManager:
                 model.state = ModelState.UNLOADING
         if ready:
             self._take_down(model)
-        with self._changed:
-            self._models.pop(name, None)
+        self._forget(model)
 
     def load_all(self) -> None:
         """Load the given models one after the other, until memory is used up."""
@@ -162,14 +160,16 @@ class ModelManager:
                 model = self._find(name)
                 self._notice_death(model)
                 if model.state is ModelState.READY and model.server is not None:
-                    return self._leased(model, model.server)
+                    model.use()
+                    return ModelLease(model.server, self, model)
                 if model.state is ModelState.DOWN:
-                    if model.clock() < model.retry_at:
+                    if not model.may_start:
                         raise Unavailable(f"the model {as_json(name)} has failed: {model.failure}")
                     model.begin()
                     break
                 if not self._on_demand:
-                    raise Unavailable(f"the model {as_json(name)} is {model.state.value}")
+                    kind = Unavailable if model.state is ModelState.LOADING else ModelNotFound
+                    raise kind(f"the model {as_json(name)} is {model.state.value}")
                 self._changed.wait()
         try:
             server = self._bring_up(model, leased=True, evict=self._on_demand)
@@ -198,10 +198,10 @@ class ModelManager:
             raise ModelNotFound(f"there is no model {as_json(name)}")
         return model
 
-    def _leased(self, model: ServedModel, server: LocalServer) -> ModelLease:
-        model.in_flight += 1
-        model.last_used = model.clock()
-        return ModelLease(server, self, model)
+    def _forget(self, model: ServedModel) -> None:
+        with self._changed:
+            if self._models.get(model.name) is model:
+                del self._models[model.name]
 
     def _bring_up(self, model: ServedModel, leased: bool, evict: bool) -> LocalServer:
         """Load a model whose state is LOADING. leased: its use begins before it can be unloaded."""
@@ -217,7 +217,8 @@ class ModelManager:
             with self._changed:
                 self._refuse_when_stopped(model)
                 model.serve()
-                model.in_flight += leased
+                if leased:
+                    model.use()
                 self._changed.notify_all()
             _logger.info("model %s is ready", model.name)
             return server

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from time import monotonic
 
 from container.multi_model.memory import MemoryNeed
 from container.run.local_server import LocalServer
@@ -40,15 +40,15 @@ class ServedModel:
     need: MemoryNeed | None = None
     in_flight: int = 0
     """Requests that have been passed on and not been answered."""
-    last_used: float = 0.0
+    last_used: float = -math.inf
     failure: str = ""
     """Why its server failed the last time."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set to break off its loading."""
-    clock: Callable[[], float] = time.monotonic
-    retry_at: float = 0.0
+    retry_at: float = -math.inf
+    """It is not started again before."""
     _failures: int = 0
-    _ready_at: float = 0.0
+    _ready_at: float = -math.inf
 
     @property
     def pid(self) -> int | None:
@@ -59,9 +59,19 @@ class ServedModel:
         return self.state is ModelState.READY
 
     @property
+    def may_start(self) -> bool:
+        """Whether its last failure is long enough ago."""
+        return monotonic() >= self.retry_at
+
+    @property
     def rank_of_use(self) -> tuple[bool, float]:
         """Smaller is unloaded sooner: idle models first, then the least recently used."""
         return self.in_flight > 0, self.last_used
+
+    def use(self) -> None:
+        """Begin a request."""
+        self.in_flight += 1
+        self.last_used = monotonic()
 
     def begin(self) -> None:
         """Start loading."""
@@ -71,12 +81,12 @@ class ServedModel:
     def serve(self) -> None:
         """The server is ready."""
         self.state = ModelState.READY
-        self._ready_at = self.last_used = self.clock()
+        self._ready_at = self.last_used = monotonic()
         self.failure = ""
 
     def fall(self, failure: str = "") -> None:
         """There is no server any more. failure: why, if it failed; the next start then waits."""
-        now = self.clock()
+        now = monotonic()
         if self.state is ModelState.READY and now - self._ready_at >= _LONG_SERVICE:
             self._failures = 0
         self.state, self.server, self.need = ModelState.DOWN, None, None
