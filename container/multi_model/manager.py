@@ -23,7 +23,7 @@ _SHUTDOWN_SECONDS = 28.0
 """Between SIGTERM and SIGKILL of all servers; the platform allows 30 s."""
 _POLL_SECONDS = 1.0
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|MemoryError|cannot allocate memory|not enough memory", re.IGNORECASE
+    r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory", re.IGNORECASE
 )
 _logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from container.run.processes import process_tree
 
 _PROCESS_BYTES = 600 << 20
 """Of a server's processes beside weights, activations and KV cache."""
+_AMPLE_BYTES = 1 << 50
 _FILES_FACTOR = 1.2
 """Memory for each byte of files whose model is not known, as LMI estimates."""
 _DEFAULT_LOADING_TIMEOUT = 1200.0
@@ -109,8 +110,14 @@ class MemoryAccount:
 def predict_need(
     folder: Path, environ: Mapping[str, str], machine: Machine, lenient: bool, allow_remote_code: bool
 ) -> MemoryNeed:
-    """Predict what `lmi serve FOLDER` takes on `machine`. Raises BadModel: it cannot be served."""
-    report = check(folder, environ, machine, lenient=lenient, allow_remote_code=allow_remote_code)
+    """Predict what `lmi serve FOLDER` takes on `machine`. Raises BadModel: it cannot be served.
+
+    More than there is, where the model could be served with more memory.
+    """
+    settings = {"lenient": lenient, "allow_remote_code": allow_remote_code}
+    report = check(folder, environ, machine, **settings)
+    if lacks_memory := bool(report.reasons):
+        report = check(folder, environ, replace(machine, memory_available_bytes=_AMPLE_BYTES), **settings)
     if wrong := report.problems or report.reasons:
         raise BadModel("; ".join(wrong))
     values = {value.key: value.value for value in report.values}
@@ -127,8 +134,9 @@ def predict_need(
     own_host = int(_number(values.get("required_memory_mb"), 0)) << 20
     own_gpu = int(_number(values.get("gpu.required_memory_mb"), 0)) << 20
     kv_cache = values.get("option.kv_cache_gb", "")
+    host = own_host or (host + _PROCESS_BYTES) * copies
     return MemoryNeed(
-        host=own_host or (host + _PROCESS_BYTES) * copies,
+        host=max(host, machine.memory_available_bytes + 1) if lacks_memory else host,
         gpu=own_gpu or gpu,
         kv_cache_gb=kv_cache if _number(kv_cache, 0) else "",
         loading_timeout=_number(values.get("option.model_loading_timeout"), _DEFAULT_LOADING_TIMEOUT),

@@ -75,6 +75,12 @@ def test_what_cannot_be_served_is_refused_with_the_reason(line: str, tmp_path: P
         need_of(model(tmp_path, line))
 
 
+def test_what_could_be_served_with_more_memory_needs_more_than_there_is(tmp_path: Path) -> None:
+    small = replace(CPU, memory_available_bytes=100 << 20)
+    for line in ("option.kv_cache_gb=0.5", "required_memory_mb=1"):
+        assert need_of(model(tmp_path, line), small).host > small.memory_available_bytes
+
+
 def test_memory_of_descendants_counts() -> None:
     program = (
         "import subprocess, sys; x = b'x' * (40 << 20); subprocess.run([sys.executable, '-c', sys.argv[1]])"
