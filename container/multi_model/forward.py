@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import socket
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "proxy-conn
 """Headers of one connection, which are not passed on."""
 _OWN = {"date", "server"}
 """Headers that the front writes itself."""
-_FAILURES = (OSError, HTTPError)
+_FAILURES = (OSError, HTTPError, http.client.HTTPException)
 _logger = logging.getLogger(__name__)
 
 
@@ -69,10 +70,9 @@ def forward(
         if isinstance(error, _FAILURES):
             raise EngineDied("the model's server has ended") from error
         raise
-    response = Response(_pieces(answer, form), answer.status)
-    for name, value in answer.headers.items():
-        if name.lower() not in (_HOP_BY_HOP - {"content-length"}) | _OWN:
-            response.headers.add(name, value)
+    left_out = _OWN | _HOP_BY_HOP - {"content-length"}
+    passed_back = [(name, value) for name, value in answer.headers.items() if name.lower() not in left_out]
+    response = Response(_pieces(answer, form), answer.status, passed_back)
     response.call_on_close(end)
     return response
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 from container.multi_model.app import make_app
 from container.multi_model.manager import ModelManager
@@ -17,8 +18,17 @@ from tests.container.multi_model.fakes import FakeModels
 MAX_BYTES = 1000
 
 
+class _Client(FlaskClient):
+    """Reads each answer to its end, as a server does."""
+
+    def open(self, *args: Any, **kwargs: Any) -> TestResponse:
+        return super().open(*args, **{"buffered": True, **kwargs})
+
+
 def client_of(manager: ModelManager, root: Path | None = None) -> FlaskClient:
-    return make_app(manager, MAX_BYTES, root).test_client()
+    app = make_app(manager, MAX_BYTES, root)
+    app.test_client_class = _Client
+    return app.test_client()
 
 
 @pytest.fixture
