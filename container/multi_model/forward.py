@@ -50,17 +50,22 @@ def forward(
     """
     connection = HTTPConnection(HOST, lease.server.port)
 
+    connected: list[socket.socket] = []  # `connection` may forget its socket before the answer is read
+
     def hang_up() -> None:
         with contextlib.suppress(OSError):
-            if connection.sock is not None:
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            for each in connected:
+                each.shutdown(socket.SHUT_RDWR)
 
     def end() -> None:
         watch.stop()
+        hang_up()
         connection.close()
         lease.release()
 
     try:
+        connection.connect()
+        connected.append(connection.sock)
         passed_on = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
         connection.request(method, target, body, passed_on, preload_content=False, decode_content=False)
         watch.start(hang_up)
