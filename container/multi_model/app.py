@@ -48,11 +48,10 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
         with bodies.raw(request) as data:
             body = bytes(data)
             query = request.query_string.decode("latin-1")
-            return forward(
-                manager.lease(choose(body)),
-                *(request.method, f"{target}?{query}" if query else target, request.headers, body),
-                *(ClientWatch.of(request.environ), ErrorForm.of_path(target)),
-            )
+            full = f"{target}?{query}" if query else target
+            watch, form = ClientWatch.of(request.environ), ErrorForm.of_path(target)
+            lease = manager.lease(choose(body))
+            return forward(lease, request.method, full, dict(request.headers), body, watch, form)
 
     @app.get("/ping")
     @app.get("/health")

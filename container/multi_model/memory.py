@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -114,10 +115,10 @@ def predict_need(
 
     More than there is, where the model could be served with more memory.
     """
-    settings = {"lenient": lenient, "allow_remote_code": allow_remote_code}
-    report = check(folder, environ, machine, **settings)
+    examine = partial(check, folder, environ, lenient=lenient, allow_remote_code=allow_remote_code)
+    report = examine(machine)
     if lacks_memory := bool(report.reasons):
-        report = check(folder, environ, replace(machine, memory_available_bytes=_AMPLE_BYTES), **settings)
+        report = examine(replace(machine, memory_available_bytes=_AMPLE_BYTES))
     if wrong := report.problems or report.reasons:
         raise BadModel("; ".join(wrong))
     values = {value.key: value.value for value in report.values}
