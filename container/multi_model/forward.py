@@ -77,16 +77,18 @@ def forward(
         raise
     left_out = _OWN | _HOP_BY_HOP - {"content-length"}
     passed_back = [(name, value) for name, value in answer.headers.items() if name.lower() not in left_out]
-    response = Response(_pieces(answer, form), answer.status, passed_back)
+    response = Response(_pieces(answer, watch, form), answer.status, passed_back)
     response.call_on_close(end)
     return response
 
 
-def _pieces(answer: BaseHTTPResponse, form: ErrorForm) -> Iterator[bytes]:
+def _pieces(answer: BaseHTTPResponse, watch: ClientWatch, form: ErrorForm) -> Iterator[bytes]:
     """The body of an answer. A stream that breaks off ends with an error record."""
     try:
         yield from answer.stream(_PIECE_BYTES, decode_content=False)
     except _FAILURES as error:
+        if watch.left:
+            return
         _logger.warning("an answer broke off: %s", error)
         content_type = answer.headers.get("Content-Type", "").partition(";")[0]
         framing = {each.content_type.partition(";")[0]: each for each in (JSON_LINES, SSE)}.get(content_type)

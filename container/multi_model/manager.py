@@ -186,12 +186,15 @@ class ModelManager:
     def close(self) -> None:
         """Refuse requests, let all servers finish theirs, and return when they have ended. Idempotent."""
         with self._changed:
-            self._closing = True
+            first, self._closing = not self._closing, True
             servers = [model.server for model in self._models.values() if model.server is not None]
             for model in self._models.values():
                 model.stopping.set()
             self._changed.notify_all()
-        stop_all(servers, _SHUTDOWN_SECONDS)
+        if first:
+            stop_all(servers, _SHUTDOWN_SECONDS)
+        for server in servers:
+            server.end(_SHUTDOWN_SECONDS)
 
     def _find(self, name: str) -> ServedModel:
         if (model := self._models.get(name)) is None:
@@ -229,7 +232,8 @@ class ModelManager:
                 mapped = self._failure(model, error)
                 model.fall("" if isinstance(mapped, NoMemory) else str(mapped))
                 self._changed.notify_all()
-            _logger.warning("model %s: %s", model.name, mapped)
+            level = logging.INFO if isinstance(mapped, NoMemory) else logging.WARNING
+            _logger.log(level, "model %s: %s", model.name, mapped)
             if mapped is error:
                 raise
             raise mapped from error

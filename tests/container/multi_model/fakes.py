@@ -24,6 +24,7 @@ class FakeServer(LocalServer):
         self.need = need
         self.number = next(_numbers)
         self.dead = ""
+        self.signals = 0
         self.ended = threading.Event()
         self._ending = threading.Lock()
         self.http = _Http(self, lab)
@@ -46,7 +47,7 @@ class FakeServer(LocalServer):
             raise NotHealthy(reason)
 
     def terminate(self) -> None:
-        """It ends in `end`."""
+        self.signals += 1
 
     def end(self, seconds: float) -> None:
         with self._ending:

@@ -279,6 +279,8 @@ def test_closing_ends_all_servers_and_refuses_requests() -> None:
     manager.close()
     manager.close()
     assert lab.up() == []
+    # A second signal would break off the requests that run.
+    assert [server.signals for server in lab.servers] == [1, 1, 1]
     with pytest.raises(Unavailable, match="shutting down"):
         manager.lease("a")
 
