@@ -53,7 +53,7 @@ def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
 
 
 def test_many_at_once_get_the_right_model(of_folder: Server, answers: dict[str, list[int]]) -> None:
-    names = random.Random(7).choices(NAMES, k=24)
+    names = random.Random(7).choices(NAMES, k=8)
 
     def ask(item: tuple[int, str]) -> list[int]:
         number, name = item

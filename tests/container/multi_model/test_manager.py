@@ -14,6 +14,7 @@ import pytest
 from container.multi_model import served_model
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.manager import ModelManager
+from container.multi_model.memory import MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from engines.errors import Unavailable
 from tests.container.multi_model.fakes import FakeModels, FakeServer
@@ -91,6 +92,24 @@ def test_without_room_a_model_is_refused_until_another_is_unloaded() -> None:
     manager.unload("a")
     load(manager, "c")
     assert lab.up() == ["b", "c"]
+    manager.close()
+
+
+def test_loads_at_once_do_not_count_on_the_same_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = FakeModels(limit=10)
+    predicted = threading.Event()
+
+    def predict(folder: Path, room: Room) -> MemoryNeed:
+        predicted.wait(0.02)  # time for the others to see the same room
+        return MemoryNeed(10)
+
+    monkeypatch.setattr(lab, "predict", predict)
+    manager = lab.manager()
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(load, manager, name) for name in "abcd"]
+        refused = [isinstance(each.exception(), NoMemory) for each in loads]
+    assert sorted(refused) == [False, True, True, True]
+    assert len(lab.up()) == 1
     manager.close()
 
 
