@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_a_model_that_is_killed_is_back_and_the_other_one_serves_on(
     assert answer_of(client, "/predictions/b") == answers["b"]
     while (answer := client.post("/predictions/a", {"inputs": "x"})).status == 503:
         assert "SIGKILL" in answer.body or "has ended" in answer.body
+        time.sleep(0.05)
     assert answer_of(client, "/predictions/a") == answers["a"]
     assert answer_of(client, "/predictions/b") == answers["b"]
 
