@@ -46,6 +46,7 @@ RUN /opt/lmi/.venv/bin/python -m pip install --no-deps --no-index --no-build-iso
 
 FROM base-${TORCH}
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
+LABEL com.amazonaws.sagemaker.capabilities.multi-models=true
 LABEL org.opencontainers.image.licenses=Apache-2.0
 # Any user may run it, on a read-only file system: everything that is written goes below /tmp.
 ENV PATH=/opt/lmi/bin:/opt/lmi/.venv/bin:$PATH \

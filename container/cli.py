@@ -13,6 +13,7 @@ from container.explain.resolve import CannotServe
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
+from container.multi_model.serve import front_config, serve_several
 from container.progress import view_for
 from container.run import launch
 from container.run.launch import BadVariable
@@ -74,12 +75,14 @@ def main() -> None:
     help="Allow option.trust_remote_code to run code that comes with a model. Same as LMI_ALLOW_REMOTE_CODE=true.",
 )
 def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
-    """Serve the model of PATH until SIGTERM or Ctrl-C."""
+    """Serve the model of PATH, or the models in its folders, until SIGTERM or Ctrl-C."""
     environ = launch.environment()
     try:
         port = launch.default_port(environ) if port is None else port
         allowed = allow_remote_code or launch.remote_code_allowed(environ)
         options = ServeOptions(model_path(path), host, port, lenient, allowed)
+        if several := front_config(options, environ):
+            sys.exit(serve_several(several, options, environ, view_for(sys.stdout)))
         sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
     except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
         raise click.ClickException(str(error)) from error

@@ -49,6 +49,7 @@ _SERVERS_OF_THEIR_OWN = (
     "test_hub",
     "test_limits",
     "test_peer_benchmark",
+    "test_several_models",
 )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from container.endpoint.api import ApiError
 from container.endpoint.event_stream import exception, payload_part
-from container.endpoint.process import HOST
 from container.endpoint.traffic import Lease, Traffic
+from container.run.local_server import HOST
 
 MAX_BODY_BYTES = 25 << 20
 """Of a request, and of an answer that is not streamed."""

@@ -10,9 +10,9 @@ from typing import Any
 from container.endpoint.api import arn, refused
 from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import Fleet, FleetFailed, FleetVariant
-from container.endpoint.process import ContainerProcess, stop_all
 from container.endpoint.rollout import AlarmRaised, Rollout, Stopped
 from container.endpoint.traffic import Traffic
+from container.run.local_server import LocalServer, stop_all
 
 _DRAIN_SECONDS = 8 * 60.0
 """The longest answer, a stream, is over by then."""
@@ -192,7 +192,7 @@ class Endpoint:
         self._drain(fleet.containers())
         fleet.stop()
 
-    def _drain(self, containers: Sequence[ContainerProcess]) -> None:
+    def _drain(self, containers: Sequence[LocalServer]) -> None:
         """Wait until containers that get no more requests are idle."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while not self._stopping.is_set() and time.monotonic() < deadline:

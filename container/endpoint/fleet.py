@@ -9,7 +9,8 @@ from typing import Any
 
 from container.endpoint.figures import VariantFigures
 from container.endpoint.model_data import NoModelData
-from container.endpoint.process import ContainerProcess, Launcher, NotHealthy, stop_all
+from container.endpoint.process import Launcher
+from container.run.local_server import LocalServer, NotHealthy, stop_all
 
 _STARTUP_SECONDS = 480.0
 """`ContainerStartupHealthCheckTimeoutInSeconds` where a variant has none."""
@@ -31,7 +32,7 @@ class FleetVariant:
     weight: float
     count: int
     """Desired number of containers."""
-    containers: list[ContainerProcess] = field(default_factory=list)
+    containers: list[LocalServer] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -92,7 +93,7 @@ class Fleet:
         yield from self.variants.values()
         yield from self.shadows.values()
 
-    def containers(self) -> list[ContainerProcess]:
+    def containers(self) -> list[LocalServer]:
         return [container for variant in self.all_variants() for container in variant.containers]
 
     def start(self) -> None:
@@ -108,7 +109,7 @@ class Fleet:
             self.stop()
             raise
 
-    def grow(self, variant: FleetVariant) -> ContainerProcess:
+    def grow(self, variant: FleetVariant) -> LocalServer:
         """Start one more container and wait until it is healthy; it gets no requests yet. Raises FleetFailed."""
         container = self._launch(variant)
         try:
@@ -118,7 +119,7 @@ class Fleet:
             raise
         return container
 
-    def _launch(self, variant: FleetVariant) -> ContainerProcess:
+    def _launch(self, variant: FleetVariant) -> LocalServer:
         try:
             return self._launcher.launch(f"{self._endpoint}-{variant.name}", variant.container)
         except NoModelData as error:
@@ -126,7 +127,7 @@ class Fleet:
                 f"Failed to download model data for production variant {variant.name}: {error}"
             ) from error
 
-    def _wait_healthy(self, variant: FleetVariant, container: ContainerProcess) -> None:
+    def _wait_healthy(self, variant: FleetVariant, container: LocalServer) -> None:
         limit = variant.definition.get("ContainerStartupHealthCheckTimeoutInSeconds", _STARTUP_SECONDS)
         try:
             container.wait_healthy(limit, self.stopping)

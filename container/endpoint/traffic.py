@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from container.endpoint.api import ApiError, runtime_refused
 from container.endpoint.figures import ServedRequest
 from container.endpoint.fleet import Fleet, FleetVariant
-from container.endpoint.process import ContainerProcess
+from container.run.local_server import LocalServer
 
 _MAX_SESSIONS = 10_000
 
@@ -22,7 +22,7 @@ class Lease:
     """A container that a request may use until `Traffic.release`."""
 
     variant: FleetVariant
-    container: ContainerProcess
+    container: LocalServer
     started: float
     """Monotonic time."""
 
@@ -41,7 +41,7 @@ class Traffic:
         self._blue: Fleet | None = None
         self._green: Fleet | None = None
         self._green_share = 0.0
-        self._sessions: OrderedDict[str, ContainerProcess] = OrderedDict()
+        self._sessions: OrderedDict[str, LocalServer] = OrderedDict()
 
     def use(self, blue: Fleet | None, green: Fleet | None = None, share: float = 0.0) -> None:
         """Route to `blue`, and the given share of the requests to `green`. None for both: to nothing."""
@@ -92,7 +92,7 @@ class Traffic:
             lease.container.in_flight -= 1
             self._changed.notify_all()
 
-    def pin(self, session: str, container: ContainerProcess) -> None:
+    def pin(self, session: str, container: LocalServer) -> None:
         """Route the further requests of a session to its container."""
         with self._changed:
             self._sessions[session] = container
@@ -103,12 +103,12 @@ class Traffic:
         with self._changed:
             self._sessions.pop(session, None)
 
-    def add(self, variant: FleetVariant, container: ContainerProcess) -> None:
+    def add(self, variant: FleetVariant, container: LocalServer) -> None:
         """Let a container get requests."""
         with self._changed:
             variant.containers.append(container)
 
-    def take_away(self, variant: FleetVariant, containers: Iterable[ContainerProcess]) -> None:
+    def take_away(self, variant: FleetVariant, containers: Iterable[LocalServer]) -> None:
         """Give these containers no more requests."""
         with self._changed:
             variant.containers = [one for one in variant.containers if one not in containers]
@@ -117,7 +117,7 @@ class Traffic:
         with self._changed:
             variant.weight = weight
 
-    def wait_idle(self, containers: Iterable[ContainerProcess], seconds: float) -> bool:
+    def wait_idle(self, containers: Iterable[LocalServer], seconds: float) -> bool:
         """Wait until containers that get no more requests have none in flight. False: some do after `seconds`."""
         watched = list(containers)
         with self._changed:
@@ -142,13 +142,13 @@ class Traffic:
             raise runtime_refused("All variants have a weight of 0; name one in TargetVariant.")
         return self._random.choices(variants, weights)[0]
 
-    def _container(self, variant: FleetVariant) -> ContainerProcess:
+    def _container(self, variant: FleetVariant) -> LocalServer:
         if not variant.containers:
             raise ApiError("ServiceUnavailable", f"Variant {variant.name} has no instance.", 503)
         if variant.least_outstanding:
             return min(variant.containers, key=lambda container: container.in_flight)
         return self._random.choice(variant.containers)
 
-    def _lend(self, variant: FleetVariant, container: ContainerProcess) -> Lease:
+    def _lend(self, variant: FleetVariant, container: LocalServer) -> Lease:
         container.in_flight += 1
         return Lease(variant, container, time.monotonic())

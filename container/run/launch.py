@@ -21,6 +21,7 @@ DEFAULT_PORT = 8080
 ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
 SEGMENT_BYTES = 4 << 20
 """Shared memory of Open MPI for each rank, a quarter of its default: 8 ranks fit into docker's 64 MiB."""
 _CORES_PER_WEB_WORKER = 16
@@ -51,9 +52,9 @@ class BadVariable(Exception):
 
 def default_port(environ: Mapping[str, str]) -> int:
     """`SAGEMAKER_BIND_TO_PORT`, else 8080. Raises BadVariable when it is not a port."""
-    text = environ.get("SAGEMAKER_BIND_TO_PORT") or str(DEFAULT_PORT)
+    text = environ.get(BIND_TO_PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise BadVariable(f"SAGEMAKER_BIND_TO_PORT={text!r} is not a port; allowed: 1 to 65535")
+        raise BadVariable(f"{BIND_TO_PORT}={text!r} is not a port; allowed: 1 to 65535")
     return int(text)
 
 
@@ -223,13 +224,20 @@ def web_connections(open_files: int) -> int:
     return max(1, min(_MAX_CONNECTIONS, open_files - _OTHER_OPEN_FILES))
 
 
-def web_command(paths: RuntimePaths, listener: int, workers: int, connections: int) -> list[str]:
+def web_app(paths: RuntimePaths) -> str:
+    """The application of a single model, as gunicorn names it."""
+    return f"lmi_server.wsgi:make_app({str(paths.web_config)!r})"
+
+
+def web_command(
+    app: str, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
+) -> list[str]:
     """gunicorn on the listening socket with file descriptor `listener`, with at most `connections` for each worker."""
     return [
-        *(sys.executable, "-m", "gunicorn", "--config", f"file:{GUNICORN_CONF}"),
+        *(sys.executable, "-m", "gunicorn", "--config", f"file:{conf}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
         *("--worker-connections", str(connections)),
-        f"lmi_server.wsgi:make_app({str(paths.web_config)!r})",
+        app,
     ]
 
 

@@ -216,7 +216,7 @@ class _Run:
         self, listener: socket.socket, loading_timeout: float, started: float, before: dict[str, float]
     ) -> int:
         """Start and supervise both. Returns the exit code."""
-        open_files = _raise_open_files()
+        open_files = raise_open_files()
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         wrap = self._mpirun()
@@ -295,11 +295,11 @@ class _Run:
         env = launch.web_environment(self.environ, self.paths, workers)
         if workers > 1:
             self.paths.metrics.mkdir(mode=0o700)
-        command = launch.web_command(self.paths, listener.fileno(), workers, connections)
+        command = launch.web_command(launch.web_app(self.paths), listener.fileno(), workers, connections)
         return Child.start("web server", command, env, nice=_WEB_NICE, pass_fds=[listener.fileno()])
 
 
-def _raise_open_files() -> int:
+def raise_open_files() -> int:
     """Raise the limit of open files of this process and its children to `_OPEN_FILES` if possible, and return it: each
     connection of the web process is an open file.
     """

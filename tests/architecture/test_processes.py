@@ -48,6 +48,14 @@ def test_the_web_process_starts_without_torch() -> None:
     assert not loaded & {"torch", "transformers", "numpy", "triton", "lmi_kernels", "mpi4py"}
 
 
+def test_the_front_of_several_models_starts_without_torch() -> None:
+    assert not _loaded("container.multi_model.front") & {"torch", "transformers", "triton", "mpi4py", "boto3"}
+
+
+def test_the_front_s_worker_loads_nothing_before_gevent_has_patched_it() -> None:
+    assert not _loaded("container.multi_model.worker") & {"urllib3", "flask", "numpy"}
+
+
 @pytest.mark.parametrize("imported", ["engines.client", "engines.python.dispatcher"])
 def test_what_talks_to_the_engine_needs_neither_torch_nor_a_web_framework(imported: str) -> None:
     loaded = _loaded(imported)

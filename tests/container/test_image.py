@@ -35,10 +35,10 @@ def test_the_entry_point_is_in_exec_form_and_exists() -> None:
     assert json.loads(of("CMD")[0]) == ["serve"]
 
 
-def test_the_labels_of_the_contract_are_there_and_none_that_is_not_kept() -> None:
+def test_the_labels_of_the_contract_are_there() -> None:
     labels = " ".join(of("LABEL"))
     assert "com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true" in labels
-    assert "multi-models" not in labels
+    assert "com.amazonaws.sagemaker.capabilities.multi-models=true" in labels
     assert of("EXPOSE") == ["8080"]
 
 

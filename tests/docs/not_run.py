@@ -15,6 +15,7 @@ NOT_RUN = {
     "lmi bench http://127.0.0.1:8080 --find-rate ": "takes minutes; tests/container/measure/bench has its tests",
     "lmi endpoint ": "does not end; tests/e2e/test_endpoint.py runs it",
     "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint asks for its figures",
+    "curl -s http://127.0.0.1:8080/models": "needs several models; tests/e2e/test_several_models.py has them",
     "export AWS_ENDPOINT_URL_": "sets what the programs of the pages are run with",
     "lmi deploy ./": "needs an AWS account; tests/container/deploy checks every call, and a --dry-run is run",
     "lmi deploy --variant ": "as lmi deploy ./",

@@ -17,9 +17,10 @@ from container.endpoint.app import EndpointServer, make_app
 from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.model_data import Connect
 from container.endpoint.platform import Platform
-from container.endpoint.process import ContainerProcess, Launcher
+from container.endpoint.process import Launcher
 from container.endpoint.rollout import AlarmRule
 from container.endpoint.runtime import Runtime, TimeLimits
+from container.run.local_server import LocalServer
 from container.run.serve import CannotListen, listen
 
 ENDPOINT = "my-endpoint"
@@ -27,7 +28,7 @@ VARIANT = "AllTraffic"
 _HOST = "127.0.0.1"
 
 
-class RunningContainer(ContainerProcess):
+class RunningContainer(LocalServer):
     """A container that runs already, on a port of 127.0.0.1, and stays."""
 
     log = "its log"
@@ -49,7 +50,7 @@ class RunningContainer(ContainerProcess):
         """It stays."""
 
 
-Launch = Callable[[Mapping[str, Any]], ContainerProcess]
+Launch = Callable[[Mapping[str, Any]], LocalServer]
 """Makes a container from its definition."""
 
 
@@ -59,7 +60,7 @@ class FakeLauncher(Launcher):
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
 
-    def launch(self, name: str, container: Mapping[str, Any]) -> ContainerProcess:
+    def launch(self, name: str, container: Mapping[str, Any]) -> LocalServer:
         return self._launch(container)
 
 

@@ -82,8 +82,12 @@ class Server:
         *,
         environment: Mapping[str, str] | None = None,
         pass_port: bool = True,
+        served: Path | None = None,
     ) -> None:
-        """Write `properties` into `folder` and start. `pass_port=False` leaves out `--port`."""
+        """Write `properties` into `folder` and start. `pass_port=False` leaves out `--port`.
+
+        served: what is served in place of `folder`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.log_path = folder / "server.log"
@@ -93,7 +97,7 @@ class Server:
         self.client = Client(f"http://127.0.0.1:{self.port}")
         extra = {name: value.replace("{port}", str(self.port)) for name, value in (environment or {}).items()}
         extra.setdefault("LMI_ADMIN_TOKEN", ADMIN_TOKEN)
-        command = [sys.executable, "-m", "container", "serve", str(folder), "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "container", "serve", str(served or folder), "--host", "127.0.0.1"]
         command[:0] = _on_one_core(properties)
         if pass_port:
             command += ["--port", str(self.port)]

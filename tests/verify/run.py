@@ -48,6 +48,7 @@ from tests.verify import (
     scheduler_cost,
     scheduler_properties,
     schedules,
+    several_models,
     startup,
     token_equality,
     tokenizers,
@@ -74,7 +75,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers, tokenizers, foreign_models, image, tuning),
+        *(quantization, sanitizers, tokenizers, foreign_models, image, tuning, several_models),
     )
 )
 

@@ -21,7 +21,7 @@ from engines.mpi.runner.budget import SPARE, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
 
-_CONTEXT_BYTES = 1 << 29
+CONTEXT_BYTES = 1 << 29
 """Assumed for the driver's context on a GPU, beside all tensors."""
 _SAMPLED_COPIES = 30
 _SCORED_COPIES = 1.5
@@ -117,7 +117,7 @@ def _predict_rolling(
     heads = split_heads(model.num_heads, model.num_kv_heads, ranks, 0).keys_values.size
     local_block = local_bytes(block_bytes, model.num_kv_heads, ranks, heads)
     if cache.kv_cache_bytes is None:
-        free = gpu_cache_bytes(available, cache.gpu_memory_utilization, _CONTEXT_BYTES, own, step)
+        free = gpu_cache_bytes(available, cache.gpu_memory_utilization, CONTEXT_BYTES, own, step)
         blocks = max(0, free) // local_block
     else:
         blocks = cache.kv_cache_bytes // block_bytes
@@ -148,7 +148,7 @@ def _predict_rolling(
 
 def _shortage(needed: int, available: int, on_gpu: bool) -> str:
     """Why tensors of so many bytes do not fit; empty if they do."""
-    needed += _CONTEXT_BYTES if on_gpu else 0
+    needed += CONTEXT_BYTES if on_gpu else 0
     if needed <= available:
         return ""
     return f"{gigabytes(needed)} are needed, and there are {gigabytes(available)}"

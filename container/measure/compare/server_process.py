@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import re
-import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from container.measure.compare.configurations import Configuration
+from container.run.local_server import HOST, free_port, ping
 from container.run.processes import Child, process_tree
 
-_HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
@@ -98,7 +94,8 @@ class ServerProcess:
     def __init__(
         self, name: str, child: Child, port: int, log: BinaryIO, timeouts: StopTimeouts = StopTimeouts()
     ) -> None:
-        self.url = f"http://{_HOST}:{port}"
+        self._port = port
+        self.url = f"http://{HOST}:{port}"
         self.pid = child.pid
         self.start_up_seconds = 0.0
         self._name = name
@@ -112,7 +109,7 @@ class ServerProcess:
         if config.path is None:
             raise ValueError(f"{config.name} is a running server")
         command = [sys.executable, "-m", "container", "serve", str(config.path.resolve())]
-        command += ["--host", _HOST, "--port"]
+        command += ["--host", HOST, "--port"]
         return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)
 
     @classmethod
@@ -129,9 +126,7 @@ class ServerProcess:
 
         limit: seconds until then. Raises ServerFailed.
         """
-        with socket.socket() as probe:
-            probe.bind((_HOST, 0))
-            port: int = probe.getsockname()[1]
+        port = free_port()
         started = time.monotonic()
         log = log_path.open("ab", buffering=0)
         child = Child.start(name, [*command, str(port)], environ, log=log)
@@ -171,7 +166,7 @@ class ServerProcess:
             code = self._child.poll()
             if code is not None:
                 raise self._failed(f"its server ended with exit code {code} before it was ready")
-            if _is_healthy(self.url + health):
+            if ping(self._port, health, _PING_SECONDS) == "200":
                 self.start_up_seconds = time.monotonic() - started
                 return
             time.sleep(_POLL_SECONDS)
@@ -183,14 +178,6 @@ class ServerProcess:
         tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
         return ServerFailed(f"{self._name}: {what}. Its log, {path}, ends with\n{lines}")
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=_PING_SECONDS) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError, http.client.HTTPException):
-        return False
 
 
 def _peak_bytes(pid: int) -> int:

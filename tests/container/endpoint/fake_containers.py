@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from container.endpoint.process import ContainerProcess, NotHealthy
+from container.run.local_server import LocalServer, NotHealthy
 from tests.support.endpoints import RunningContainer
 from tests.support.loopback import LoopbackServer, QuietHandler
 
@@ -54,7 +54,7 @@ class FakeContainers:
     def __init__(self) -> None:
         self.all: list[FakeContainer] = []
 
-    def __call__(self, container: Mapping[str, Any]) -> ContainerProcess:
+    def __call__(self, container: Mapping[str, Any]) -> LocalServer:
         self.all.append(FakeContainer(container.get("Environment", {})))
         return self.all[-1]
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from container.endpoint.model_data import ModelData, NoModelData
-from container.endpoint.process import ContainerProcess, Launcher, NotHealthy, stop_all
+from container.endpoint.process import Launcher
+from container.run.local_server import LocalServer, NotHealthy, stop_all
 from container.run.processes import session_members
 from tests.container.endpoint import fake_s3
 from tests.support.endpoints import ENDPOINT, lab
@@ -35,7 +36,7 @@ def source(uri: str) -> dict[str, Any]:
     return {"ModelDataSource": {"S3DataSource": fields}}
 
 
-def start(folder: Path, **environment: str) -> ContainerProcess:
+def start(folder: Path, **environment: str) -> LocalServer:
     return make_launcher(folder).launch("made-up", {"Environment": environment})
 
 

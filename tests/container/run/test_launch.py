@@ -78,7 +78,7 @@ def test_the_loopback_library_joins_what_is_preloaded_already() -> None:
 
 def test_gunicorn_gets_a_call_that_makes_the_application() -> None:
     paths = RuntimePaths(Path("/run/it's"))
-    command = launch.web_command(paths, 7, 2, 500)
+    command = launch.web_command(launch.web_app(paths), 7, 2, 500)
     assert command[command.index("--bind") + 1] == "fd://7"
     assert command[command.index("--workers") + 1] == "2"
     assert command[command.index("--worker-connections") + 1] == "500"

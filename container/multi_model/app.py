@@ -1,0 +1,192 @@
+"""The front's HTTP API: which model a request is for, and SageMaker's multi-model API."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, request
+from prometheus_client import CONTENT_TYPE_LATEST
+from werkzeug.exceptions import HTTPException
+
+from container.multi_model.errors import BadModel, ModelNotFound
+from container.multi_model.folders import check_name, folder_of_url
+from container.multi_model.forward import forward
+from container.multi_model.manager import ModelManager
+from container.multi_model.metrics import render
+from container.multi_model.served_model import ServedModel
+from engines.errors import EngineError
+from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.http.body import Bodies
+from lmi_server.http.client_gone import ClientWatch
+from lmi_server.http.json_object import parse_object
+from lmi_server.http.json_reply import json_response
+from lmi_server.request_log import begin_record, current_record
+from lmi_server.values.show import as_json
+
+_MOST_LISTED = 100
+_CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+_IN_ATTRIBUTES = re.compile(r"(?:^|;)\s*model_name=([^;]*)")
+_INVOCATIONS = "/invocations"
+_logger = logging.getLogger(__name__)
+
+
+def make_app(manager: ModelManager, max_request_size: int, models_root: Path | None = None) -> Flask:
+    """Make the routes. models_root: models are loaded from folders below it; None: they are given."""
+    app = Flask(__name__, static_folder=None)
+    app.extensions["models"] = manager
+    bodies = Bodies(max_request_size)
+    started = int(time.time())
+
+    def ask(choose: Callable[[bytes], str], target: str) -> Response:
+        """Pass the current request on. choose: the model's name, by the body."""
+        with bodies.raw(request) as data:
+            body = bytes(data)
+            query = request.query_string.decode("latin-1")
+            full = f"{target}?{query}" if query else target
+            watch, form = ClientWatch.of(request.environ), ErrorForm.of_path(target)
+            lease = manager.lease(choose(body))
+            return forward(lease, request.method, full, dict(request.headers), body, watch, form)
+
+    @app.get("/ping")
+    @app.get("/health")
+    def ping() -> Response:
+        if manager.closing:
+            return json_response({"status": "Unhealthy", "reason": "the server is shutting down"}, 503)
+        return json_response({"status": "Healthy"})
+
+    @app.post("/models/<name>/invoke")
+    @app.post("/predictions/<name>")
+    @app.post("/predictions/<name>/<_version>")
+    def invoke(name: str, _version: str = "") -> Response:
+        return ask(lambda body: name, _INVOCATIONS)
+
+    @app.post(_INVOCATIONS)
+    def invocations() -> Response:
+        return ask(lambda body: _named(manager, body, in_body=False), _INVOCATIONS)
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    def openai() -> Response:
+        return ask(lambda body: _named(manager, body, in_body=True), request.path)
+
+    def openai_entry(model: ServedModel) -> dict[str, Any]:
+        return {"id": model.name, "object": "model", "created": started, "owned_by": "lmi"}
+
+    @app.get("/v1/models")
+    def openai_models() -> Response:
+        return json_response({"object": "list", "data": [openai_entry(each) for each in manager.models()]})
+
+    @app.get("/v1/models/<name>")
+    def openai_model(name: str) -> Response:
+        return json_response(openai_entry(manager.model(name)))
+
+    def entry(model: ServedModel) -> dict[str, Any]:
+        return {"modelName": model.name, "modelUrl": str(model.folder), "status": model.state.value}
+
+    @app.get("/models")
+    def models() -> Response:
+        page, token = _page([model.name for model in manager.models()])
+        body: dict[str, Any] = {"models": [entry(model) for model in manager.models() if model.name in page]}
+        return json_response({**body, "nextPageToken": token} if token else body)
+
+    @app.get("/models/<name>")
+    def model(name: str) -> Response:
+        found = manager.model(name)
+        failure = {"failure": found.failure} if found.failure else {}
+        return json_response({**entry(found), "memoryBytes": manager.measured(found), **failure})
+
+    if models_root is not None:
+
+        @app.post("/models")
+        def load() -> Response:
+            with bodies.raw(request) as data:
+                body = parse_object(data)
+            name, url = (_text(body, field) for field in ("model_name", "url"))
+            check_name(name)
+            manager.load(name, folder_of_url(url, models_root))
+            return json_response({"status": f'Model "{name}" registered.'})
+
+        @app.delete("/models/<name>")
+        def unload(name: str) -> Response:
+            manager.unload(name)
+            return json_response({"status": f'Model "{name}" unregistered.'})
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(render(manager), content_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/version")
+    def get_version() -> Response:
+        return json_response({"version": version("lmi-server")})
+
+    _register_replies(app, max_request_size)
+    return app
+
+
+def _register_replies(app: Flask, max_request_size: int) -> None:
+    @app.before_request
+    def begin() -> None:
+        begin_record(request.headers)
+
+    @app.after_request
+    def end(response: Response) -> Response:
+        response.headers.setdefault("x-request-id", current_record().label)
+        response.headers.setdefault("Cache-Control", "no-cache")
+        return response
+
+    @app.errorhandler(Exception)
+    def on_error(error: Exception) -> Response:
+        if not isinstance(error, EngineError | HTTPException):
+            _logger.exception("%s unexpected error", current_record().id, exc_info=error)
+        managed = re.fullmatch(r"/models(/[^/]*)?", request.path)
+        form = ErrorForm.ADMIN if managed else ErrorForm.of_path(request.path)
+        return ErrorReply.of(error, max_request_size).response(form)
+
+
+def _named(manager: ModelManager, body: bytes, in_body: bool) -> str:
+    """The model that a request names in its query or custom attributes, or as `model` in its body.
+
+    in_body: only there. If there is only one model, requests need not name it.
+
+    Raises BadModel, InvalidRequest.
+    """
+    names = [model.name for model in manager.models()]
+    if not in_body:
+        if name := request.args.get("model_name"):
+            return name
+        if match := _IN_ATTRIBUTES.search(request.headers.get(_CUSTOM_ATTRIBUTES, "")):
+            return match[1].strip()
+    if len(names) == 1:
+        return names[0]
+    if in_body or (request.is_json and b'"model"' in body):
+        name = parse_object(body).get("model")
+        if isinstance(name, str):
+            return name
+    if not names:
+        raise ModelNotFound("no model is loaded")
+    where = "model: " if in_body else "model_name (in the query or in custom attributes): "
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    raise BadModel(f"{where}several models are served, so one must be named; allowed: {listed}")
+
+
+def _text(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value:
+        raise BadModel(f"{field}: given {as_json(value)}; accepted: a text")
+    return value
+
+
+def _page(names: Sequence[str]) -> tuple[set[str], str]:
+    """The names on the page that the query asks for, and the token of the next one. names: sorted."""
+    text = request.args.get("limit", str(_MOST_LISTED))
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
+        raise BadModel(f"limit: given {as_json(text)}; accepted: 1 to {_MOST_LISTED}")
+    rest = [name for name in names if name > request.args.get("next_page_token", "")]
+    page = rest[: int(text)]
+    return set(page), page[-1] if len(rest) > len(page) else ""

@@ -1,0 +1,29 @@
+"""Errors of several models. `lmi_server/errors.py` has their statuses."""
+
+from __future__ import annotations
+
+from engines.errors import EngineError
+
+
+class BadModel(EngineError):
+    """A model's name, address or files are wrong, or the request names none."""
+
+    kind = "bad_model"
+
+
+class ModelNotFound(EngineError):
+    """No model of this name is served."""
+
+    kind = "model_not_found"
+
+
+class AlreadyLoaded(EngineError):
+    """A model of this name is loaded, or is being loaded."""
+
+    kind = "already_loaded"
+
+
+class NoMemory(EngineError):
+    """There is no room for the model."""
+
+    kind = "out_of_memory"

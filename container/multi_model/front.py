@@ -1,0 +1,53 @@
+"""The front's process: `gunicorn "container.multi_model.front:make_front('/path/front.json')"`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from flask import Flask
+
+from container.multi_model.app import make_app
+from container.multi_model.config import FrontConfig
+from container.multi_model.folders import MULTI_MODEL
+from container.multi_model.manager import ModelManager
+from container.multi_model.memory import MemoryAccount, MemoryNeed, Room, predict_need
+from container.run import launch
+from container.run.local_server import LocalServer, serve_command
+
+_PLATFORM_LOADING_SECONDS = 360.0
+"""How long SageMaker waits for a model to load."""
+
+
+def make_front(config_path: str) -> Flask:
+    """Make the application of the only worker, within the worker, which is the models' parent.
+
+    config_path: a JSON file made by `FrontConfig.to_json`.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = FrontConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
+    environ = child_environment(launch.environment())
+
+    def predict(folder: Path, room: Room) -> MemoryNeed:
+        return predict_need(folder, environ, room.machine, config.lenient, config.allow_remote_code)
+
+    def start(folder: Path, need: MemoryNeed) -> LocalServer:
+        flags = ["--lenient"] * config.lenient + ["--allow-remote-code"] * config.allow_remote_code
+        kv_cache = {"OPTION_KV_CACHE_GB": need.kv_cache_gb} if need.kv_cache_gb else {}
+        command = [*serve_command(folder), *flags]
+        return LocalServer.start("the model's server", command, {**environ, **kv_cache})
+
+    folders = {name: Path(folder) for name, folder in config.folders.items()}
+    account = MemoryAccount(environ, config.memory_limit, config.memory_reserved)
+    limit = None if folders else _PLATFORM_LOADING_SECONDS
+    manager = ModelManager(folders, account, predict, start, limit)
+    if folders:
+        threading.Thread(target=manager.load_all, name="load-all", daemon=True).start()
+    return make_app(manager, config.max_request_size, None if folders else Path(config.models_root))
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the models' servers, each of which serves one model on a port of its own."""
+    return {name: value for name, value in environ.items() if name not in (MULTI_MODEL, launch.BIND_TO_PORT)}

@@ -1,0 +1,69 @@
+"""`GET /metrics` of several models: what each takes, and each server's own metrics with a label `model`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import urllib3
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from container.multi_model.manager import ModelManager
+from container.multi_model.served_model import ServedModel
+from container.run.local_server import HOST
+
+_SECONDS = 2.0
+_logger = logging.getLogger(__name__)
+
+
+def render(manager: ModelManager) -> bytes:
+    """All metrics in Prometheus' text form."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_ModelsCollector(manager))
+    return generate_latest(registry)
+
+
+class _ModelsCollector(Collector):
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+
+    def describe(self) -> list[Metric]:
+        """Nothing: what there is depends on the models."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily("lmi_model_loaded", "Whether the model is loaded", labels=["model"])
+        memory = GaugeMetricFamily(
+            "lmi_model_memory_bytes", "Main memory that the model takes", labels=["model"]
+        )
+        families: dict[str, Metric] = {}
+        for model in self._manager.models():
+            loaded.add_metric([model.name], float(model.is_ready))
+            memory.add_metric([model.name], float(self._manager.measured(model)))
+            for family in _own(model):
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                merged.samples += [
+                    Sample(sample.name, {**sample.labels, "model": model.name}, sample.value)
+                    for sample in family.samples
+                ]
+        yield from (loaded, memory, *families.values())
+
+
+def _own(model: ServedModel) -> list[Metric]:
+    """The metrics of a model's server; none if it does not answer soon."""
+    if not model.is_ready or (server := model.server) is None:
+        return []
+    try:
+        answer = urllib3.request(
+            "GET", f"http://{HOST}:{server.port}/metrics", timeout=_SECONDS, retries=False
+        )
+        return list(text_string_to_metric_families(answer.data.decode()))
+    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        _logger.warning("model %s: no metrics: %s", model.name, error)
+        return []

@@ -1,0 +1,112 @@
+"""`lmi serve` for several models: listening socket -> front -> shutdown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from container.multi_model.config import FrontConfig
+from container.multi_model.folders import MULTI_MODEL, is_multi_model, model_folders
+from container.progress import ProgressView
+from container.run import launch
+from container.run.cause import cause_of_death
+from container.run.launch import BadVariable, RuntimePaths
+from container.run.processes import Child, reap_adopted
+from container.run.runtime_folder import runtime_folder
+from container.run.serve import ServeOptions, listen, raise_open_files
+from container.run.stop_signals import StopRequested, StopSignals
+from lmi_server.config import ServerConfig
+from lmi_server.properties import environment
+
+MEMORY_LIMIT = "LMI_MODELS_MEMORY_MB"
+MODELS_ROOT = "LMI_MODELS_DIR"
+_DEFAULT_ROOT = "/opt/ml/models"
+_RESERVED_MB = 500
+_GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+_POLL_SECONDS = 0.5
+_END_SECONDS = 29.5
+"""Until the front has ended, after which it is killed."""
+
+
+def front_config(options: ServeOptions, environ: Mapping[str, str]) -> FrontConfig | None:
+    """How several models are served; None where there is only one. Raises BadVariable."""
+    folders = {} if is_multi_model(environ) else model_folders(options.path, environ)
+    if not folders and not is_multi_model(environ):
+        return None
+    limit = environ.get(MEMORY_LIMIT)
+    return FrontConfig(
+        folders={name: str(folder) for name, folder in folders.items()},
+        models_root=environ.get(MODELS_ROOT) or _DEFAULT_ROOT,
+        lenient=options.lenient,
+        allow_remote_code=options.allow_remote_code,
+        max_request_size=_server_setting(environ, "max_request_size", ServerConfig().max_request_size),
+        memory_limit=_count(MEMORY_LIMIT, limit) << 20 if limit else None,
+        memory_reserved=_server_setting(environ, "reserved_memory_mb", _RESERVED_MB) << 20,
+    )
+
+
+def serve_several(
+    config: FrontConfig, options: ServeOptions, environ: Mapping[str, str], view: ProgressView
+) -> int:
+    """Serve until a signal to stop. Returns the exit code. Raises CannotListen, BadVariable."""
+    with StopSignals() as signals:
+        try:
+            launch.admin_token_digest(environ)  # one that is not valid is refused, as with one model
+            with listen(options.host, options.port) as listener, runtime_folder() as folder:
+                file = folder / "front.json"
+                file.write_text(config.to_json(), encoding="utf-8")
+                app = f"container.multi_model.front:make_front({str(file)!r})"
+                connections = launch.web_connections(raise_open_files())
+                command = launch.web_command(app, listener.fileno(), 1, connections, _GUNICORN_CONF)
+                env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
+                signals.raising = False
+                front = Child.start("front", command, env, pass_fds=[listener.fileno()])
+                host, port = listener.getsockname()[:2]
+                listener.close()
+                served = f"{len(config.folders)} models of {options.path}: {', '.join(config.folders)}"
+                if not config.folders:
+                    served = f"{MULTI_MODEL}=true: models below {config.models_root} that POST /models names"
+                view.say(f"serving {served}; at http://{f'[{host}]' if ':' in host else host}:{port}")
+                return _until_end(front, signals, view)
+        except StopRequested:
+            view.finish()
+            view.say("stopped before the server was ready")
+            return 0
+
+
+def _until_end(front: Child, signals: StopSignals, view: ProgressView) -> int:
+    while not signals.count:
+        signals.wait(_POLL_SECONDS)
+        if os.getpid() == 1:
+            reap_adopted({front.pid})
+        if (code := front.poll()) is not None:
+            view.say(f"error: the server stops: {cause_of_death('front', code, front.last_lines())}")
+            return 1
+    view.say("stopping: the models' running requests have 25 s to finish")
+    front.terminate()
+    deadline = time.monotonic() + _END_SECONDS
+    while front.poll() is None and signals.count < 2 and time.monotonic() < deadline:
+        signals.wait(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
+    front.kill_all()
+    if signals.count > 1:
+        view.say("stopped at once after a second signal")
+        return 1
+    view.say("stopped")
+    return 0
+
+
+def _server_setting(environ: Mapping[str, str], key: str, default: int) -> int:
+    """A key of the whole server, by the variables that LMI has for it. Raises BadVariable."""
+    found = [setting for setting in environment.read(environ, Path()).settings if setting.key == key]
+    if not found:
+        return default
+    setting = min(found, key=lambda setting: setting.rank)
+    return _count(setting.source.variable, setting.text)
+
+
+def _count(variable: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise BadVariable(f"{variable}={text!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,26 @@
+"""gunicorn's worker of the front.
+
+gunicorn loads it before gevent has patched the standard library, so it imports nothing else of the front.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+
+import gevent
+
+from lmi_server.http.gevent_worker import Worker
+
+
+class FrontWorker(Worker):
+    """Stops the models' servers with itself: at the signal, so that they drain while it passes on their answers."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        gevent.spawn(self.wsgi.extensions["models"].close)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self.wsgi.extensions["models"].close()

@@ -1,0 +1,144 @@
+"""Models whose servers are threads of this process, and a machine whose memory a test sets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+
+from container.machine import Machine
+from container.multi_model.manager import ModelManager
+from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
+from container.run.local_server import LocalServer, NotHealthy
+from tests.support.loopback import LoopbackServer, QuietHandler
+
+_numbers = itertools.count(1)
+
+
+class FakeServer(LocalServer):
+    """A server that answers with its model's name."""
+
+    def __init__(self, folder: Path, need: MemoryNeed, lab: FakeModels) -> None:
+        self.folder = folder
+        self.need = need
+        self.number = next(_numbers)
+        self.dead = ""
+        self.signals = 0
+        self.ended = threading.Event()
+        self._ending = threading.Lock()
+        self.http = _Http(self, lab)
+        self.http.start()
+        self.port = self.http.server_port
+        self._lab = lab
+
+    @property
+    def pid(self) -> int:
+        return self.number
+
+    def death(self) -> str | None:
+        return self.dead or None
+
+    def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
+        while not self._lab.healthy.wait(0.005):
+            if stopping.is_set():
+                raise NotHealthy("it was stopped")
+        if reason := self._lab.broken.get(self.folder.name):
+            raise NotHealthy(reason)
+
+    def terminate(self) -> None:
+        self.signals += 1
+
+    def end(self, seconds: float) -> None:
+        with self._ending:
+            if not self.ended.is_set():
+                self.ended.set()
+                self.http.close()
+
+
+class FakeModels:
+    """Starts the servers, and says what they need and take. Bytes are small numbers here."""
+
+    def __init__(self, free: int = 100, limit: int | None = None) -> None:
+        self.free = free
+        """What the machine says is free."""
+        self.needs: dict[str, int] = {}
+        """By model; others need 10."""
+        self.taken: dict[int, int] = {}
+        """Measured, by the number of a server."""
+        self.broken: dict[str, str] = {}
+        """Why a model does not start."""
+        self.healthy = threading.Event()
+        self.healthy.set()
+        self.go = threading.Event()
+        """Requests wait for it."""
+        self.go.set()
+        self.arrived = threading.Semaphore(0)
+        self.servers: list[FakeServer] = []
+        self.account = MemoryAccount(
+            {}, limit, 0, lambda pid: self.taken.get(pid, 0), lambda environ: Machine(2, self.free)
+        )
+
+    def manager(self, *names: str) -> ModelManager:
+        """names: of models that are loaded on demand; none: `load` and `unload` say what is served."""
+        folders = {name: Path("/models") / name for name in names}
+        return ModelManager(folders, self.account, self.predict, self.start)
+
+    def predict(self, folder: Path, room: Room) -> MemoryNeed:
+        return MemoryNeed(self.needs.get(folder.name, 10))
+
+    def start(self, folder: Path, need: MemoryNeed) -> FakeServer:
+        self.servers.append(FakeServer(folder, need, self))
+        return self.servers[-1]
+
+    def up(self) -> list[str]:
+        """Models whose servers run, in the order of their start."""
+        return [server.folder.name for server in self.servers if not server.ended.is_set()]
+
+
+class _Http(LoopbackServer):
+    def __init__(self, server: FakeServer, lab: FakeModels) -> None:
+        super().__init__(_Handler)
+        self.server = server
+        self.lab = lab
+
+
+class _Handler(QuietHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Http
+
+    def do_GET(self) -> None:
+        self.respond(200, b"# TYPE lmi_steps counter\nlmi_steps_total 3\n", {})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.lab.arrived.release()
+        self.server.lab.go.wait(60)
+        if body == b"break":
+            return self._stream(broken=True)
+        if body == b"stream":
+            return self._stream(broken=False)
+        answer = {"model": self.server.server.folder.name, "path": self.path, "bytes": len(body)}
+        self.respond(
+            200,
+            json.dumps(answer).encode(),
+            {
+                "Content-Type": "application/json",
+                "x-request-id": self.headers.get("x-request-id", ""),
+                "X-Amzn-SageMaker-Custom-Attributes": self.headers.get(
+                    "X-Amzn-SageMaker-Custom-Attributes", ""
+                ),
+            },
+        )
+        return None
+
+    def _stream(self, broken: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/jsonlines")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for line in (b'{"token":1}\n', b'{"token":2}\n'):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        if not broken:
+            self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True

@@ -1,0 +1,297 @@
+"""The front's routes: which model answers, what is passed on, and the statuses of SageMaker's multi-model API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from container.multi_model.app import make_app
+from container.multi_model.manager import ModelManager
+from tests.container.multi_model.fakes import FakeModels
+
+MAX_BYTES = 1000
+
+
+class _Client(FlaskClient):
+    """Reads each answer to its end, as a server does."""
+
+    def open(self, *args: Any, **kwargs: Any) -> TestResponse:
+        return super().open(*args, **{"buffered": True, **kwargs})
+
+
+def client_of(manager: ModelManager, root: Path | None = None) -> FlaskClient:
+    app = make_app(manager, MAX_BYTES, root)
+    app.test_client_class = _Client
+    return app.test_client()
+
+
+@pytest.fixture
+def lab() -> FakeModels:
+    return FakeModels(limit=25)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        (tmp_path / "models" / name / "model").mkdir(parents=True)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def platform(lab: FakeModels, root: Path) -> Iterator[FlaskClient]:
+    """SAGEMAKER_MULTI_MODEL=true."""
+    manager = lab.manager()
+    yield client_of(manager, root)
+    manager.close()
+
+
+@pytest.fixture
+def folder(lab: FakeModels) -> Iterator[FlaskClient]:
+    """Models a, b and c, and room for two."""
+    manager = lab.manager("a", "b", "c")
+    yield client_of(manager)
+    manager.close()
+
+
+def load(client: FlaskClient, root: Path, name: str) -> Any:
+    return client.post("/models", json={"model_name": name, "url": str(root / name / "model")})
+
+
+def test_the_life_of_a_model_under_the_platform(platform: FlaskClient, root: Path) -> None:
+    assert platform.get("/ping").status_code == 200
+    assert platform.get("/models").json == {"models": []}
+    assert platform.post("/models/a/invoke", data=b"x").status_code == 404
+    loaded = load(platform, root, "a")
+    assert (loaded.status_code, loaded.json) == (200, {"status": 'Model "a" registered.'})
+    url = str(root / "a" / "model")
+    assert platform.get("/models").json == {
+        "models": [{"modelName": "a", "modelUrl": url, "status": "ready"}]
+    }
+    shown = platform.get("/models/a").json
+    assert shown == {"modelName": "a", "modelUrl": url, "status": "ready", "memoryBytes": 0}
+    answer = platform.post(
+        "/models/a/invoke",
+        data=b"x",
+        headers={"X-Amzn-SageMaker-Target-Model": "a.tar.gz", "x-request-id": "7"},
+    )
+    assert answer.json == {"model": "model", "path": "/invocations", "bytes": 1}
+    assert answer.headers["x-request-id"] == "7"
+    assert load(platform, root, "a").status_code == 409
+    assert load(platform, root, "b").status_code == 200
+    full = load(platform, root, "c")
+    assert full.status_code == 507
+    assert full.json["code"] == 507
+    assert "no room" in full.json["error"]
+    assert platform.delete("/models/a").status_code == 200
+    for gone in (platform.get("/models/a"), platform.delete("/models/a"), platform.post("/models/a/invoke")):
+        assert (gone.status_code, gone.json["code"]) == (404, 404)
+    assert load(platform, root, "c").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"model_name": "../a", "url": "{root}/a/model"}, "model_name: given"),
+        ({"model_name": "", "url": "{root}/a/model"}, "model_name: given"),
+        ({"model_name": "a"}, "url: given null"),
+        ({"model_name": "a", "url": 7}, "url: given 7"),
+        ({"model_name": "a", "url": "{root}/../secret"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "/etc"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "a/model"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "{root}/link"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "file://{root}/%2e%2e/secret"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "s3://bucket/a"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "{root}/a/none"}, "there is no such folder"),
+        ({"model_name": "a", "url": "{root}/a/\u0000"}, "accepted: a folder below"),
+    ],
+)
+def test_names_and_addresses_that_are_not_allowed(
+    body: dict[str, Any], words: str, platform: FlaskClient, lab: FakeModels, root: Path
+) -> None:
+    (root.parent / "secret").mkdir()
+    (root / "link").symlink_to(root.parent / "secret")
+    body = {
+        key: value.replace("{root}", str(root)) if isinstance(value, str) else value
+        for key, value in body.items()
+    }
+    refused = platform.post("/models", json=body)
+    assert refused.status_code == 400
+    assert words in refused.json["error"]
+    assert lab.servers == []
+
+
+def test_a_file_address_is_a_folder(platform: FlaskClient, root: Path) -> None:
+    done = platform.post("/models", json={"model_name": "a", "url": f"file://{root}/a/model"})
+    assert done.status_code == 200
+
+
+def test_a_body_that_is_no_json_is_a_bad_request(platform: FlaskClient) -> None:
+    assert platform.post("/models", data=b"{").status_code == 400
+    assert platform.put("/models/a").status_code == 405
+
+
+def test_a_model_that_does_not_start_is_a_bad_request(
+    platform: FlaskClient, lab: FakeModels, root: Path
+) -> None:
+    lab.broken["model"] = "the model's server ended with exit code 1: Error: option.dtype: got fp17"
+    refused = load(platform, root, "a")
+    assert refused.status_code == 400
+    assert "fp17" in refused.json["error"]
+    assert platform.get("/models").json == {"models": []}
+
+
+def test_models_are_listed_by_pages(lab: FakeModels, root: Path) -> None:
+    lab.account = FakeModels().account
+    manager = lab.manager()
+    client = client_of(manager, root)
+    for name in ("c", "a", "b"):
+        load(client, root, name)
+    first = client.get("/models?limit=2").json
+    assert [model["modelName"] for model in first["models"]] == ["a", "b"]
+    second = client.get(f"/models?limit=2&next_page_token={first['nextPageToken']}").json
+    assert [model["modelName"] for model in second["models"]] == ["c"]
+    assert "nextPageToken" not in second
+    assert client.get("/models?limit=0").status_code == 400
+    manager.close()
+
+
+def test_the_models_of_a_folder_are_neither_loaded_nor_unloaded_by_clients(folder: FlaskClient) -> None:
+    assert folder.post("/models", json={"model_name": "x", "url": "/x"}).status_code == 405
+    assert folder.delete("/models/a").status_code == 405
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/predictions/{name}", {"data": b"{}"}),
+        ("/predictions/{name}/1", {"data": b"{}"}),
+        ("/models/{name}/invoke", {"data": b"{}"}),
+        ("/invocations?model_name={name}", {"data": b"{}"}),
+        ("/invocations", {"headers": {"X-Amzn-SageMaker-Custom-Attributes": "x=1; model_name={name}"}}),
+        ("/invocations", {"json": {"messages": [], "model": "{name}"}}),
+        ("/v1/chat/completions", {"json": {"messages": [], "model": "{name}"}}),
+        ("/v1/completions", {"json": {"prompt": "x", "model": "{name}"}}),
+    ],
+)
+def test_a_request_names_its_model(
+    name: str, path: str, options: dict[str, Any], folder: FlaskClient
+) -> None:
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: named(each) for key, each in value.items()}
+        return value.replace("{name}", name) if isinstance(value, str) else value
+
+    answer = folder.post(named(path), **named(options))
+    assert answer.status_code == 200
+    assert answer.json["model"] == name
+    expected = (
+        path if path.startswith("/v1/") else named(path).replace(f"/predictions/{name}", "/invocations")
+    )
+    assert answer.json["path"].startswith(expected if path.startswith("/v1/") else "/invocations")
+
+
+def test_a_request_that_names_no_model(folder: FlaskClient) -> None:
+    refused = folder.post("/invocations", json={"inputs": "x"})
+    assert refused.status_code == 400
+    assert "allowed: a, b, c" in refused.json["error"]
+    assert (
+        folder.post("/v1/completions", json={"prompt": "x"}).json["error"]["type"] == "invalid_request_error"
+    )
+    unknown = folder.post("/v1/completions", json={"prompt": "x", "model": "gpt-4"})
+    assert unknown.status_code == 404
+    assert unknown.json["error"]["code"] == "model_not_found"
+    assert folder.post("/predictions/gpt-4", json={}).status_code == 404
+
+
+def test_the_only_model_need_not_be_named(lab: FakeModels) -> None:
+    manager = lab.manager("a")
+    client = client_of(manager)
+    for path in ("/invocations", "/v1/completions"):
+        assert client.post(path, json={"model": "any"}).json["model"] == "a"
+    manager.close()
+
+
+def test_all_models_are_listed_whether_loaded_or_not(folder: FlaskClient) -> None:
+    assert folder.post("/predictions/b", data=b"x").status_code == 200
+    listed = folder.get("/v1/models").json
+    assert [model["id"] for model in listed["data"]] == ["a", "b", "c"]
+    assert folder.get("/v1/models/c").json["id"] == "c"
+    assert folder.get("/v1/models/d").status_code == 404
+    states = {model["modelName"]: model["status"] for model in folder.get("/models").json["models"]}
+    assert states == {"a": "down", "b": "ready", "c": "down"}
+
+
+def test_a_stream_is_passed_on_as_it_comes(folder: FlaskClient) -> None:
+    answer = folder.post("/predictions/a", data=b"stream")
+    assert answer.headers["Content-Type"] == "application/jsonlines"
+    assert answer.data == b'{"token":1}\n{"token":2}\n'
+    assert all(model["status"] != "unloading" for model in folder.get("/models").json["models"])
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_record(folder: FlaskClient) -> None:
+    lines = folder.post("/predictions/a", data=b"break").data.splitlines()
+    assert lines[:2] == [b'{"token":1}', b'{"token":2}']
+    assert lines[2:] == [b'{"error":"the model\'s server has ended","code":424}']
+
+
+def test_a_server_that_has_ended_is_the_trouble_of_its_own_clients(
+    folder: FlaskClient, lab: FakeModels
+) -> None:
+    for name in ("a", "b"):
+        folder.post(f"/predictions/{name}", data=b"x")
+    lab.servers[0].http.close()
+    died = folder.post("/predictions/a", data=b"x")
+    assert died.status_code == 503
+    assert died.json["error"] == "the model's server has ended"
+    assert folder.post("/predictions/b", data=b"x").json["model"] == "b"
+    lab.servers[0].ended.set()
+
+
+def test_a_body_that_is_too_large_is_refused(folder: FlaskClient) -> None:
+    assert folder.post("/predictions/a", data=b"x" * MAX_BYTES).json["bytes"] == MAX_BYTES
+    assert folder.post("/predictions/a", data=b"x" * (MAX_BYTES + 1)).status_code == 413
+
+
+def test_a_model_in_use_is_not_unloaded_before_its_answer(lab: FakeModels) -> None:
+    lab.go.clear()
+    manager = lab.manager("a", "b", "c")
+    client, other = client_of(manager), client_of(manager)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(client.post, f"/predictions/{name}", data=b"x") for name in ("a", "b")]
+        for _ in asked:
+            lab.arrived.acquire()
+        third = pool.submit(other.post, "/predictions/c", data=b"x")
+        while "unloading" not in {model.state.value for model in manager.models()}:
+            pass
+        assert sorted(lab.up()) == ["a", "b"]
+        lab.go.set()
+        assert [future.result().json["model"] for future in asked] == ["a", "b"]
+        assert third.result().json["model"] == "c"
+    manager.close()
+
+
+def test_metrics_of_all_servers_have_their_models_name(folder: FlaskClient, lab: FakeModels) -> None:
+    folder.post("/predictions/b", data=b"x")
+    lab.taken[lab.servers[0].pid] = 7
+    text = folder.get("/metrics").data.decode()
+    assert 'lmi_model_loaded{model="a"} 0.0' in text
+    assert 'lmi_model_loaded{model="b"} 1.0' in text
+    assert 'lmi_model_memory_bytes{model="b"} 7.0' in text
+    assert 'lmi_steps_total{model="b"} 3.0' in text
+
+
+def test_at_the_end_ping_says_so(lab: FakeModels) -> None:
+    manager = lab.manager("a")
+    client = client_of(manager)
+    manager.close()
+    assert client.get("/ping").status_code == 503
+    refused = client.post("/predictions/a", data=b"x")
+    assert refused.status_code == 503
+    assert "Retry-After" in refused.headers

@@ -1,0 +1,88 @@
+"""Which folders are several models, which one; and how several are configured by the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from container.multi_model.folders import model_folders
+from container.multi_model.front import child_environment
+from container.multi_model.serve import front_config
+from container.run.launch import BadVariable
+from container.run.serve import ServeOptions
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for name, file in (("chat", "serving.properties"), ("code.v2", "config.json"), ("own", "model.py")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    return tmp_path
+
+
+def options(path: Path) -> ServeOptions:
+    return ServeOptions(path, "127.0.0.1", 0)
+
+
+def test_a_folder_of_nothing_but_model_folders_is_several_models(store: Path) -> None:
+    (store / ".cache").mkdir()
+    assert model_folders(store, {}) == {name: store / name for name in ("chat", "code.v2", "own")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: (store / "serving.properties").touch(),
+        lambda store: (store / "config.json").touch(),
+        lambda store: (store / "model.py").touch(),
+        lambda store: (store / "README").touch(),
+        lambda store: (store / "code").mkdir(),
+        lambda store: (store / "chat").rename(store / "-chat"),
+    ],
+)
+def test_every_other_folder_is_one_model(change: object, store: Path) -> None:
+    change(store)  # type: ignore[operator]
+    assert model_folders(store, {}) == {}
+
+
+def test_a_named_model_is_the_only_one(store: Path) -> None:
+    assert model_folders(store, {"HF_MODEL_ID": "x/y"}) == {}
+    assert model_folders(store / "chat", {}) == {}
+    assert model_folders(store / "chat" / "serving.properties", {}) == {}
+
+
+def test_one_model_is_served_as_before(store: Path) -> None:
+    assert front_config(options(store / "chat"), {}) is None
+    assert front_config(options(store / "chat"), {"SAGEMAKER_MULTI_MODEL": "false"}) is None
+
+
+def test_the_platform_s_variable_wins_over_the_folder(store: Path) -> None:
+    config = front_config(options(store), {"SAGEMAKER_MULTI_MODEL": "true"})
+    assert config is not None
+    assert config.folders == {}
+    assert config.models_root == "/opt/ml/models"
+    assert (config.memory_limit, config.memory_reserved) == (None, 500 << 20)
+    assert config.from_json(config.to_json()) == config
+
+
+def test_limits_are_set_by_the_environment(store: Path) -> None:
+    config = front_config(
+        options(store),
+        {
+            "LMI_MODELS_MEMORY_MB": "4000",
+            "SERVING_RESERVED_MEMORY_MB": "100",
+            "SAGEMAKER_MAX_PAYLOAD_IN_MB": "6",
+        },
+    )
+    assert config is not None
+    assert config.memory_limit == 4000 << 20
+    assert config.memory_reserved == 100 << 20
+    assert config.max_request_size == 6 << 20
+    with pytest.raises(BadVariable, match="LMI_MODELS_MEMORY_MB='4 GB'"):
+        front_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
+
+
+def test_a_model_s_server_is_no_front_and_has_no_port_of_ours() -> None:
+    given = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "8080", "OPTION_DTYPE": "fp32"}
+    assert child_environment(given) == {"OPTION_DTYPE": "fp32"}

@@ -1,0 +1,341 @@
+"""Loading, unloading and restarting models, by servers that are threads of this process."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from container.multi_model import served_model
+from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
+from container.multi_model.manager import ModelManager
+from container.multi_model.memory import MemoryNeed, Room
+from container.multi_model.served_model import ModelState, ServedModel
+from engines.errors import Unavailable
+from tests.container.multi_model.fakes import FakeModels, FakeServer
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def load(manager: ModelManager, *names: str) -> None:
+    for name in names:
+        manager.load(name, Path("/models") / name)
+
+
+def served_by(manager: ModelManager, name: str) -> str:
+    """The model whose server answers for `name`."""
+    lease = manager.lease(name)
+    try:
+        assert isinstance(lease.server, FakeServer)
+        assert not lease.server.ended.is_set()
+        return lease.server.folder.name
+    finally:
+        lease.release()
+
+
+def states(manager: ModelManager) -> dict[str, str]:
+    return {model.name: model.state.value for model in manager.models()}
+
+
+def test_a_model_is_served_from_its_loading_to_its_unloading() -> None:
+    lab = FakeModels()
+    manager = lab.manager()
+    load(manager, "a", "b")
+    assert [served_by(manager, name) for name in ("a", "b", "a")] == ["a", "b", "a"]
+    manager.unload("a")
+    assert lab.up() == ["b"]
+    with pytest.raises(ModelNotFound, match='there is no model "a"'):
+        manager.lease("a")
+    with pytest.raises(ModelNotFound):
+        manager.unload("a")
+    load(manager, "a")
+    assert served_by(manager, "a") == "a"
+    manager.close()
+
+
+def test_a_name_is_loaded_once_also_while_it_loads() -> None:
+    lab = FakeModels()
+    lab.healthy.clear()
+    manager = lab.manager()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(load, manager, "a")
+        wait_for(lambda: lab.up() == ["a"])
+        with pytest.raises(AlreadyLoaded, match="loading"):
+            load(manager, "a")
+        with pytest.raises(Unavailable, match="is loading"):
+            manager.lease("a")
+        lab.healthy.set()
+        first.result()
+    with pytest.raises(AlreadyLoaded, match="ready"):
+        load(manager, "a")
+    assert len(lab.servers) == 1
+    manager.close()
+
+
+def test_without_room_a_model_is_refused_until_another_is_unloaded() -> None:
+    lab = FakeModels(limit=25)
+    manager = lab.manager()
+    load(manager, "a", "b")
+    with pytest.raises(NoMemory, match="no room"):
+        load(manager, "c")
+    assert states(manager) == {"a": "ready", "b": "ready"}
+    manager.unload("a")
+    load(manager, "c")
+    assert lab.up() == ["b", "c"]
+    manager.close()
+
+
+def test_loads_at_once_do_not_count_on_the_same_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = FakeModels(limit=10)
+    predicted = threading.Event()
+
+    def predict(folder: Path, room: Room) -> MemoryNeed:
+        predicted.wait(0.02)  # time for the others to see the same room
+        return MemoryNeed(10)
+
+    monkeypatch.setattr(lab, "predict", predict)
+    manager = lab.manager()
+    with ThreadPoolExecutor(4) as pool:
+        loads = [pool.submit(load, manager, name) for name in "abcd"]
+        refused = [isinstance(each.exception(), NoMemory) for each in loads]
+    assert sorted(refused) == [False, True, True, True]
+    assert len(lab.up()) == 1
+    manager.close()
+
+
+def test_what_is_measured_counts_where_it_is_more_than_was_predicted() -> None:
+    lab = FakeModels(limit=25)
+    manager = lab.manager()
+    load(manager, "a")
+    lab.taken[lab.servers[0].pid] = 16
+    with pytest.raises(NoMemory):
+        load(manager, "b")
+    manager.close()
+
+
+def test_what_is_promised_and_not_yet_taken_is_not_free() -> None:
+    """The machine still says that it is."""
+    lab = FakeModels(free=25)
+    manager = lab.manager()
+    load(manager, "a")
+    lab.taken[lab.servers[0].pid] = 4
+    lab.free = 21
+    load(manager, "b")
+    with pytest.raises(NoMemory):
+        load(manager, "c")
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("the model's server ended with exit code 1: Error: option.dtype: got fp17", BadModel),
+        ("the model's server ended by SIGKILL (kill -9, or the kernel when it ran out of memory)", NoMemory),
+        ("the engine failed: CUDA out of memory. Tried to allocate 2 GiB", NoMemory),
+    ],
+)
+def test_a_load_that_fails_says_why_and_leaves_nothing(reason: str, kind: type[Exception]) -> None:
+    lab = FakeModels()
+    lab.broken["a"] = reason
+    manager = lab.manager()
+    with pytest.raises(kind) as caught:
+        load(manager, "a")
+    assert str(caught.value) == reason
+    assert lab.up() == []
+    assert states(manager) == {}
+    lab.broken.clear()
+    load(manager, "a")
+    manager.close()
+
+
+def test_unloading_waits_for_requests_in_flight() -> None:
+    lab = FakeModels()
+    manager = lab.manager()
+    load(manager, "a")
+    lease = manager.lease("a")
+    with ThreadPoolExecutor(1) as pool:
+        unloading = pool.submit(manager.unload, "a")
+        wait_for(lambda: states(manager) == {"a": "unloading"})
+        with pytest.raises(ModelNotFound, match="unloading"):
+            manager.lease("a")
+        assert lab.up() == ["a"]
+        lease.release()
+        lease.release()  # harmless
+        unloading.result()
+    assert lab.up() == []
+    assert states(manager) == {}
+
+
+def test_unloading_breaks_off_a_load() -> None:
+    lab = FakeModels()
+    lab.healthy.clear()
+    manager = lab.manager()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load, manager, "a")
+        wait_for(lambda: lab.up() == ["a"])
+        manager.unload("a")
+        with pytest.raises(Unavailable, match="stopped while it was loading"):
+            loading.result()
+    assert lab.up() == []
+    assert states(manager) == {}
+
+
+def test_the_least_recently_used_model_makes_room() -> None:
+    lab = FakeModels(limit=20)
+    manager = lab.manager("a", "b", "c")
+    for name in ("a", "b", "a", "c"):
+        assert served_by(manager, name) == name
+    assert lab.up() == ["a", "c"]
+    assert states(manager) == {"a": "ready", "b": "down", "c": "ready"}
+    assert served_by(manager, "b") == "b"
+    assert lab.up() == ["c", "b"]
+    with pytest.raises(ModelNotFound):
+        manager.lease("d")
+    manager.close()
+
+
+def test_several_models_make_room_for_a_large_one_and_none_for_one_that_is_too_large() -> None:
+    lab = FakeModels(limit=30)
+    lab.needs |= {"large": 25, "huge": 31}
+    manager = lab.manager("a", "b", "huge", "large")
+    for name in ("a", "b", "large"):
+        assert served_by(manager, name) == name
+    assert lab.up() == ["large"]
+    with pytest.raises(NoMemory):
+        manager.lease("huge")
+    manager.close()
+
+
+def test_a_model_in_use_is_unloaded_once_it_is_idle() -> None:
+    lab = FakeModels(limit=10)
+    manager = lab.manager("a", "b")
+    lease = manager.lease("a")
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(served_by, manager, "b")
+        wait_for(lambda: states(manager)["a"] == "unloading")
+        assert lab.up() == ["a"]
+        lease.release()
+        assert other.result() == "b"
+    manager.close()
+
+
+def test_requests_that_wait_for_a_model_share_its_server() -> None:
+    lab = FakeModels()
+    lab.healthy.clear()
+    manager = lab.manager("a")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(served_by, manager, "a") for _ in range(4)]
+        wait_for(lambda: lab.up() == ["a"])
+        lab.healthy.set()
+        assert {future.result() for future in asked} == {"a"}
+    assert len(lab.servers) == 1
+    manager.close()
+
+
+def test_models_are_loaded_at_the_start_until_memory_is_used_up() -> None:
+    lab = FakeModels(limit=25)
+    lab.broken["b"] = "its files are broken"
+    manager = lab.manager("a", "b", "c", "d")
+    manager.load_all()
+    assert states(manager) == {"a": "ready", "b": "down", "c": "ready", "d": "down"}
+    with pytest.raises(Unavailable, match="its files are broken"):
+        manager.lease("b")
+    assert served_by(manager, "d") == "d"
+    manager.close()
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_a_model_whose_server_dies_is_started_again(on_demand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = FakeModels()
+    manager = lab.manager("a", "b") if on_demand else lab.manager()
+    if not on_demand:
+        load(manager, "a", "b")
+    assert served_by(manager, "b") == served_by(manager, "b") == "b"
+    assert served_by(manager, "a") == "a"
+    died = next(server for server in lab.servers if server.folder.name == "a")
+    died.dead = "the model's server ended by SIGKILL"
+    with pytest.raises(Unavailable, match="has failed: the model's server ended by SIGKILL"):
+        manager.lease("a")
+    assert states(manager) == {"a": "down", "b": "ready"}
+    assert manager.model("a").failure == died.dead
+    assert served_by(manager, "b") == "b"
+    monkeypatch.setattr(served_model, "monotonic", lambda: time.monotonic() + 1.0)
+    assert served_by(manager, "a") == "a"
+    assert manager.model("a").failure == ""
+    manager.close()
+
+
+def test_each_failure_in_a_row_doubles_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(served_model, "monotonic", lambda: now)
+    model = ServedModel("a", Path("/models/a"))
+    waits = []
+    for served in (0, 1, 1, 1, 1, 1, 1, 1, 60):
+        model.serve()
+        now += served
+        model.fall("it died")
+        waits.append(model.retry_at - now)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1]
+    model.begin()
+    model.fall()
+    assert model.retry_at == now + 1
+
+
+def test_closing_ends_all_servers_and_refuses_requests() -> None:
+    lab = FakeModels()
+    manager = lab.manager("a", "b", "c")
+    manager.load_all()
+    manager.close()
+    manager.close()
+    assert lab.up() == []
+    # A second signal would break off the requests that run.
+    assert [server.signals for server in lab.servers] == [1, 1, 1]
+    with pytest.raises(Unavailable, match="shutting down"):
+        manager.lease("a")
+
+
+def test_closing_breaks_off_loads() -> None:
+    lab = FakeModels()
+    lab.healthy.clear()
+    manager = lab.manager("a")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(manager.lease, "a")
+        wait_for(lambda: lab.up() == ["a"])
+        manager.close()
+        with pytest.raises(Unavailable):
+            asked.result()
+    assert lab.up() == []
+
+
+def test_many_at_once_get_the_right_model_and_memory_is_never_exceeded() -> None:
+    lab = FakeModels(limit=30)
+    names = "abcdef"
+    manager = lab.manager(*names)
+    most = 0
+    watching = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not watching.wait(0.001):
+            most = max(most, len(lab.up()))
+
+    with ThreadPoolExecutor(9) as pool:
+        watcher = pool.submit(watch)
+        asked = random.Random(1).choices(names, k=120)
+        assert list(pool.map(lambda name: served_by(manager, name), asked)) == asked
+        watching.set()
+        watcher.result()
+    assert most == 3
+    assert all(model.in_flight == 0 for model in manager.models())
+    manager.close()
+    assert {model.state for model in manager.models()} <= {ModelState.READY, ModelState.DOWN}

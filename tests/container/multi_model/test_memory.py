@@ -1,0 +1,122 @@
+"""What a model is predicted to need, and what processes are measured to take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from container.machine import Machine
+from container.multi_model import memory
+from container.multi_model.errors import BadModel
+from container.multi_model.memory import MemoryAccount, MemoryNeed, Room, predict_need, resident_bytes
+from tests.support.paths import REPO_ROOT
+
+CPU = Machine(cpu_count=2, memory_available_bytes=16 << 30, cpu_kernels="avx2")
+DUMMY = REPO_ROOT / "properties_examples" / "llama-dummy"
+
+
+def write(folder: Path, *lines: str) -> Path:
+    (folder / "serving.properties").write_text("\n".join(lines))
+    return folder
+
+
+def model(folder: Path, *lines: str) -> Path:
+    """A folder with a model of random weights."""
+    (folder / "config.json").write_text((DUMMY / "config.json").read_text())
+    return write(folder, "engine=MPI", "option.load_format=dummy", *lines)
+
+
+def need_of(folder: Path, machine: Machine = CPU) -> MemoryNeed:
+    return predict_need(folder, {}, machine, lenient=False, allow_remote_code=False)
+
+
+def test_weights_activations_and_cache_are_predicted(tmp_path: Path) -> None:
+    small = need_of(model(tmp_path, "option.kv_cache_gb=0.5", "option.model_loading_timeout=7"))
+    assert small.kv_cache_gb == "0.5"
+    assert small.loading_timeout == 7.0
+    large = need_of(model(tmp_path, "option.kv_cache_gb=1.5"))
+    assert large.host - small.host == pytest.approx(1 << 30, rel=0.01)
+    assert small.gpu == 0
+
+
+def test_an_open_cache_follows_the_free_memory_and_is_passed_on(tmp_path: Path) -> None:
+    folder = model(tmp_path)
+    much, little = need_of(folder), need_of(folder, replace(CPU, memory_available_bytes=2 << 30))
+    assert (much.kv_cache_gb, little.kv_cache_gb) == ("4", "0.5")
+    assert much.host - little.host == pytest.approx(3.5 * (1 << 30), rel=0.01)
+
+
+def test_required_memory_takes_the_place_of_the_prediction(tmp_path: Path) -> None:
+    assert need_of(model(tmp_path, "required_memory_mb=123")).host == 123 << 20
+
+
+def test_copies_take_their_memory_each(tmp_path: Path) -> None:
+    machine = replace(CPU, cpu_count=4)
+    one = need_of(model(tmp_path, "option.kv_cache_gb=0.5"), machine)
+    two = need_of(model(tmp_path, "option.kv_cache_gb=0.5", "option.data_parallel_size=2"), machine)
+    assert two.host == pytest.approx(2 * one.host, rel=0.01)
+
+
+def test_files_of_a_handler_count_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def handle(inputs):\n    return None\n")
+    folder = write(tmp_path, "engine=Python")
+    before = need_of(folder).host
+    (folder / "weights.bin").write_bytes(bytes(1 << 20))
+    assert need_of(folder).host - before == pytest.approx(1.2 * (1 << 20), abs=2)
+
+
+@pytest.mark.parametrize("line", ["option.dtype=fp17", "option.data_parallel_size=64"])
+def test_what_cannot_be_served_is_refused_with_the_reason(line: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=line.partition("=")[0]):
+        need_of(model(tmp_path, line))
+
+
+def test_what_could_be_served_with_more_memory_needs_more_than_there_is(tmp_path: Path) -> None:
+    small = replace(CPU, memory_available_bytes=100 << 20)
+    for line in ("option.kv_cache_gb=0.5", "required_memory_mb=1"):
+        assert need_of(model(tmp_path, line), small).host > small.memory_available_bytes
+
+
+def test_memory_of_descendants_counts() -> None:
+    program = (
+        "import subprocess, sys; x = b'x' * (40 << 20); subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    )
+    inner = "x = b'x' * (40 << 20); print('up', flush=True); import time; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program, inner], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            assert resident_bytes(process.pid) > 80 << 20
+        finally:
+            for pid in memory.process_tree(process.pid):
+                subprocess.run(["kill", "-9", str(pid)], check=True)
+
+
+def test_gpu_memory_is_what_the_fullest_gpu_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\necho "$@" > "$0.arguments"\nprintf "900\\n700\\n"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    machine = replace(CPU, gpu_count=2)
+    account = MemoryAccount({"CUDA_VISIBLE_DEVICES": "0,2"}, None, 0, lambda pid: 0, lambda environ: machine)
+    loading = _User(MemoryNeed(0, 300 << 20), ready=False)
+    assert account.room([loading]).gpu == 400 << 20
+    assert "-i 0,2" in (tmp_path / "nvidia-smi.arguments").read_text()
+    loading.is_ready = True
+    room = account.room([loading])
+    assert room.gpu == 700 << 20
+    assert room.holds(MemoryNeed(1, 700 << 20))
+    assert not room.holds(MemoryNeed(1, (700 << 20) + 1))
+    assert not Room(machine).holds(MemoryNeed(0, 1))
+
+
+class _User:
+    pid = 1
+
+    def __init__(self, need: MemoryNeed, ready: bool) -> None:
+        self.need = need
+        self.is_ready = ready

@@ -1,0 +1,131 @@
+"""Several models in one container: a folder of them, and SageMaker's multi-model API, with servers of tiny models."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from openai import OpenAI
+
+from tests.support.client import Client
+from tests.support.server import Server
+from tests.support.several_models import answer_of, load, save_models, server_of
+
+pytestmark = pytest.mark.e2e
+
+NAMES = "abc"
+ROOM = 2
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"), NAMES)
+
+
+@pytest.fixture(scope="module")
+def of_folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A folder of three models, with memory for two."""
+    with server_of(tmp_path_factory.mktemp("folder"), folders["a"].parent, ROOM) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def answers(of_folder: Server) -> dict[str, list[int]]:
+    """Of each model, one after the other; they tell the models apart."""
+    found = {name: answer_of(of_folder.client, f"/predictions/{name}") for name in NAMES}
+    assert len({tuple(tokens) for tokens in found.values()}) == len(NAMES)
+    return found
+
+
+def statuses(client: Client) -> dict[str, str]:
+    return {model["modelName"]: model["status"] for model in client.get("/models").json()["models"]}
+
+
+def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
+    """The supervisor of a model's server."""
+    return [process for process in server.processes() if str(folder) in process.cmdline()]
+
+
+def test_many_at_once_get_the_right_model(of_folder: Server, answers: dict[str, list[int]]) -> None:
+    names = random.Random(7).choices(NAMES, k=8)
+
+    def ask(item: tuple[int, str]) -> list[int]:
+        number, name = item
+        return answer_of(of_folder.client, f"/predictions/{name}", {"stream": number % 2 == 0})
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(ask, enumerate(names))) == [answers[name] for name in names]
+    assert sorted(statuses(of_folder.client).values()) == ["down", "ready", "ready"]
+
+
+def test_openai_s_client_chooses_by_model(of_folder: Server) -> None:
+    api = OpenAI(base_url=f"{of_folder.base_url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in api.models.list()] == list(NAMES)
+    texts = set()
+    for name in NAMES:
+        reply = api.completions.create(model=name, prompt="Once", max_tokens=8, temperature=0)
+        assert reply.model == name
+        texts.add(reply.choices[0].text)
+    assert len(texts) == len(NAMES)
+
+
+def test_a_model_that_is_killed_is_back_and_the_other_one_serves_on(
+    of_folder: Server, answers: dict[str, list[int]], folders: dict[str, Path]
+) -> None:
+    client = of_folder.client
+    for name in ("a", "b"):
+        assert answer_of(client, f"/predictions/{name}") == answers[name]
+    [killed] = processes_of(of_folder, folders["a"])
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(60)
+    assert answer_of(client, "/predictions/b") == answers["b"]
+    while (answer := client.post("/predictions/a", {"inputs": "x"})).status == 503:
+        assert "SIGKILL" in answer.body or "has ended" in answer.body
+        time.sleep(0.05)
+    assert answer_of(client, "/predictions/a") == answers["a"]
+    assert answer_of(client, "/predictions/b") == answers["b"]
+
+
+def test_the_platform_loads_and_unloads(
+    folders: dict[str, Path], answers: dict[str, list[int]], tmp_path: Path
+) -> None:
+    root = folders["a"].parent
+    environment = {"SAGEMAKER_MULTI_MODEL": "true", "LMI_MODELS_DIR": str(root)}
+    with server_of(tmp_path, tmp_path / "none", ROOM, environment) as server:
+        server.wait_ready()
+        client = server.client
+        assert client.get("/models").json() == {"models": []}
+        assert client.post("/models/a/invoke", {"inputs": "x"}).status == 404
+        assert [load(client, name, folders[name]) for name in ("a", "b", "a", "c")] == [200, 200, 409, 507]
+        assert load(client, "x", Path("/etc")) == 400
+        for name in ("a", "b"):
+            assert answer_of(client, f"/models/{name}/invoke") == answers[name]
+            assert answer_of(client, f"/models/{name}/invoke", {"stream": True}) == answers[name]
+        taken = client.get("/models/a").json()["memoryBytes"]
+        assert taken > 100 << 20
+        with client.call("DELETE", "/models/a") as call:
+            assert call.read().status == 200
+        assert processes_of(server, folders["a"]) == []
+        assert client.post("/models/a/invoke", {"inputs": "x"}).status == 404
+        assert load(client, "c", folders["c"]) == 200
+        assert answer_of(client, "/models/c/invoke") == answers["c"]
+        # A running stream ends as it should, and so does everything else.
+        long = {
+            "inputs": "x",
+            "parameters": {"max_new_tokens": 200, "ignore_eos_token": True},
+            "stream": True,
+        }
+        with client.call("POST", "/models/b/invoke", long) as call:
+            assert call.response().status == 200
+            server.process.terminate()
+            lines = list(call.lines())
+        assert len(lines) == 200, lines[-1]
+        assert server.wait_exit(60) == 0
+        assert server.left_over() == []

@@ -1,0 +1,56 @@
+"""Several tiny models with different weights, and a server of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.client import Client
+from tests.support.server import Server, properties_text
+
+REQUIRED_MB = 1000
+"""That each model asks for, more than its processes take."""
+_PROMPT = "Once upon a time"
+
+
+def save_models(root: Path, names: str) -> dict[str, Path]:
+    """A folder for each name, below `root`, with a model of random weights and a serving.properties."""
+    from tests.support.tiny_models import save_llama  # imports torch
+    from tests.support.tokenizers import save_gpt2
+
+    folders = {}
+    for seed, name in enumerate(names):
+        folder = root / name
+        folder.mkdir(parents=True)
+        size = save_gpt2(folder, as_json=True)
+        save_llama(
+            folder, seed=seed, vocab_size=size, bos_token_id=0, eos_token_id=0, max_position_embeddings=256
+        )
+        text = properties_text(folder, kv_cache_gb=0.01) + f"required_memory_mb={REQUIRED_MB}\n"
+        (folder / "serving.properties").write_text(text)
+        folders[name] = folder
+    return folders
+
+
+def server_of(folder: Path, root: Path, room: int, environment: Mapping[str, str] | None = None) -> Server:
+    """A server of the models below `root`, with memory for `room` of them. folder: for its log."""
+    limit = {"LMI_MODELS_MEMORY_MB": str(room * REQUIRED_MB + REQUIRED_MB // 2)}
+    return Server(folder, "", served=root, environment={**limit, **(environment or {})})
+
+
+def load(client: Client, name: str, folder: Path) -> int:
+    """The status of SageMaker's call to load a model."""
+    return client.post("/models", {"model_name": name, "url": str(folder)}).status
+
+
+def answer_of(client: Client, path: str, body: Mapping[str, object] | None = None) -> list[int]:
+    """The tokens of a greedy answer, by which models are told apart."""
+    parameters = {"max_new_tokens": 8, "details": True, "ignore_eos_token": True}
+    asked = {"inputs": _PROMPT, "parameters": parameters, **(body or {})}
+    answer = client.post(path, asked)
+    if answer.status != 200:
+        raise AssertionError(f"{path}: {answer.status} {answer.body}")
+    if not asked.get("stream"):
+        return [token["id"] for token in answer.json()["details"]["tokens"]]
+    return [json.loads(line)["token"]["id"] for line in answer.body.splitlines()]
