@@ -19,7 +19,8 @@ class SplitNorm(nn.Module):
         first: place of the first of this rank's features that no rank before it has.
         """
         super().__init__()
-        self._weight, self._eps, self._width = weight, eps, width
+        # Not as a parameter: another rank in this process may be building its module without weights.
+        self._weight, self._eps, self._width = weight.detach(), eps, width
         self._first, self._comm = first, comm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

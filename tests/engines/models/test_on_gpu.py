@@ -11,8 +11,8 @@ import torch
 from tests.gpu.context import Context
 from tests.gpu.parts.engine import check_model
 from tests.gpu.results import Results
-from tests.gpu.shapes import CONFIGS
 from tests.gpu.timing import Deadline
+from tests.support.published_models import PUBLISHED
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", PUBLISHED)
 def test_tokens_and_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     device = torch.device("cuda", torch.cuda.current_device())
