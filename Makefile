@@ -22,8 +22,8 @@ ROUNDS ?= 3
 WORKLOADS ?= s1 s2 burst single
 OURS ?= tests/bench/properties/fp32
 BENCH_FLAGS ?=
-# Tests that run at once.
-TEST_JOBS ?= 2
+# Tests that run at once: one more than there are cores, since many of them wait.
+TEST_JOBS ?= 3
 
 KERNEL_TESTS := tests/kernels/triton tests/engines/mpi/triton tests/gpu/test_smoke.py
 

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.conftest import ChangeLimits
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.oracle import oracle
+from tests.support.oracle import FEW_TOKENS, oracle
 from tests.support.prompts import by_name
 from tests.support.server import Server
 
@@ -29,12 +29,12 @@ def api(paged_server: Server) -> Iterator[openai.OpenAI]:
 
 
 def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model: Path) -> None:
-    (expected,) = oracle(bundled_model, by_name("recipe"))
+    (expected,) = oracle(bundled_model, by_name("recipe"), FEW_TOKENS)
     reply = api.completions.create(
         model="any-name",
         prompt=expected.text,
         temperature=0,
-        max_tokens=64,
+        max_tokens=FEW_TOKENS,
         extra_body={"ignore_eos": True},
         logprobs=1,
     )
@@ -48,17 +48,17 @@ def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model
     assert "".join(choice.logprobs.tokens) == choice.text
     assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs or [1.0])
     assert reply.usage is not None
-    assert reply.usage.completion_tokens == 64
+    assert reply.usage.completion_tokens == FEW_TOKENS
 
 
 def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
-    expected = oracle(bundled_model, by_name("recipe", "once"))
+    expected = oracle(bundled_model, by_name("recipe", "once"), FEW_TOKENS)
     prompts = [list(answer.prompt_ids) for answer in expected]
     reply = api.completions.create(
-        model="lmi", prompt=prompts, temperature=0, max_tokens=64, extra_body={"ignore_eos": True}
+        model="lmi", prompt=prompts, temperature=0, max_tokens=FEW_TOKENS, extra_body={"ignore_eos": True}
     )
     assert [choice.text for choice in reply.choices] == [answer.unending_output for answer in expected]
-    one = api.completions.create(model="lmi", prompt=prompts[0], temperature=0, max_tokens=64)
+    one = api.completions.create(model="lmi", prompt=prompts[0], temperature=0, max_tokens=FEW_TOKENS)
     assert expected[0].unending_output.startswith(one.choices[0].text)
     with pytest.raises(openai.BadRequestError, match="from 0 to 49151") as caught:
         api.completions.create(model="lmi", prompt=[[1], [5, 49152]])

@@ -17,6 +17,8 @@ from tests.support.paths import REPO_ROOT, cache_dir, child_environment
 from tests.support.prompts import Prompt
 
 MAX_NEW_TOKENS = 64
+FEW_TOKENS = 16
+"""That `make test` compares; `make verify` compares `MAX_NEW_TOKENS`."""
 _FORMAT = 3
 """Raise it when what is stored changes."""
 
@@ -29,13 +31,13 @@ class Answer:
     """The prompt as the model sees it: plain, or rendered with the model's chat template."""
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """At most `MAX_NEW_TOKENS`, without the EOS token that may have ended it."""
+    """Without the EOS token that may have ended it."""
     ended: bool
     """Whether an EOS token ended it."""
     output: str
     """`token_ids` as text."""
     unending_token_ids: tuple[int, ...]
-    """`MAX_NEW_TOKENS`, whatever they are: what a request that ignores EOS gets."""
+    """What a request that ignores EOS gets."""
     unending_output: str
     smallest_gap: float
     """The smallest distance between the two best logits of any step."""
@@ -65,25 +67,25 @@ def model_hash(model: Path) -> str:
     return digest.hexdigest()
 
 
-def _cache_path(model: Path, prompt: Prompt) -> Path:
+def _cache_path(model: Path, prompt: Prompt, max_new_tokens: int) -> Path:
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
-    key = json.dumps([_FORMAT, model_hash(model), versions, MAX_NEW_TOKENS, asdict(prompt)])
+    key = json.dumps([_FORMAT, model_hash(model), versions, max_new_tokens, asdict(prompt)])
     return cache_dir() / "oracle" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def oracle(model: Path, prompts: Sequence[Prompt]) -> list[Answer]:
-    """The answers to `prompts`, in order; those not yet cached are computed (about 3 s each on 2 cores)."""
-    paths = [_cache_path(model, prompt) for prompt in prompts]
+def oracle(model: Path, prompts: Sequence[Prompt], max_new_tokens: int = MAX_NEW_TOKENS) -> list[Answer]:
+    """The answers to `prompts`, in order; those not yet cached are computed (64 tokens: about 3 s on 2 cores)."""
+    paths = [_cache_path(model, prompt, max_new_tokens) for prompt in prompts]
     missing = [(prompt, path) for prompt, path in zip(prompts, paths, strict=True) if not path.exists()]
     if missing:
-        _compute(model, missing)
+        _compute(model, missing, max_new_tokens)
     return [_read(path) for path in paths]
 
 
-def _compute(model: Path, missing: Sequence[tuple[Prompt, Path]]) -> None:
+def _compute(model: Path, missing: Sequence[tuple[Prompt, Path]], max_new_tokens: int) -> None:
     asked = [{"messages": prompt.as_messages(), "text": prompt.text} for prompt, _ in missing]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.oracle_generate", str(model), str(MAX_NEW_TOKENS)],
+        [sys.executable, "-m", "tests.support.oracle_generate", str(model), str(max_new_tokens)],
         input=json.dumps(asked),
         stdout=subprocess.PIPE,
         text=True,
