@@ -109,8 +109,13 @@ class ClientConnection(gevent_socket.socket):
                 raise ConnectionResetError(errno.ECONNRESET, "the client does not read its answer")
             rest = rest[sent:]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has begun to arrive."""
+        return self._phase is _Phase.IDLE
+
     def evict(self) -> None:
-        """End the connection to make room; its reader sees the end."""
+        """End the connection, which waits for its client; its reader sees the end."""
         self._evicted = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)

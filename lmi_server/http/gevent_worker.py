@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from types import FrameType
 from typing import Any
 
 import gevent
@@ -34,6 +35,10 @@ class Worker(GeventWorker):
         self._connections: set[ClientConnection] = set()
         self._noted = -_NOTE_SECONDS
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        gevent.spawn(self._close_idle)
+
     def timeout_ctx(self) -> contextlib.AbstractContextManager[None]:
         """No timeout round the wait for a request: the connection has its own."""
         return contextlib.nullcontext()
@@ -59,6 +64,14 @@ class Worker(GeventWorker):
             _discard_rest(req.body)
         finally:
             sock.await_request()
+        if not self.alive:
+            raise StopIteration  # closes the connection
+
+    def _close_idle(self) -> None:
+        """Have no client that asks for nothing delay the end."""
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.evict()
 
     def _make_room(self) -> None:
         idle = [connection for connection in self._connections if connection.awaits_client]

@@ -22,13 +22,16 @@ CONNECTIONS = 12
 """As many as the server keeps open."""
 
 
-@pytest.fixture(scope="module")
-def address(model_folder: Path) -> Iterator[tuple[str, int]]:
-    """A running server. Its socket listens before it starts, so nobody has to wait for it."""
+@contextlib.contextmanager
+def running(
+    model_folder: Path, graceful_seconds: int
+) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str, int]]]:
+    """A server and its address. Its socket listens before it starts, so nobody has to wait for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "gunicorn", "-b", f"fd://{listener.fileno()}"]
         command += ["-k", "tests.lmi_server.gunicorn_app.ImpatientWorker"]
-        command += ["--worker-connections", str(CONNECTIONS), "--keep-alive", "30", "--graceful-timeout", "1"]
+        command += ["--worker-connections", str(CONNECTIONS), "--keep-alive", "30"]
+        command += ["--graceful-timeout", str(graceful_seconds)]
         command.append(f"tests.lmi_server.gunicorn_app:make_app('{model_folder}')")
         server = subprocess.Popen(
             command,
@@ -38,10 +41,16 @@ def address(model_folder: Path) -> Iterator[tuple[str, int]]:
             start_new_session=True,
         )
         try:
-            yield listener.getsockname()
+            yield server, listener.getsockname()
         finally:
             server.terminate()
             server.wait(60)
+
+
+@pytest.fixture(scope="module")
+def address(model_folder: Path) -> Iterator[tuple[str, int]]:
+    with running(model_folder, 1) as (_, address):
+        yield address
 
 
 @pytest.fixture
@@ -246,3 +255,15 @@ def test_a_refused_body_is_taken_in_so_that_the_refusal_arrives(address: tuple[s
         assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"HTTP/1.1 200 " in rest_of(client)
+
+
+def test_clients_that_ask_for_nothing_do_not_delay_the_end(model_folder: Path) -> None:
+    with running(model_folder, 60) as (server, address), contextlib.ExitStack() as stack:
+        answered, silent = (
+            stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(2)
+        )
+        answered.sendall(request_bytes({"inputs": "answer"}))
+        assert answered.recv(4096).startswith(b"HTTP/1.1 200 ")
+        server.terminate()
+        assert server.wait(30) == 0
+        assert silent.recv(4096) == b""
