@@ -17,6 +17,12 @@ def number(value: float) -> str:
     return f"{value:.{max(0, digits)}f}" if -4 < digits <= 6 else f"{value:.2e}"
 
 
+def interval(low: float, high: float) -> str:
+    """The bounds of a ratio. Beyond a factor of 1000 they only say that the ratio is not known."""
+    bounds = ("less than 0.001" if low < 0.001 else number(low), "more than 1000" if high > 1000 else number(high))
+    return " to ".join(bounds)
+
+
 def seconds(value: float) -> str:
     """A time with its unit: milliseconds below a second."""
     if not math.isfinite(value):

@@ -13,7 +13,7 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.interval import Ratio, ratio_of_rounds
 from container.measure.compare.results import Comparison, RoundResult
 from container.measure.compare.scrape import RoundCounters
-from container.measure.numbers import NOTHING, number
+from container.measure.numbers import NOTHING, interval, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def times(ratio: Ratio | None) -> str:
     if ratio is None:
         return NOTHING
     text = f"{number(ratio.value)}x"
-    return text if ratio.count == 1 else f"{text} ({number(ratio.low)} to {number(ratio.high)})"
+    return text if ratio.count == 1 else f"{text} ({interval(ratio.low, ratio.high)})"
 
 
 def over_rounds(comparison: Comparison, name: str, scenario: str, measure: Measure) -> Median | None:

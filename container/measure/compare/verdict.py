@@ -8,7 +8,7 @@ from typing import Literal
 from container.measure.compare.interval import Ratio
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
-from container.measure.numbers import NOTHING, number, percent
+from container.measure.numbers import NOTHING, interval, percent
 from container.measure.sections import Finding
 
 _LARGEST_BOUND = 0.25
@@ -55,8 +55,8 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
     if _bound(seen) <= _LARGEST_BOUND:
         bound, visible = percent(_bound(seen)), percent(seen.smallest_visible)
         return f"no difference larger than {bound} between {name} and {base} (this run could see {visible})"
-    low, high = number(seen.low), number(seen.high)
-    return f"too few rounds: {name} may be at {low} to {high} times the figure of {base}"
+    bounds = interval(seen.low, seen.high)
+    return f"too few rounds: {name} may be at {bounds} times the figure of {base}"
 
 
 def _difference(seen: Ratio, name: str, base: str, measure: Measure) -> str:

@@ -88,6 +88,8 @@ def why_not_split(plan: Mapping[str, str] | None) -> str:
         return "transformers has no plan to share it among ranks"
     if any(pattern.endswith("kv_b_proj") for pattern in plan):
         return "its latent attention is not split here"
+    if not any(_is_attention(pattern) for pattern in plan):
+        return "transformers' plan does not split its attention"
     for pattern, style in plan.items():
         halves = pattern.endswith(_HALVES) or style == "rowwise_split_input"
         known = ("colwise", "rowwise", *_WHOLE)

@@ -124,3 +124,4 @@ def test_a_plan_that_keeps_attention_whole_is_for_one_rank() -> None:
     assert "self_attn.q_proj as colwise_gather_output" in reason
     assert "no plan" in why_not_split(None)
     assert "latent" in why_not_split({"layers.*.self_attn.kv_b_proj": "colwise"})
+    assert "does not split its attention" in why_not_split({"layers.*.mlp.gate_proj": "colwise"})
