@@ -21,7 +21,9 @@ _BUDGET = 256
 
 
 def verify(lab: Lab, report: Report) -> None:
-    core = CoreLab(lab.model, lab.folder, num_blocks=512, max_model_len=4096, threads=2)
+    core = CoreLab(
+        lab.model, lab.folder, num_blocks=512, max_model_len=4096, max_step_tokens=_LONG + _STREAMS, threads=2
+    )
     worst: dict[bool, list[float]] = {True: [], False: []}
     first: dict[bool, list[float]] = {True: [], False: []}
     for number in range(_ROUNDS):
@@ -70,6 +72,8 @@ def _one(core: CoreLab, chunked: bool, seed: int) -> tuple[float, float]:
         outputs = running.core.step()
         now = time.perf_counter()
         for output in outputs:
+            if output.error_kind:
+                raise RuntimeError(f"{output.id}: {output.error_message}")
             if output.id == "long":
                 after += 1
                 ttft = ttft or now - arrived
