@@ -186,10 +186,9 @@ def _stage(
     row: SamplingRow, name: str, processor: Any, edge: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Stage:
     nowhere = lambda scores: torch.zeros_like(scores, dtype=torch.bool)  # noqa: E731
-    step = _STEPS.get(name)
-    if name in _TRUNCATES:
-        row = row._replace(params=replace(_ALONE, **{name: getattr(row.params, name)}))
-        step = _STEPS.get(name, truncate)
+    step = _STEPS.get(name, truncate if name in _TRUNCATES else None)
+    kept = {each: getattr(row.params, each) for each in (name, "max_new_tokens", "stop_token_ids")}
+    row = row._replace(params=replace(_ALONE, **kept))
     return Stage(name, step, row, processor, edge or nowhere)
 
 

@@ -109,6 +109,19 @@ def test_a_step_is_transformers_processor(
         assert deviation(ours[i], theirs, stage.edge(logits[i])) <= CLOSE
 
 
+@examples(40)
+@given(_rows_asking(list(CHANGES), 1), VOCAB_SIZES, SEEDS)
+def test_steps_of_one_row_follow_each_other(rows: list[SamplingRow], vocab_size: int, seed: int) -> None:
+    """Each step on what transformers made of the step before it."""
+    (row,), scores = rows, _logits(1, vocab_size, seed, "smooth")[0]
+    for stage in stages(row):
+        theirs = call(stage.processor, scores, row.token_ids)
+        if stage.step is not None:
+            ours = apply([stage.step], scores[None], [stage.row])[0]
+            assert deviation(ours, theirs, stage.edge(scores)) <= CLOSE, stage.name
+        scores = theirs
+
+
 @examples(50)
 @given(_rows_asking(list(CHANGES), 3), VOCAB_SIZES, SEEDS, st.sampled_from(["smooth", "holes"]))
 def test_all_steps_are_transformers_list_of_processors(
