@@ -19,7 +19,10 @@ def number(value: float) -> str:
 
 def interval(low: float, high: float) -> str:
     """The bounds of a ratio. Beyond a factor of 1000 they only say that the ratio is not known."""
-    bounds = ("less than 0.001" if low < 0.001 else number(low), "more than 1000" if high > 1000 else number(high))
+    bounds = (
+        "less than 0.001" if low < 0.001 else number(low),
+        "more than 1000" if high > 1000 else number(high),
+    )
     return " to ".join(bounds)
 
 

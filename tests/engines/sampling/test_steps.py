@@ -113,7 +113,7 @@ def test_a_step_is_transformers_processor(
 @given(_rows_asking(list(CHANGES), 1), VOCAB_SIZES, SEEDS)
 def test_steps_of_one_row_follow_each_other(rows: list[SamplingRow], vocab_size: int, seed: int) -> None:
     """Each step on what transformers made of the step before it."""
-    (row,), scores = rows, _logits(1, vocab_size, seed, "smooth")[0]
+    row, scores = rows[0], _logits(1, vocab_size, seed, "smooth")[0]
     for stage in stages(row):
         theirs = call(stage.processor, scores, row.token_ids)
         if stage.step is not None:
