@@ -169,6 +169,8 @@ def test_abort_is_told_once_and_nothing_is_delivered_after_it(engine: _Engine, c
     engine.calls.append(lambda front, name: front.send_outputs(name, [done]) and None)
     assert _collect(other) == [done]
     assert aborted.next(0.0) is None
+    client.submit(make_request("last"))
+    _wait(lambda: len(engine.messages) == 4)
     assert engine.messages.count(Abort("a", AbortReason.CLIENT_LEFT)) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from engines.models.foreign.split import NORMS_OF_ALL_HEADS, with_split_norms
 
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _ENCODER_DECODER = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def _table(name: str) -> dict[str, tuple[str, ...]]:
     if path is None or not path.is_file():
         return {}
     found: dict[str, tuple[str, ...]] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in _parse(path).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == name for target in node.targets
         ):
@@ -94,10 +96,16 @@ def _table(name: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _parse(path: Path) -> ast.Module:
+    """Parse one file at a time: in Python 3.11 two threads that parse disturb each other (python/cpython#106905)."""
+    with _parsing:
+        return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _defaults(folder: Path, model_type: str) -> dict[str, Any]:
     """Return what stands in the body of the configuration class with this model type as `name = literal`."""
     for path in folder.glob("configuration_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _parse(path).body:
             if isinstance(node, ast.ClassDef):
                 found = dict(_literals(node))
                 if found.get("model_type") == model_type:
