@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import child_environment
+from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 9
@@ -26,25 +23,10 @@ LIMIT_SECONDS = 3600.0
 
 
 def compare(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run the command; returns what it printed and its JSON. Raises `AssertionError` when it fails."""
-    folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "container", "compare", "--aws-post", "--json", "aws-post.json"]
-    command += ["--output", "aws-post.md", *arguments]
-    with (folder / "compare.log").open("wb") as log:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=folder,
-            env=child_environment(),
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-    if done.returncode != 0:
-        tail = (folder / "compare.log").read_text(errors="replace")[-4000:]
-        raise AssertionError(f"lmi compare --aws-post: exit code {done.returncode}\n{done.stdout}\n{tail}")
-    return done.stdout, json.loads((folder / "aws-post.json").read_text())
+    """Run the command; returns what it printed and its JSON. Raises `AssertionError` if it fails."""
+    return run_lmi(
+        folder, "compare", "--aws-post", "--output", "aws-post.md", *arguments, seconds=LIMIT_SECONDS
+    )
 
 
 def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from tests.support.paths import REPO_ROOT, child_environment
 
@@ -23,6 +26,27 @@ def run_python(
     )
     print(done.stdout, done.stderr, sep="\n", flush=True)
     return done
+
+
+def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[str, Any]]:
+    """Run `lmi` with `--json` in a folder; returns what it printed, and the JSON. Raises `AssertionError` on failure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, log = folder / "result.json", folder / f"{arguments[0]}.log"
+    with log.open("ab") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", "container", *arguments, "--json", str(file)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=folder,
+            env=child_environment(),
+            timeout=seconds,
+            check=False,
+        )
+    if done.returncode != 0:
+        tail = log.read_text(errors="replace")[-4000:]
+        raise AssertionError(f"lmi {arguments[0]}: exit code {done.returncode}\n{done.stdout}\n{tail}")
+    return done.stdout, json.loads(file.read_text())
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import child_environment
 from tests.support.server import properties_text
+from tests.verify.commands import run_lmi
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 36
@@ -66,22 +63,8 @@ WORKLOADS = (
 
 
 def lmi(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a command that writes all.json; returns that. Raises `AssertionError` when it fails."""
-    command = [sys.executable, "-m", "container", *arguments, "--json", "all.json"]
-    with (folder / "log").open("ab") as log:
-        done = subprocess.run(
-            command,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            env=child_environment(),
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-    if done.returncode != 0:
-        tail = (folder / "log").read_text(errors="replace")[-4000:]
-        raise AssertionError(f"lmi {arguments[0]}: exit code {done.returncode}\n{tail}")
-    return dict(json.loads((folder / "all.json").read_text()))
+    """Run a command; returns its JSON. Raises `AssertionError` if it fails."""
+    return run_lmi(folder, *arguments, seconds=LIMIT_SECONDS)[1]
 
 
 def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:
