@@ -37,7 +37,7 @@ def of_folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def answers(of_folder: Server) -> dict[str, list[int]]:
-    """Of each model, one after the other; they tell the models apart."""
+    """The answer of each model, one after the other; no two are equal."""
     found = {name: answer_of(of_folder.client, f"/predictions/{name}") for name in NAMES}
     assert len({tuple(tokens) for tokens in found.values()}) == len(NAMES)
     return found

@@ -45,7 +45,7 @@ def load(client: Client, name: str, folder: Path) -> int:
 
 
 def answer_of(client: Client, path: str, body: Mapping[str, object] | None = None) -> list[int]:
-    """The tokens of a greedy answer, by which models are told apart."""
+    """The tokens of a greedy answer; each model gives others."""
     parameters = {"max_new_tokens": 8, "details": True, "ignore_eos_token": True}
     asked = {"inputs": _PROMPT, "parameters": parameters, **(body or {})}
     answer = client.post(path, asked)

@@ -17,7 +17,7 @@ Rank = tuple[float, float]
 """A lower one is better."""
 WORST: Rank = (math.inf, math.inf)
 _ALIKE = 0.02
-"""Predictions that differ by so little are not told apart by a simulation."""
+"""A simulation cannot rank predictions that differ by less."""
 
 
 @dataclass(frozen=True, slots=True)

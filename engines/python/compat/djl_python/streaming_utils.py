@@ -104,8 +104,8 @@ def _stream_generator(
 ) -> Iterator[list[str]]:
     if isinstance(inputs, str) or not inputs:
         raise ValueError("inputs of a stream must be a list of at least one text")
-    if int(kwargs.get("beam_size", 1)) > 1:
-        raise NotImplementedError("streams have no beam search")
+    if (beams := int(kwargs.get("beam_size", 1))) > 1:
+        raise ValueError(f"beam_size={beams}: a stream has no beam search; 1 is allowed")
     if "manual_seed" in kwargs:
         import torch
 

@@ -138,6 +138,8 @@ def test_an_error_of_the_model_is_raised_in_the_stream(model: tuple[Any, Any]) -
         list(stream(*model, PROMPTS, None, top_k=-3))
     with pytest.raises(ValueError, match="list of at least one text"):
         list(stream(*model, "text"))
+    with pytest.raises(ValueError, match="beam_size=4: a stream has no beam search; 1 is allowed"):
+        list(stream(*model, PROMPTS, None, beam_size=4))
     with pytest.raises(ValueError, match="Onnx engine is not supported"):
         StreamingUtils.get_stream_generator("Onnx")
 
