@@ -29,7 +29,7 @@ def run_python(
 
 
 def run_lmi(folder: Path, *arguments: str, seconds: float) -> tuple[str, dict[str, Any]]:
-    """Run `lmi` with `--json` in a folder; returns what it printed, and the JSON. Raises `AssertionError` on failure."""
+    """Run `lmi` with `--json` in a folder; returns its output and its JSON. Raises `AssertionError` on failure."""
     folder.mkdir(parents=True, exist_ok=True)
     file, log = folder / "result.json", folder / f"{arguments[0]}.log"
     with log.open("ab") as errors:
