@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,13 +17,7 @@ from container.multi_model.memory import MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from engines.errors import Unavailable
 from tests.container.multi_model.fakes import FakeModels, FakeServer
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+from tests.support.waiting import wait_until
 
 
 def load(manager: ModelManager, *names: str) -> None:
@@ -69,7 +62,7 @@ def test_a_name_is_loaded_once_also_while_it_loads() -> None:
     manager = lab.manager()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(load, manager, "a")
-        wait_for(lambda: lab.up() == ["a"])
+        wait_until(lambda: lab.up() == ["a"])
         with pytest.raises(AlreadyLoaded, match="loading"):
             load(manager, "a")
         with pytest.raises(Unavailable, match="is loading"):
@@ -165,7 +158,7 @@ def test_unloading_waits_for_requests_in_flight() -> None:
     lease = manager.lease("a")
     with ThreadPoolExecutor(1) as pool:
         unloading = pool.submit(manager.unload, "a")
-        wait_for(lambda: states(manager) == {"a": "unloading"})
+        wait_until(lambda: states(manager) == {"a": "unloading"})
         with pytest.raises(ModelNotFound, match="unloading"):
             manager.lease("a")
         assert lab.up() == ["a"]
@@ -182,7 +175,7 @@ def test_unloading_breaks_off_a_load() -> None:
     manager = lab.manager()
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(load, manager, "a")
-        wait_for(lambda: lab.up() == ["a"])
+        wait_until(lambda: lab.up() == ["a"])
         manager.unload("a")
         with pytest.raises(Unavailable, match="stopped while it was loading"):
             loading.result()
@@ -222,7 +215,7 @@ def test_a_model_in_use_is_unloaded_once_it_is_idle() -> None:
     lease = manager.lease("a")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(served_by, manager, "b")
-        wait_for(lambda: states(manager)["a"] == "unloading")
+        wait_until(lambda: states(manager)["a"] == "unloading")
         assert lab.up() == ["a"]
         lease.release()
         assert other.result() == "b"
@@ -235,7 +228,7 @@ def test_requests_that_wait_for_a_model_share_its_server() -> None:
     manager = lab.manager("a")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(served_by, manager, "a") for _ in range(4)]
-        wait_for(lambda: lab.up() == ["a"])
+        wait_until(lambda: lab.up() == ["a"])
         lab.healthy.set()
         assert {future.result() for future in asked} == {"a"}
     assert len(lab.servers) == 1
@@ -310,7 +303,7 @@ def test_closing_breaks_off_loads() -> None:
     manager = lab.manager("a")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(manager.lease, "a")
-        wait_for(lambda: lab.up() == ["a"])
+        wait_until(lambda: lab.up() == ["a"])
         manager.close()
         with pytest.raises(Unavailable):
             asked.result()

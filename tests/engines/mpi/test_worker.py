@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,18 +24,12 @@ from tests.support.engine_process import (
     next_output,
     tokens_of,
 )
+from tests.support.waiting import wait_until
 
 _SHAPES = [(1, True), (2, False)]
 """Tensor-parallel degree, and whether attention is paged. `make verify` has all combinations."""
 _LONG = 100
 """Tokens of a request that is still running when the test has something else to do."""
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 200.0
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
 
 
 @pytest.fixture(
@@ -154,11 +147,11 @@ def test_a_rank_that_stops_is_noticed_and_a_drain_leaves_nothing(
     ranks = engine.ranks()
     last = ranks[max(ranks)]
     last.send_signal(signal.SIGSTOP)
-    _wait(lambda: not engine.health.ready)
+    wait_until(lambda: not engine.health.ready)
     assert engine.health.state is EngineState.READY
     assert "no progress" in engine.health.describe()
     last.send_signal(signal.SIGCONT)
-    _wait(lambda: engine.health.ready)
+    wait_until(lambda: engine.health.ready)
     streams = [engine.submit(str(i), a.prompt, len(a.tokens)) for i, a in enumerate(answers)]
     firsts = [next_output(stream) for stream in streams]  # a request that comes after the drain is refused
     engine.drain(60.0)

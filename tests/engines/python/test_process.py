@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +17,10 @@ from tests.engines.conftest import Answer
 from tests.support import processes
 from tests.support.dynamic_engine import DynamicEngine, make_dynamic_config
 from tests.support.engine_process import VOCAB_SIZE, collect, next_output, tokens_of
+from tests.support.waiting import wait_until
 
 _LONG = 110
 """Tokens of a request that is still running when the test has something else to do."""
-
-
-def _wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 200.0
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def test_aborted_requests_do_not_disturb_those_that_stay(
     for name in (*leaving, "waiting"):
         engine.client.abort(name, AbortReason.CLIENT_LEFT)
     assert tuple(tokens_of(collect(staying))) == expected
-    _wait(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
+    wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
     stats = engine.stats()
     assert stats.counters["lmi_requests_aborted_total"] == before + 8
     assert stats.gauges["lmi_requests_waiting"] == 0
@@ -121,9 +114,9 @@ def test_a_killed_process_comes_back_and_drain_leaves_nothing(
     first = next_output(running[0])
     victim.send_signal(signal.SIGSTOP)  # so that the batch still runs when it is killed
     waiting = engine.submit("later", answers[6].prompt, 16)
-    _wait(lambda: engine.stats().gauges["lmi_requests_waiting"] == 1)
+    wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 1)
     victim.send_signal(signal.SIGKILL)
-    _wait(lambda: engine.health.state is EngineState.STARTING)
+    wait_until(lambda: engine.health.state is EngineState.STARTING)
     assert "SIGKILL" in engine.health.reason
     (early,) = collect(engine.submit("early", [1], 4))
     assert early.error_kind == "unavailable"
@@ -144,11 +137,11 @@ def test_a_stopped_process_is_noticed_and_replaced(tiny_llama: Path, answers: li
         stream = engine.submit("a", [1, 2, 3], _LONG)
         next_output(stream)
         victim.send_signal(signal.SIGSTOP)
-        _wait(lambda: not engine.health.ready)
+        wait_until(lambda: not engine.health.ready)
         end = collect(stream)[-1]
         assert end.error_kind == "deadline_exceeded"
         assert "3 s (option.predict_timeout)" in end.error_message
-        _wait(lambda: engine.health.ready)
+        wait_until(lambda: engine.health.ready)
         _check_drain(engine, victim, answers)
     finally:
         engine.destroy()

@@ -10,6 +10,7 @@ import pytest
 
 from engines.core import AbortReason
 from tests.support.handler_engine import HandlerEngine, Reply, handler_config
+from tests.support.waiting import wait_until
 
 Start = Callable[..., HandlerEngine]
 
@@ -75,11 +76,8 @@ def test_a_call_whose_client_leaves_is_cancelled(engine: HandlerEngine, tmp_path
     # Messages of one client arrive in order, so the call has begun when this one is answered.
     assert engine.invoke({"inputs": "ab"}).json()["text"] == "ba"
     engine.client.abort(reply.name, AbortReason.CLIENT_LEFT)
-    deadline = time.monotonic() + 60
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert mark.read_text() == "cancelled"
-    assert engine.stats().gauges["lmi_requests_running"] == 0
+    wait_until(lambda: mark.exists() and mark.read_text() == "cancelled")
+    wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
 
 
 def test_a_call_that_takes_too_long_is_cancelled_and_its_neighbours_go_on(start: Start) -> None:

@@ -16,6 +16,7 @@ from engines.health import EngineState
 from engines.python.handlers.slot import worker_command
 from tests.support import processes
 from tests.support.handler_engine import HandlerEngine, handler_config
+from tests.support.waiting import wait_until
 
 Start = Callable[..., HandlerEngine]
 
@@ -86,10 +87,7 @@ def test_further_workers_start_while_requests_wait_and_end_when_idle(start: Star
     assert engine.invoke({"inputs": "beside"}).json()["text"] == "ediseb"
     assert engine.health.state is EngineState.READY
     assert hanging.error == "deadline_exceeded"
-    deadline = time.monotonic() + 30
-    while engine.stats().gauges["lmi_workers"] > 1 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert engine.stats().gauges["lmi_workers"] == 1
+    wait_until(lambda: engine.stats().gauges["lmi_workers"] == 1)
 
 
 def test_two_workers_share_the_requests_and_one_is_enough_to_be_ready(start: Start) -> None:
@@ -174,9 +172,7 @@ def test_a_worker_that_fails_to_load_once_is_started_again(start: Start, tmp_pat
     (tmp_path / "how").write_text("raise once")
     first = int(engine.invoke("pid").body)
     os.kill(first, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while _restarts(engine) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: _restarts(engine) >= 2)
     engine.wait_ready()
     assert int(engine.invoke("pid").body) != first
     assert _restarts(engine) == 2
