@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,9 +12,11 @@ from container import machine
 from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain import check as checking
 from container.explain.hardware import CPU, NoSuchHardwareError, devices
+from container.explain.report import SeveralReports
 from container.explain.target import ServingTarget, device_target, instance_target
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
+from container.models.several import model_folders
 from container.progress import view_for
 from container.run import launch
 from lmi_server.config import ModelSource
@@ -48,20 +51,26 @@ def check(
 
     Prints all effective values, where they come from, whether the configuration can be served, and predictions of
     memory, requests at once and start-up.
+    A folder of several models: each is checked as if it were alone.
     Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve it, or
-    the model is not here to tell.
+    the model is not here to tell. Of several models: 1 if any file is not valid, else 3 if any cannot be served.
     """
     environ = launch.environment()
-    report = checking.check(
-        model_path(path),
-        environ,
-        machine.detect(environ),
+    examine = partial(
+        checking.check,
+        environ=environ,
+        machine=machine.detect(environ),
         lenient=lenient,
         allow_remote_code=launch.remote_code_allowed(environ),
         target=named_target(instance, device, count),
         length=length,
         describe=_fetched if remote else checking.described_in_cache,
     )
+    if folders := model_folders(model_path(path), environ):
+        several = SeveralReports({name: examine(folder) for name, folder in folders.items()})
+        click.echo(several.to_json() if as_json else several.render())
+        sys.exit(several.exit_code)
+    report = examine(model_path(path))
     click.echo(report.to_json() if as_json else report.render())
     sys.exit(report.exit_code)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import textwrap
 from dataclasses import dataclass
+from typing import Any
 
 from container.explain.prediction.memory import MemoryPrediction, gigabytes
 from container.explain.prediction.startup import StartPrediction
@@ -65,10 +66,13 @@ class CheckReport:
             return WRONG_FILE
         return CANNOT_SERVE if self.named and self.reasons else FINE
 
+    def as_object(self) -> dict[str, Any]:
+        """The fields of this class, with `can_serve` and `exit_code`."""
+        return dataclasses.asdict(self) | {"can_serve": self.can_serve, "exit_code": self.exit_code}
+
     def to_json(self) -> str:
-        """One JSON object; its fields are those of this class, with `can_serve` and `exit_code`."""
-        fields = dataclasses.asdict(self) | {"can_serve": self.can_serve, "exit_code": self.exit_code}
-        return json.dumps(fields, indent=2)
+        """One JSON object."""
+        return json.dumps(self.as_object(), indent=2)
 
     def render(self) -> str:
         """Plain text; its last line is `can serve here: yes` or `can serve here: no: why`."""
@@ -89,9 +93,36 @@ class CheckReport:
         parts.append("")
         for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", self.problems)):
             parts += [f"{label}: {text}" for text in texts]
+        return "\n".join([*parts, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """Whether it can be served, and if not, why, in one line."""
         where = f"on {self.target}" if self.named else "here"
-        verdict = f"no: {'; '.join(self.reasons)}" if self.reasons else "yes"
-        return "\n".join([*parts, f"can serve {where}: {verdict}"])
+        return f"can serve {where}: " + (f"no: {'; '.join(self.reasons)}" if self.reasons else "yes")
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralReports:
+    """The result of `lmi check` for a folder of several models."""
+
+    models: dict[str, CheckReport]
+    """By name; each is checked as if it were alone."""
+
+    @property
+    def exit_code(self) -> int:
+        codes = {report.exit_code for report in self.models.values()}
+        return next((code for code in (WRONG_FILE, CANNOT_SERVE) if code in codes), FINE)
+
+    def to_json(self) -> str:
+        """One JSON object: `models` by name, and `exit_code`."""
+        models = {name: report.as_object() for name, report in self.models.items()}
+        return json.dumps({"models": models, "exit_code": self.exit_code}, indent=2)
+
+    def render(self) -> str:
+        """Plain text; it ends with the verdict of each model, a line each."""
+        parts = [f"{name}\n{'=' * len(name)}\n{report.render()}\n" for name, report in self.models.items()]
+        return "\n".join([*parts, *(f"{name}: {report.verdict}" for name, report in self.models.items())])
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

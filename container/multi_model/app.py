@@ -15,10 +15,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from werkzeug.exceptions import HTTPException
 
 from container.multi_model.errors import BadModel, ModelNotFound
-from container.multi_model.folders import check_name, folder_of_url
 from container.multi_model.forward import forward
 from container.multi_model.manager import ModelManager
 from container.multi_model.metrics import render
+from container.multi_model.names import check_name, folder_of_url
 from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError
 from lmi_server.errors import ErrorForm, ErrorReply

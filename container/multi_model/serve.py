@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from container.models.several import model_folders
 from container.multi_model.config import FrontConfig
-from container.multi_model.folders import MULTI_MODEL, is_multi_model, model_folders
+from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
 from container.run.cause import cause_of_death

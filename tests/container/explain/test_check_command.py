@@ -66,6 +66,24 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str) -
     assert message in result.output
 
 
+def test_each_of_several_models_is_checked(tmp_path: Path) -> None:
+    for name in ("chat", "code"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "chat", LLAMA_3_8B, "")
+    write(tmp_path / "code", FALCON_40B, "option.tensor_parallel_degree=4\n")
+    result = lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge")
+    *_, chat, code = result.output.splitlines()
+    assert chat == "chat: can serve on ml.g5.12xlarge: yes"
+    assert code.startswith("code: can serve on ml.g5.12xlarge: no: it does not fit: ")
+    assert result.exit_code == 3
+    found = json.loads(lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge", "--json").output)
+    assert [report["can_serve"] for report in found["models"].values()] == [True, False]
+    write(tmp_path / "chat", LLAMA_3_8B, "option.dtpye=fp16\n")
+    result = lmi_check(str(tmp_path), "--instance", "ml.g5.12xlarge")
+    assert result.exit_code == 1
+    assert "did you mean option.dtype?" in result.output
+
+
 def test_json_has_what_the_text_has(tmp_path: Path) -> None:
     path = write(tmp_path, FALCON_40B, "option.tensor_parallel_degree=4\n")
     result = lmi_check(path, "--instance", "ml.g5.48xlarge", "--length", "1000", "--json")
