@@ -86,6 +86,7 @@ class ContainerCall:
         except _FAILURES as error:
             code = "ModelInvocationTimeExceeded" if isinstance(error, TimeoutError) else "StreamBroken"
             message = f"The container's stream ended early: {type(error).__name__}"
+            self.close()  # whoever reads the exception finds it counted
             yield exception("ModelStreamError", {"Message": message, "ErrorCode": code})
         finally:
             self.close()

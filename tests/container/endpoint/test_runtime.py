@@ -14,6 +14,7 @@ from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.runtime import TimeLimits
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.support.waiting import wait_until
 
 LINES = b'{"token": 1}\n{"token": 2}\n{"token": 3}\n'
 
@@ -128,9 +129,8 @@ def test_a_client_that_leaves_a_stream_frees_its_container(
         next(iter(events))
         assert containers.all[0].in_flight == 1
     containers.all[0].go.set()
-    while containers.all[0].in_flight:
-        containers.all[0].arrived.acquire(timeout=0.01)
-    assert platform.figures()["A"]["requests"] == 1
+    wait_until(lambda: not containers.all[0].in_flight)
+    wait_until(lambda: platform.figures()["A"]["requests"] == 1)
 
 
 def test_wrong_calls_are_validation_errors(served: EndpointLab, containers: FakeContainers) -> None:
