@@ -31,6 +31,8 @@ class Machine:
     """One name for each GPU, or none where they are unknown."""
     shared_memory_bytes: int | None = None
     """Free space in /dev/shm; None where it does not exist or cannot be written, so that nothing is put there."""
+    omp_num_threads: int | None = None
+    """What OMP_NUM_THREADS says; None where it is not set."""
     cpu_kernels: str = ""
     """The instruction set of the native CPU kernels; empty where torch serves instead."""
     note: str = ""
@@ -38,9 +40,16 @@ class Machine:
     name: str = "this machine"
     """As messages call it."""
 
+    def threads(self, num_processes: int) -> int:
+        """Threads of each of so many processes: its share of the cores, or what OMP_NUM_THREADS says."""
+        return self.omp_num_threads or max(1, self.cpu_count // num_processes)
+
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Inspect this machine. `environ` gives CUDA_VISIBLE_DEVICES; `root` is where /proc, /sys and /dev are."""
+    """Inspect this machine.
+
+    environ: gives CUDA_VISIBLE_DEVICES and OMP_NUM_THREADS; root: where /proc, /sys and /dev are.
+    """
     cgroups = _cgroup_folders(root)
     names = _visible(_gpus(root), environ.get("CUDA_VISIBLE_DEVICES"))
     note = ""
@@ -55,6 +64,7 @@ def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
         gpu_count=len(names),
         gpu_names=tuple(name for name, _ in names),
         shared_memory_bytes=_shared_memory(root / "dev/shm"),
+        omp_num_threads=_omp_num_threads(environ.get("OMP_NUM_THREADS", "")),
         cpu_kernels=_cpu_kernels(environ.get("LMI_CPU_KERNELS", "")),
         note=note,
     )
@@ -114,6 +124,12 @@ def _cpu_count(cgroups: tuple[Path, ...]) -> int:
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
             count = min(count, int(quota) / int(period))
     return max(1, int(count))
+
+
+def _omp_num_threads(text: str) -> int | None:
+    """The first number of a list for nested levels; None for what OpenMP would ignore."""
+    first = text.partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
 
 
 def _memory_available(root: Path, cgroups: tuple[Path, ...]) -> int:

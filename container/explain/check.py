@@ -221,7 +221,8 @@ def _notes(resolved: Resolved | None, config: LmiConfig, machine: Machine) -> tu
     notes, parallel = resolved.notes, resolved.config.parallel
     if resolved.config.engine == "MPI" and parallel.device == "cpu":
         ranks = "1 rank" if parallel.tp_size == 1 else f"{parallel.tp_size} ranks"
-        notes += (f"{ranks} on the CPU, {parallel.threads_per_rank} thread(s) each",)
+        why = " (OMP_NUM_THREADS)" if machine.omp_num_threads else ""
+        notes += (f"{ranks} on the CPU, {parallel.threads_per_rank} thread(s) each{why}",)
     if resolved.kv_capacity_tokens is not None:
         notes += (f"the KV cache holds {resolved.kv_capacity_tokens} tokens",)
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ def lay(root: Path, files: dict[str, str]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"), [("3", 3), (" 4,2", 4), ("", 2), ("0", 2), ("-1", 2), ("many", 2)]
+)
+def test_omp_num_threads_are_the_threads_of_each_process(text: str, threads: int) -> None:
+    found = detect({"OMP_NUM_THREADS": text})
+    assert replace(found, cpu_count=5).threads(2) == threads
 
 
 def test_this_machine_is_detected() -> None:

@@ -53,7 +53,7 @@ def resolve(
             max_model_len=_max_model_len(options, data, decisions),
         ),
         parallel=ParallelConfig(
-            tp_size=_degree(options, machine, decisions), device=device, threads_per_rank=machine.cpu_count
+            tp_size=_degree(options, machine, decisions), device=device, threads_per_rank=machine.threads(1)
         ),
         batching=batching(config),
         trust_remote_code=remote_code,

@@ -53,7 +53,7 @@ def resolve(
         parallel=ParallelConfig(
             tp_size=degree if isinstance(degree, int) else 1,
             device="cuda" if machine.gpu_count else "cpu",
-            threads_per_rank=max(1, machine.cpu_count // handler.max_workers),
+            threads_per_rank=machine.threads(handler.max_workers),
         ),
         batching=batching(config),
         handler=_settings(config, handler, properties),

@@ -88,7 +88,7 @@ def resolve(
         parallel=ParallelConfig(
             tp_size=degree,
             device=device,
-            threads_per_rank=max(1, machine.cpu_count // degree),
+            threads_per_rank=machine.threads(degree),
             enforce_eager=options.enforce_eager or foreign,
         ),
         cache=cache,
