@@ -38,10 +38,14 @@ _ONE_WORKER = {
         "tests/e2e/test_s3.py",
         "tests/container/models/files/test_s3_",
         "tests/container/models/files/test_verify.py",
+        "tests/container/models/files/test_gguf_fetched.py",
+        "tests/container/models/files/test_no_weights.py",
     ),
+    "syntax trees": ("tests/architecture/",),
     "bundled model": ("tests/e2e/", "tests/docs/test_commands.py"),
 }
-"""Beginnings of the paths of files that run on one worker, since they share servers; the first that fits decides."""
+"""Beginnings of the paths of files that run on one worker, since they share servers or other things that take long to
+make; the first that fits decides."""
 _SERVERS_OF_THEIR_OWN = (
     "test_compare",
     "test_copies",

@@ -257,6 +257,11 @@ def test_neutral_values_of_what_is_not_done_are_accepted(client: FlaskClient) ->
     assert post(client, parameters, adapters="").status_code == 200
 
 
+def test_a_model_may_be_named(make_client: MakeClient) -> None:
+    """A front of several models chooses by it; one model answers to any name, as on `/v1`."""
+    assert post(make_client(), {}, model="chat").status_code == 200
+
+
 def test_unknown_names_are_dropped_where_the_operator_says_so(make_client: MakeClient) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
     assert post(client, {"temprature": 0.5}, colour="red").status_code == 200

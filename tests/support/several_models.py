@@ -1,4 +1,4 @@
-"""Several tiny models with different weights, and a server of all of them."""
+"""Several tiny models with different weights, or handlers that take their part, and a server of all of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,31 @@ from tests.support.server import Server, properties_text
 REQUIRED_MB = 1000
 """That each model asks for, more than its processes take."""
 _PROMPT = "Once upon a time"
+_HANDLER = """
+import json
+import time
+
+from djl_python import Input, Output
+
+
+def tokens(first, count):
+    for number in range(first, first + count):
+        time.sleep(0.005)
+        yield json.dumps({"token": {"id": number}}) + "\\n"
+
+
+def handle(inputs: Input):
+    global first
+    if inputs.is_empty():
+        first = int(inputs.get_properties()["first_token"])
+        return None
+    body = inputs.get_as_json()
+    count = body.get("parameters", {}).get("max_new_tokens", 4)
+    if body.get("stream"):
+        return Output().add_stream_content(tokens(first, count), None)
+    numbers = range(first, first + count)
+    return Output().add_as_json({"details": {"tokens": [{"id": number} for number in numbers]}})
+"""
 
 
 def save_models(root: Path, names: str) -> dict[str, Path]:
@@ -30,6 +55,18 @@ def save_models(root: Path, names: str) -> dict[str, Path]:
         text = properties_text(folder, kv_cache_gb=0.01) + f"required_memory_mb={REQUIRED_MB}\n"
         (folder / "serving.properties").write_text(text)
         folders[name] = folder
+    return folders
+
+
+def save_handlers(root: Path, names: str) -> dict[str, Path]:
+    """A folder for each name, below `root`, with a handler that answers as a model does: it starts sooner."""
+    folders = {}
+    for number, name in enumerate(names):
+        folders[name] = root / name
+        folders[name].mkdir(parents=True)
+        (folders[name] / "model.py").write_text(_HANDLER)
+        text = f"engine=Python\noption.first_token={number}000\nrequired_memory_mb={REQUIRED_MB}\n"
+        (folders[name] / "serving.properties").write_text(text)
     return folders
 
 

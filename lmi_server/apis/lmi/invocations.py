@@ -17,6 +17,7 @@ from lmi_server.apis.base import ApiContext, Call
 from lmi_server.apis.lmi.reply import LmiReply, shows_details
 from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
+from lmi_server.apis.openai.fields import model_name
 from lmi_server.apis.parameters.checks import check_flag, refuse, refuse_unknown
 from lmi_server.apis.parameters.combinations import AnswerCounts
 from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported
@@ -33,7 +34,7 @@ from lmi_server.values.show import as_json, names_in_log
 
 _logger = logging.getLogger(__name__)
 
-_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt")
+_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt", "model")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
@@ -126,6 +127,7 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
         if name in rows(Names.LMI):
             raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
         raise refuse_unknown(name, name, body[name], _FIELDS)
+    model_name(body.get("model"))
     if body.get("adapters") not in (None, "", [], [""]):
         raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
 

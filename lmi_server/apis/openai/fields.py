@@ -41,12 +41,13 @@ def read_fields(
     return BodyFields(
         parameters,
         SSE if streamed else None,
-        _model(body.get("model")),
+        model_name(body.get("model")),
         _include_usage(body.get("stream_options"), streamed),
     )
 
 
-def _model(value: Any) -> str:
+def model_name(value: Any) -> str:
+    """Return the name that an answer repeats; a front of several models chooses by it. Raises `InvalidField`."""
     if value is None:
         return DEFAULT_MODEL
     if not isinstance(value, str) or len(value.encode()) > _MAX_MODEL_NAME_BYTES:
