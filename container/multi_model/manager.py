@@ -14,6 +14,7 @@ from container.multi_model.memory import MemoryAccount, MemoryNeed, Room
 from container.multi_model.served_model import ModelState, ServedModel
 from container.run.local_server import STOP_SECONDS, LocalServer, NotHealthy, stop_all
 from engines.errors import EngineError, Unavailable
+from lmi_server.values.nearest import nearest
 from lmi_server.values.show import as_json
 
 MAX_MODELS = 1000
@@ -198,7 +199,9 @@ class ModelManager:
 
     def _find(self, name: str) -> ServedModel:
         if (model := self._models.get(name)) is None:
-            raise ModelNotFound(f"there is no model {as_json(name)}")
+            near = nearest(name, list(self._models))
+            hint = f"; did you mean {as_json(near)}?" if near else ""
+            raise ModelNotFound(f"there is no model {as_json(name)}{hint}")
         return model
 
     def _forget(self, model: ServedModel) -> None:

@@ -51,8 +51,10 @@ def test_a_model_is_served_from_its_loading_to_its_unloading() -> None:
         manager.lease("a")
     with pytest.raises(ModelNotFound):
         manager.unload("a")
-    load(manager, "a")
+    load(manager, "a", "chat")
     assert served_by(manager, "a") == "a"
+    with pytest.raises(ModelNotFound, match='did you mean "chat"'):
+        manager.lease("chta")
     manager.close()
 
 
