@@ -147,18 +147,40 @@ class _Builder:
         activation = experts_activation(owner)
         if activation is None:
             return None
-        gate_up, down = (self._stack(f"{path}.{name}", getattr(owner, name)) for name in (GATE_UP, DOWN))
+        count, hidden, middle = owner.down_proj.shape
+        part = self._split.of(f"{path}.{DOWN}", (hidden, middle)).columns
+        gate_up, down = self._experts_read(path, count, hidden, middle, part or Shard(0, middle))
         packed = lmi_kernels.pack_experts(gate_up, down, self._weights.pack, activation)
-        return PackedExperts(packed, len(gate_up))
+        return PackedExperts(packed, count, self._comm if part else None)
 
-    def _stack(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _experts_read(
+        self, path: str, count: int, hidden: int, middle: int, part: Shard
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read this rank's part of the middle of each expert: gates and ups, [count, 2 * part, hidden], and downs,
+        [count, hidden, part]. What holds gates and ups, or all experts, in one tensor is read whole."""
+        names = self._stored.get(f"{path}.{GATE_UP}", ())
+        if len(names) == 2 * count:
+            read = self._weights.rows(names, [part] * len(names), (len(names) * middle, hidden))
+            gate_up = read.view(count, -1, hidden)
+        else:
+            halves = self._stack(f"{path}.{GATE_UP}", (count, 2 * middle, hidden)).view(
+                count, 2, middle, hidden
+            )
+            gate_up = halves[:, :, part.start : part.stop].reshape(count, -1, hidden)
+        names = self._stored.get(f"{path}.{DOWN}", ())
+        if len(names) == count:
+            return gate_up, self._weights.stacked_columns(names, part, (hidden, middle))
+        down = self._stack(f"{path}.{DOWN}", (count, hidden, middle))
+        return gate_up, down[:, :, part.start : part.stop].contiguous()
+
+    def _stack(self, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
         """Read a tensor of all experts, which may be stored in parts."""
-        (count, height, width), names = tensor.shape, self._stored.get(name, ())
+        (count, height, width), names = shape, self._stored.get(name, ())
         if len(names) < 2:
-            return self._weights.whole(self._name(name), tuple(tensor.shape))
+            return self._weights.whole(self._name(name), shape)
         part = Shard(0, count * height // len(names))
         stacked = self._weights.rows(names, [part] * len(names), (count * height, width))
-        return stacked.view(count, height, width)
+        return stacked.view(shape)
 
     def _linears(self, path: str, owner: nn.Module) -> None:
         """Replace the linears of one module."""

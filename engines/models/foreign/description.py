@@ -83,6 +83,10 @@ class ForeignConfig(ModelConfig):
         weight = shapes.get(f"{module}.weight", ())
         if len(weight) == 2 and weight[0] == self.vocab_size:
             return size // shape[0] * split_evenly(shape[0], split.ranks, split.rank).size
+        if ".experts." in name and split.shares_experts:
+            matrices = shape[0] if len(shape) > 2 else 1
+            middle = size // matrices // self.hidden_size
+            return size // middle * split_evenly(middle, split.ranks, split.rank).size
         if not weight or kind not in ("weight", "bias"):
             return size
         part = split.of(module, (weight[0], math.prod(weight[1:])))

@@ -11,6 +11,8 @@ from engines.partition import HeadShare, Shard, split_evenly, split_heads
 _HALVES = "gate_up_proj"
 """Name of a linear whose outputs are two halves, each of which is split."""
 _WHOLE = ("replicated_with_grad_allreduce",)
+_EXPERTS = "moe_tp_experts"
+"""How transformers' plan marks experts whose results are to be summed."""
 _GATHERED = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
 """How attention is split, by how transformers' plan gathers and splits again."""
 NORMS_OF_ALL_HEADS = "self.q_norm(self.q_proj(hidden_states))"
@@ -43,6 +45,11 @@ class SplitPlan:
     def head_share(self) -> HeadShare:
         return split_heads(self.num_heads, self.num_kv_heads, self.ranks, self.rank)
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether each rank has a part of every expert."""
+        return self.ranks > 1 and _EXPERTS in (self.plan or {}).values()
+
     def of(self, module: str, shape: tuple[int, int]) -> TensorSplit:
         """Split a linear's weight, [outputs, inputs]. module: its name.
 
@@ -50,7 +57,7 @@ class SplitPlan:
             ValueError: it cannot be split as the plan says.
         """
         found = _style(self.plan, module) if self.ranks > 1 else None
-        if found is None or found[1] in _WHOLE:
+        if found is None or found[1] in (*_WHOLE, _EXPERTS):
             return TensorSplit()
         pattern, style = found
         if "row" in style:
@@ -91,6 +98,8 @@ def why_not_split(plan: Mapping[str, str] | None) -> str:
     if not any(_is_attention(pattern) for pattern in plan):
         return "transformers' plan does not split its attention"
     for pattern, style in plan.items():
+        if style == _EXPERTS and pattern.endswith(".experts"):
+            continue
         halves = pattern.endswith(_HALVES) or style == "rowwise_split_input"
         known = ("colwise", "rowwise", *_WHOLE)
         if not halves:

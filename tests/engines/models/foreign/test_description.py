@@ -81,7 +81,17 @@ def test_what_cannot_run_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("name", "degree"), [("olmo2", 1), ("olmo2", 2), ("phi-1", 2), ("glm4", 2), ("glm4", 3), ("cohere", 3)]
+    ("name", "degree"),
+    [
+        ("olmo2", 1),
+        ("olmo2", 2),
+        ("phi-1", 2),
+        ("glm4", 2),
+        ("glm4", 3),
+        ("cohere", 3),
+        ("qwen2_moe", 2),
+        ("qwen2_moe", 3),
+    ],
 )
 def test_the_weights_of_rank_0_are_foreseen(name: str, degree: int, tmp_path: Path) -> None:
     save_foreign(tmp_path, name)

@@ -43,12 +43,40 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "degree"),
-    [("glm4", 2), ("cohere-plus", 2), ("olmo2", 2), ("olmo3", 4), ("starcoder2", 3), ("smollm3", 4)],
+    [
+        ("glm4", 2),
+        ("cohere-plus", 2),
+        ("olmo2", 2),
+        ("olmo3", 4),
+        ("starcoder2", 3),
+        ("smollm3", 4),
+        ("olmoe", 2),
+        ("qwen2_moe", 3),
+    ],
 )
 def test_several_ranks_compute_what_transformers_does(name: str, degree: int, tmp_path: Path) -> None:
     """Four ranks share three KV heads: two of them have the same. OLMo's norms are over the heads of all ranks."""
     save_foreign(tmp_path, name)
     worst, same = differences(tmp_path, degree)
+    assert worst < 1e-4
+    assert same
+
+
+def test_ranks_share_experts_that_are_stored_in_one_tensor(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "olmoe")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        experts = [
+            {kind: tensors.pop(f"{prefix}{number}.{kind}_proj.weight") for kind in ("gate", "up", "down")}
+            for number in range(4)
+        ]
+        halves = [torch.cat((each["gate"], each["up"])) for each in experts]
+        tensors[f"{prefix}gate_up_proj"] = torch.stack(halves)
+        tensors[f"{prefix}down_proj"] = torch.stack([each["down"] for each in experts])
+    save_file(tensors, file, {"format": "pt"})
+    worst, same = differences(tmp_path, 2)
     assert worst < 1e-4
     assert same
 
