@@ -37,6 +37,10 @@ from engines.wire import (
 )
 
 _BOARD_INTERVAL_SECONDS = 0.2
+_LAST_OUTPUTS_SECONDS = 0.2
+"""Wait for outputs that an engine sent before it died."""
+_LAST_OUTPUTS_PAUSES = 4
+"""In so many parts: when the whole machine has stood still, the thread that brings them still gets its turn."""
 
 EngineOutput = TypeVar("EngineOutput", RequestOutput, InvocationOutput)
 
@@ -196,8 +200,8 @@ class EngineClient:
         """Fail all requests when the engine dies, which sends no message. Then wait for its successor."""
         while True:
             if self._streams and self._dead():
-                # Outputs that the engine sent before it died may still arrive.
-                gevent.sleep(_BOARD_INTERVAL_SECONDS)
+                for _ in range(_LAST_OUTPUTS_PAUSES):
+                    gevent.sleep(_LAST_OUTPUTS_SECONDS / _LAST_OUTPUTS_PAUSES)
                 for request_id in list(self._streams):
                     self._fail(request_id)
             if self._dead() and self._board.replaced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +20,14 @@ class Answer(NamedTuple):
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
+
+
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The status board's clock stands still at this time: no heartbeat grows old while the machine is busy."""
+    now = 1000.0
+    monkeypatch.setattr("engines.health.time", SimpleNamespace(monotonic=lambda: now))
+    return now
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,9 @@ Handler = Callable[[Front, bytes, ToEngine], None]
 class _Engine:
     """A thread that owns a front, hands each message to `handle`, and remembers it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, handle: Handler = lambda front, client, message: None) -> None:
         self.messages: list[ToEngine] = []
-        self.handle: Handler = lambda front, client, message: None
+        self.handle = handle
         self.calls: list[Callable[[Front, bytes], None]] = []
         """Run by the thread with the last client it heard of."""
         self._address = address
@@ -51,6 +51,12 @@ class _Engine:
         self._stop.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def beats_stay_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board gets one heartbeat here, and a busy machine may take its time."""
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 1e9)
 
 
 @pytest.fixture
@@ -87,7 +93,7 @@ def _answer(*outputs: RequestOutput) -> Handler:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    with gevent.Timeout(60):
+    with gevent.Timeout(200):
         while not condition():
             gevent.sleep(0.01)
 
@@ -95,7 +101,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 def _collect(stream: ClientStream) -> list[RequestOutput]:
     outputs = []
     while True:
-        output = stream.next(60)
+        output = stream.next(200)
         assert output is not None, "no output in time"
         outputs.append(output)
         if output.finished:
@@ -190,7 +196,7 @@ def test_stats_are_those_of_the_engine(engine: _Engine, client: EngineClient) ->
             front.send(name, Stats(message.token, _STATS))
 
     engine.handle = handle
-    assert client.stats(10) == _STATS
+    assert client.stats(60) == _STATS
 
 
 def test_stats_give_none_when_the_engine_does_not_answer(engine: _Engine, client: EngineClient) -> None:
@@ -207,11 +213,11 @@ def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
 
 def test_the_scheduler_is_changed_and_asked(engine: _Engine, client: EngineClient) -> None:
     engine.handle = _schedule
-    state = client.configure_scheduler({"max_waiting": 7, "max_queued_tokens": None}, 10)
+    state = client.configure_scheduler({"max_waiting": 7, "max_queued_tokens": None}, 60)
     assert state is not None
     assert state.settings == SchedulerSettings(4, 64, 64, 7)
     assert state.refused == {"max_queued_tokens": "fixed at the start"}
-    asked = client.configure_scheduler({}, 10)
+    asked = client.configure_scheduler({}, 60)
     assert asked is not None
     assert asked.settings == SchedulerSettings(4, 64, 64, 1000)
     sent = [message for message in engine.messages if isinstance(message, ConfigureScheduler)]
@@ -231,8 +237,8 @@ def test_answers_of_two_kinds_do_not_mix(engine: _Engine, client: EngineClient) 
             front.send(name, Stats(message.token, _STATS))
 
     engine.handle = handle
-    greenlets = [gevent.spawn(client.stats, 10), gevent.spawn(client.configure_scheduler, {}, 10)]
-    gevent.joinall(greenlets, timeout=60, raise_error=True)
+    greenlets = [gevent.spawn(client.stats, 60), gevent.spawn(client.configure_scheduler, {}, 60)]
+    gevent.joinall(greenlets, timeout=200, raise_error=True)
     assert greenlets[0].value == _STATS
     assert greenlets[1].value.settings == SchedulerSettings(4, 64, 64, 1000)
 
@@ -247,7 +253,7 @@ def test_a_late_answer_is_not_taken_for_the_next_one(engine: _Engine, client: En
 
     engine.handle = handle
     assert client.stats(0.05) is None
-    assert client.stats(10) == _STATS
+    assert client.stats(60) == _STATS
 
 
 def test_a_refusal_is_the_first_and_only_output(engine: _Engine, client: EngineClient) -> None:
@@ -275,9 +281,10 @@ def test_when_the_engine_dies_all_who_wait_are_told(
 
 
 def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
-    engine: _Engine, client: EngineClient, board: StatusBoard
+    engine: _Engine, client: EngineClient, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when a new request comes in just then: that one alone is told at once."""
+    monkeypatch.setattr("engines.client._LAST_OUTPUTS_SECONDS", 200.0)  # however long they are on their way
     stream = client.submit(make_request("a"))
     _wait(lambda: len(engine.messages) == 1)
     done = RequestOutput("a", (1, 2), finish_reason=FinishReason.LENGTH)
@@ -290,7 +297,7 @@ def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
 
     engine.calls.append(finish)
     # Blocks this thread and with it all greenlets: the output lies in the socket, nobody has read it.
-    assert sent.wait(10)
+    assert sent.wait(60)
     (refusal,) = _collect(client.submit(make_request("late")))
     assert refusal.error_kind == "engine_died"
     assert _collect(stream) == [done]
@@ -298,10 +305,9 @@ def test_what_was_on_its_way_when_the_engine_stopped_is_delivered(
 
 def test_the_engine_need_not_be_there_yet(tmp_path: Path, client: EngineClient) -> None:
     stream = client.submit(make_request("a"))
-    engine = _Engine(f"ipc://{tmp_path}/e.sock")
+    done = RequestOutput("a", finish_reason=FinishReason.LENGTH)
+    engine = _Engine(f"ipc://{tmp_path}/e.sock", _answer(done))  # the request comes as soon as it listens
     try:
-        done = RequestOutput("a", finish_reason=FinishReason.LENGTH)
-        engine.handle = _answer(done)
         assert _collect(stream) == [done]
     finally:
         engine.stop()
@@ -329,10 +335,9 @@ def test_the_client_follows_an_engine_that_is_started_again(tmp_path: Path) -> N
         successor.beat(0)
         successor.set_state(EngineState.READY)
         _wait(lambda: client.health().ready)
-        engine = _Engine(address)
+        done = RequestOutput("next", finish_reason=FinishReason.LENGTH)
+        engine = _Engine(address, _answer(done))
         try:
-            done = RequestOutput("next", finish_reason=FinishReason.LENGTH)
-            engine.handle = _answer(done)
             assert _collect(client.submit(make_request("next"))) == [done]
             assert engine.messages == [Submit(make_request("next"))]
         finally:

@@ -6,7 +6,6 @@ import stat
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,11 @@ def board(tmp_path: Path) -> StatusBoard:
     return StatusBoard.create(tmp_path / "status", world_size=2)
 
 
-def _set_beat(path: Path, rank: int, seconds_ago: float) -> None:
-    """Write a heartbeat of the past, by the layout that the module's docstring gives."""
+def _set_beat(path: Path, rank: int, beat: float) -> None:
+    """Write a heartbeat, by the layout that the module's docstring gives."""
     with path.open("r+b") as file:
         file.seek(8 + 8 * rank)
-        file.write(struct.pack("<d", time.monotonic() - seconds_ago))
+        file.write(struct.pack("<d", beat))
 
 
 def test_a_new_board_says_that_the_model_is_loading(board: StatusBoard) -> None:
@@ -79,23 +78,25 @@ def test_a_long_reason_is_cut_and_a_short_one_after_it_is_whole(board: StatusBoa
     assert board.read().reason == "short"
 
 
-def test_ready_needs_a_beat_of_every_rank(board: StatusBoard) -> None:
+def test_ready_needs_a_beat_of_every_rank(board: StatusBoard, still_clock: float) -> None:
     board.set_state(EngineState.READY)
     board.beat(0)
     assert not board.read().ready
     board.beat(1)
     health = board.read()
     assert health.ready
-    assert 0 <= health.heartbeat_age < 5
+    assert health.heartbeat_age == 0.0
     assert health.describe() == "ready"
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_one_silent_rank_makes_the_engine_not_ready(tmp_path: Path, board: StatusBoard, silent: int) -> None:
+def test_one_silent_rank_makes_the_engine_not_ready(
+    tmp_path: Path, board: StatusBoard, silent: int, still_clock: float
+) -> None:
     board.set_state(EngineState.READY)
     for rank in (0, 1):
         board.beat(rank)
-    _set_beat(tmp_path / "status", silent, STALE_AFTER_SECONDS + 1)
+    _set_beat(tmp_path / "status", silent, still_clock - STALE_AFTER_SECONDS - 1)
     health = board.read()
     assert not health.ready
     assert "made no progress for 8 s" in health.describe()
@@ -108,7 +109,10 @@ def test_a_fresh_beat_alone_is_not_ready(state: EngineState) -> None:
     assert health.describe().endswith(": the cause")
 
 
-def test_another_process_writes_and_dies_and_its_words_remain(tmp_path: Path, board: StatusBoard) -> None:
+def test_another_process_writes_and_dies_and_its_words_remain(
+    tmp_path: Path, board: StatusBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 200.0)  # its beats are of the real clock
     program = (
         "import os, sys, pathlib\n"
         "from engines.health import EngineState, StatusBoard\n"
@@ -135,7 +139,7 @@ def test_another_process_writes_and_dies_and_its_words_remain(tmp_path: Path, bo
         assert board.read().ready
         writer.stdin.write("\n")
         writer.stdin.flush()
-        assert writer.wait(30) == -9
+        assert writer.wait(200) == -9
     assert board.read().state is EngineState.FAILED
     assert board.read().describe() == "the engine has failed: kaputt: Überlauf"
 

@@ -11,7 +11,7 @@ import torch
 
 T = TypeVar("T")
 
-_PATIENCE_S = 60
+_PATIENCE_S = 200
 
 
 class _Meeting:
