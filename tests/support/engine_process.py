@@ -165,7 +165,7 @@ class EngineProcess:
         socket = context.socket(zmq.DEALER)
         socket.connect(self._address)
         socket.send(encode(Drain(seconds)))
-        socket.close(linger=5000)
+        socket.close(linger=60_000)
         context.term()
 
     def destroy(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -11,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.core import AbortReason, FinishReason
+from engines.client import ClientStream
+from engines.core import AbortReason, FinishReason, RequestOutput
 from engines.health import EngineState
 from tests.engines.conftest import Answer
 from tests.support import processes
@@ -57,13 +60,20 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
 
 def test_what_comes_together_leaves_together(engine: DynamicEngine, answers: list[Answer]) -> None:
     before = _batch_sizes(engine)
+    process = _generating_process(engine)
+    process.send_signal(signal.SIGSTOP)  # so that all eight wait when the batch before them ends
+    alone = engine.submit("alone", [1], 4)
+    wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 1)
     streams = [engine.submit(f"together {i}", prompt, 4) for i, (prompt, _) in enumerate(answers[:8])]
+    wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 8)
+    process.send_signal(signal.SIGCONT)
+    collect(alone)
     first = [next_output(stream) for stream in streams]
     assert not any(output.finished for output in first), "tokens come as they are made"
     for stream in streams:
         collect(stream)
     after = _batch_sizes(engine)
-    assert (after[0] - before[0], after[1] - before[1]) == (1, 8)
+    assert (after[0] - before[0], after[1] - before[1]) == (2, 1 + 8)
 
 
 def test_a_bad_item_fails_alone(engine: DynamicEngine, answers: list[Answer]) -> None:
@@ -82,13 +92,18 @@ def test_aborted_requests_do_not_disturb_those_that_stay(
     engine: DynamicEngine, answers: list[Answer]
 ) -> None:
     before = engine.stats().counters["lmi_requests_aborted_total"]
-    leaving = {f"leaving {i}": engine.submit(f"leaving {i}", [i + 1], _LONG) for i in range(7)}
+    process = _generating_process(engine)
+    process.send_signal(signal.SIGSTOP)  # so that none ends before it is aborted
+    leaving = [f"leaving {i}" for i in range(7)]
+    for i, name in enumerate(leaving):
+        engine.submit(name, [i + 1], _LONG)
     prompt, expected = answers[3]
     staying = engine.submit("staying", prompt, 16)
-    next_output(leaving["leaving 0"])
+    wait_until(lambda: engine.stats().gauges["lmi_requests_running"] > 0)
     waiting = engine.submit("waiting", [9], _LONG)
     for name in (*leaving, "waiting"):
         engine.client.abort(name, AbortReason.CLIENT_LEFT)
+    process.send_signal(signal.SIGCONT)
     assert tuple(tokens_of(collect(staying))) == expected
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
     stats = engine.stats()
@@ -110,16 +125,20 @@ def test_a_killed_process_comes_back_and_drain_leaves_nothing(
     """The last test of the shared engine."""
     restarts = engine.stats().counters["lmi_generator_restarts_total"]
     victim = _generating_process(engine)
-    running = [engine.submit(f"running {i}", [1, 2, 3], _LONG) for i in range(2)]
-    first = next_output(running[0])
-    victim.send_signal(signal.SIGSTOP)  # so that the batch still runs when it is killed
+    first, running = _stop_in_a_batch(engine, victim)
     waiting = engine.submit("later", answers[6].prompt, 16)
     wait_until(lambda: engine.stats().gauges["lmi_requests_waiting"] == 1)
+    # Its successor waits for its configuration: it is not ready before the test has seen that.
+    config = engine.folder / "engine.json"
+    text = config.read_text(encoding="utf-8")
+    config.unlink()
+    os.mkfifo(config)
     victim.send_signal(signal.SIGKILL)
     wait_until(lambda: engine.health.state is EngineState.STARTING)
     assert "SIGKILL" in engine.health.reason
     (early,) = collect(engine.submit("early", [1], 4))
     assert early.error_kind == "unavailable"
+    _give(config, text)
     for tokens in ([first, *collect(running[0])], collect(running[1])):
         assert len(tokens_of(tokens)) == _LONG, "none is lost, none comes twice"
         assert tokens[-1].finish_reason is FinishReason.LENGTH
@@ -134,9 +153,8 @@ def test_a_stopped_process_is_noticed_and_replaced(tiny_llama: Path, answers: li
     try:
         engine.wait_ready()
         victim = _generating_process(engine)
-        stream = engine.submit("a", [1, 2, 3], _LONG)
-        next_output(stream)
         victim.send_signal(signal.SIGSTOP)
+        stream = engine.submit("a", [1, 2, 3], _LONG)
         wait_until(lambda: not engine.health.ready)
         end = collect(stream)[-1]
         assert end.error_kind == "deadline_exceeded"
@@ -159,6 +177,41 @@ def test_the_generating_process_does_not_outlive_the_dispatcher(tiny_llama: Path
         engine.destroy()
 
 
+def _stop_in_a_batch(
+    engine: DynamicEngine, process: psutil.Process
+) -> tuple[RequestOutput, list[ClientStream]]:
+    """Two requests of which the first has a token, and neither has all: the process is stopped while it computes them.
+
+    Returns that token, and their streams.
+    """
+    for attempt in itertools.count():
+        streams = [engine.submit(f"running {attempt}.{i}", [1, 2, 3], _LONG) for i in range(2)]
+        first = next_output(streams[0])
+        process.send_signal(signal.SIGSTOP)
+        engine.stats()  # before the next answer the dispatcher reads all that was sent before the stop
+        if engine.stats().gauges["lmi_requests_running"] == 2:
+            return first, streams
+        process.send_signal(signal.SIGCONT)  # it was faster than this test, or two batches
+        for stream in streams:
+            collect(stream)
+    raise AssertionError  # never
+
+
+def _give(pipe: Path, text: str) -> None:
+    """Write what the reader of a named pipe waits for."""
+
+    def given() -> bool:
+        try:
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            return False
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        return True
+
+    wait_until(given)
+
+
 def _generating_process(engine: DynamicEngine) -> psutil.Process:
     process = engine.generating_process()
     assert process is not None
@@ -171,6 +224,7 @@ def _check_drain(engine: DynamicEngine, victim: psutil.Process, answers: list[An
     assert successor != victim
     streams = [engine.submit(f"last {i}", prompt, 16) for i, (prompt, _) in enumerate(answers)]
     first = next_output(streams[0])
+    engine.stats()  # all have arrived: what comes after the drain is refused
     engine.drain(60.0)
     outputs = [[first, *collect(streams[0])], *(collect(stream) for stream in streams[1:])]
     assert [tuple(tokens_of(each)) for each in outputs] == [answer.tokens for answer in answers]
