@@ -22,7 +22,7 @@ from engines.invocations import Invocation, InvocationOutput
 from tests.support.engine_process import EngineProcess
 
 LMI_FILES = Path(__file__).parents[1] / "engines" / "python" / "handlers" / "lmi_files"
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 200.0
 
 
 def handler_config(

@@ -53,14 +53,14 @@ def test_an_error_of_the_handler_is_a_424_with_its_text(start: Start) -> None:
 
 
 def test_requests_that_come_together_are_one_call(start: Start) -> None:
-    engine = start("batch", batch_size=8, max_batch_delay=0.2)
+    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # it leaves when it is full
     replies = [engine.invoke({"inputs": f"item{i}"}) for i in range(8)]
     assert [reply.json()["text"] for reply in replies] == [f"{i}meti" for i in range(8)]
     assert {reply.json()["batch"] for reply in replies} == {8}
 
 
 def test_an_exception_over_one_item_of_a_batch_is_its_own_alone(start: Start) -> None:
-    engine = start("batch", batch_size=8, max_batch_delay=0.2)
+    engine = start("batch", batch_size=8, max_batch_delay=60.0)  # it leaves when it is full
     texts = ["a", "b", "c", "raise", "e", "f", "g", "h"]
     replies = [engine.invoke({"inputs": text}) for text in texts]
     assert [reply.status for reply in replies] == [200, 200, 200, 424, 200, 200, 200, 200]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from engines.health import EngineState
@@ -19,6 +18,8 @@ from tests.support.handler_engine import HandlerEngine, handler_config
 from tests.support.waiting import wait_until
 
 Start = Callable[..., HandlerEngine]
+_AT_ONCE = 30.0
+"""Seconds beside its load in which a worker is back, also on a slow machine."""
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_crash_over_one_item_of_a_batch_is_its_own_alone(start: Start, how: st
     assert replies[2].error == "request_failed"
     assert "the handler's process is gone" in replies[2].pieces[-1].error_message
     assert _restarts(engine) == 2, "once with all of them, once with the cause"
-    assert _wait_ready_again(engine) < 5 + _load_seconds(engine)
+    assert _wait_ready_again(engine) < _AT_ONCE + _load_seconds(engine)
     assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
 
 
@@ -70,7 +71,7 @@ def test_a_hang_over_one_item_of_a_batch_is_its_own_alone(start: Start) -> None:
     assert [reply.json()["text"] for reply in replies[:7]] == list("abcdefg")
     assert replies[7].error == "deadline_exceeded"
     assert "longer than 2 s (option.predict_timeout)" in replies[7].pieces[-1].error_message
-    assert _wait_ready_again(engine) < 5 + _load_seconds(engine)
+    assert _wait_ready_again(engine) < _AT_ONCE + _load_seconds(engine)
     assert engine.invoke({"inputs": "later"}).json()["text"] == "retal"
 
 
@@ -120,7 +121,7 @@ def test_each_worker_sees_its_own_gpus() -> None:
 
 
 def test_a_full_queue_refuses(start: Start) -> None:
-    engine = start("batch", max_waiting=2, batch_timeout=3.0)
+    engine = start("batch", max_waiting=2)
     replies = [engine.invoke({"inputs": "hang"}) for _ in range(4)]
     assert replies[3].error == "overloaded"
 
@@ -134,8 +135,8 @@ def test_a_drain_finishes_what_runs_and_leaves_no_process(start: Start) -> None:
     engine.stats()
     engine.drain(0.5)
     assert hanging.error == "unavailable"
-    assert engine.wait_exit(30) == 0
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert engine.wait_exit(200) == 0
+    assert processes.wait_gone(workers, 60) == []
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_handler_that_cannot_be_loaded_ends_the_engine_with_the_cause(
     (tmp_path / "how").write_text(how)
     engine = HandlerEngine(handler_config("loading", how=str(tmp_path / "how")))
     try:
-        assert engine.wait_exit(60) == 1
+        assert engine.wait_exit(200) == 1
         assert engine.health.state is EngineState.FAILED
         assert cause in engine.health.reason
     finally:
@@ -163,7 +164,7 @@ def test_workers_that_end_again_and_again_end_the_engine(start: Start, tmp_path:
     engine = start("loading", how=str(tmp_path / "how"))
     (tmp_path / "how").write_text("exit")
     os.kill(int(engine.invoke("pid").body), signal.SIGKILL)
-    assert engine.wait_exit(60) == 1
+    assert engine.wait_exit(200) == 1
     assert "exit code 9" in engine.health.reason
 
 
