@@ -89,7 +89,8 @@ def test_aborted_requests_give_their_blocks_back(engine: EngineProcess, answers:
     def all_are_aborted() -> bool:
         """Not so where this test was slower than the first of them."""
         before = engine.stats().counters
-        names = [f"leaving {next(rounds)}.{i}" for i in range(10)]
+        number = next(rounds)
+        names = [f"leaving {number}.{i}" for i in range(10)]
         leaving = [engine.submit(name, range(i + 1), _LONG) for i, name in enumerate(names)]
         next_output(leaving[0])
         staying = engine.submit("staying", answer.prompt, len(answer.tokens))
