@@ -94,6 +94,8 @@ class TensorReader:
         self._staging = _Staging()
         self._planned: deque[Request] = deque()
         self._started: deque[_Started] = deque()
+        self._ahead_bytes = 0
+        """Of the tensors that were started before they were taken."""
         self.bytes_read = 0
         """Bytes that were read for the tensors that have been taken."""
 
@@ -107,6 +109,7 @@ class TensorReader:
         """Return the tensor, in memory of its own. Raises `BadCheckpoint`, or what the files raise."""
         if self._started and self._started[0].request == request:
             started = self._started.popleft()
+            self._ahead_bytes -= request.num_bytes
         else:
             started = self._start(request)
         self._read_ahead()
@@ -117,11 +120,13 @@ class TensorReader:
         self._pool.shutdown(cancel_futures=True)
 
     def _read_ahead(self) -> None:
-        ahead = sum(started.request.num_bytes for started in self._started)
-        while self._planned and (not ahead or ahead + self._planned[0].num_bytes <= _AHEAD_BYTES):
+        while self._planned:
+            num_bytes = self._planned[0].num_bytes
+            if self._ahead_bytes and self._ahead_bytes + num_bytes > _AHEAD_BYTES:
+                return
             self._started.append(self._start(self._planned.popleft()))
-            ahead += self._started[-1].request.num_bytes
-            self._staging.needed -= self._started[-1].request.num_bytes
+            self._ahead_bytes += num_bytes
+            self._staging.needed -= num_bytes
 
     def _start(self, request: Request) -> _Started:
         tensor = self._staging.new_tensor(request)

@@ -42,7 +42,7 @@ class Library:
         self.weight_free = functions.lmi_weight_free
         self.weight_free.argtypes, self.weight_free.restype = [c_void_p], None
         self.weight_fill = functions.lmi_weight_fill
-        self.weight_fill.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
+        self.weight_fill.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
         self.weight_fill.restype = None
         self.weight_fill_bias = functions.lmi_weight_fill_bias
         self.weight_fill_bias.argtypes = self.weight_fill.argtypes

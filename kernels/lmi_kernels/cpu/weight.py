@@ -114,11 +114,11 @@ class NativeWeight:
         bias = None if bias is None else bias.float().contiguous()
         for first, rows, width in self._runs():
             part = weight[rows : rows + width]
-            library.weight_fill(handle, first, 1, part.data_ptr(), width)
+            library.weight_fill(handle, first, part.data_ptr(), width)
             if scales is not None:
-                library.weight_fill_scales(handle, first, 1, scales[rows:].data_ptr(), width)
+                library.weight_fill_scales(handle, first, scales[rows:].data_ptr(), width)
             if bias is not None:
-                library.weight_fill_bias(handle, first, 1, bias[rows:].data_ptr(), width)
+                library.weight_fill_bias(handle, first, bias[rows:].data_ptr(), width)
 
     @property
     def gated(self) -> bool:

@@ -5,6 +5,7 @@
 // side, the depth being in_features rounded up to 64; integer * scale of its column is a number of the turned column
 // (`rotate.inc`). A panel of bf16
 // in pairs is [depth / 2][32][2], the depth being in_features rounded up to 32.
+#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -48,34 +49,118 @@ int64_t place(int32_t storage, int64_t lane) {
   return storage != kBf16 ? lane : lane < 16 ? 2 * lane : 2 * (lane - 16) + 1;
 }
 
-// Copy rows to columns first_column, first_column + step, ... of the panels. A unit is what lies side by side in a row and
+#define AVX2 __attribute__((target("avx2")))
+constexpr int64_t kRows = 8;  // that are transposed together
+
+// Unit i of eight rows, for i from 0 to 7: `v` has rows of units of 4 bytes, then units of rows.
+AVX2 void transpose(__m256i (&v)[kRows]) {
+  __m256i pairs[kRows], fours[kRows];
+  for (int i = 0; i < kRows; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < kRows; ++i) {
+    const int from = i / 4 * 4 + i / 2 % 2;
+    fours[i] = i % 2 ? _mm256_unpackhi_epi64(pairs[from], pairs[from + 2])
+                     : _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+// The same of units of 2 bytes.
+AVX2 void transpose(__m128i (&v)[kRows]) {
+  __m128i pairs[kRows], fours[kRows];
+  for (int i = 0; i < kRows; i += 2) {
+    pairs[i] = _mm_unpacklo_epi16(v[i], v[i + 1]);
+    pairs[i + 1] = _mm_unpackhi_epi16(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < kRows; ++i) {
+    const int from = i / 4 * 4 + i / 2 % 2;
+    fours[i] = i % 2 ? _mm_unpackhi_epi32(pairs[from], pairs[from + 2])
+                     : _mm_unpacklo_epi32(pairs[from], pairs[from + 2]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[2 * i] = _mm_unpacklo_epi64(fours[i], fours[i + 4]);
+    v[2 * i + 1] = _mm_unpackhi_epi64(fours[i], fours[i + 4]);
+  }
+}
+
+// Copy units [left, right) of eight rows to lanes lane, lane + 1, ... of a panel, eight units at a time. Returns the
+// first unit that was not copied.
+AVX2 int64_t fill_eight(int32_t, uint32_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left, int64_t right) {
+  for (; left + 8 <= right; left += 8) {
+    __m256i v[kRows];
+    for (int i = 0; i < kRows; ++i)
+      v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + i * row_bytes + left * 4));
+    transpose(v);
+    for (int i = 0; i < 8; ++i)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (left + i) * kPanel + lane), v[i]);
+  }
+  return left;
+}
+
+AVX2 int64_t fill_eight(int32_t storage, uint16_t* panel, int64_t lane, const char* rows, int64_t row_bytes, int64_t left, int64_t right) {
+  for (; left + 8 <= right; left += 8) {
+    __m128i v[kRows];
+    for (int i = 0; i < kRows; ++i)
+      v[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * row_bytes + left * 2));
+    transpose(v);
+    for (int i = 0; i < 8; ++i) {
+      uint16_t* at = panel + (left + i) * kPanel + place(storage, lane) / 2 * 2;
+      if (storage != kBf16) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), v[i]);
+        continue;
+      }
+      // Between those of the panel's other half.
+      auto* both = reinterpret_cast<__m256i*>(at);
+      const __m256i wide = _mm256_cvtepu16_epi32(v[i]), other = _mm256_loadu_si256(both);
+      _mm256_storeu_si256(both, lane < 16 ? _mm256_blend_epi16(other, wide, 0x55)
+                                          : _mm256_blend_epi16(other, _mm256_slli_epi32(wide, 16), 0xAA));
+    }
+  }
+  return left;
+}
+
+// Copy rows to columns first_column, first_column + 1, ... of the panels. A unit is what lies side by side in a row and
 // in a panel. Rows are copied in tiles that stay in the L1 cache: a panel's neighbours come from different rows.
 template <class Unit>
-void fill(const Weight& weight, int64_t first_column, int64_t step, const char* rows, int64_t row_bytes, int64_t num_rows) {
+void fill(const Weight& weight, int64_t first_column, const char* rows, int64_t row_bytes, int64_t num_rows) {
   constexpr int64_t kTileUnits = 64;
   const int64_t units = row_bytes / sizeof(Unit), rest = row_bytes % sizeof(Unit);
+  const auto copy = [&](int64_t row, int64_t unit, int64_t right) {
+    const int64_t column = first_column + row;
+    Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
+    const char* from = rows + row * row_bytes;
+    for (; unit < right; ++unit) std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
+    if (rest && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), rest);
+  };
   for (int64_t top = 0; top < num_rows; top += kPanel) {
     const int64_t bottom = std::min(top + kPanel, num_rows);
     for (int64_t left = 0; left == 0 || left < units; left += kTileUnits) {
       const int64_t right = std::min(left + kTileUnits, units);
-      for (int64_t row = top; row < bottom; ++row) {
-        const int64_t column = first_column + row * step;
-        Unit* at = reinterpret_cast<Unit*>(panel_of(weight, column)) + place(weight.storage, column % kPanel);
-        const char* from = rows + row * row_bytes;
-        for (int64_t unit = left; unit < right; ++unit)
-          std::memcpy(at + unit * kPanel, from + unit * sizeof(Unit), sizeof(Unit));
-        if (rest && right == units) std::memcpy(at + units * kPanel, from + units * sizeof(Unit), rest);
+      for (int64_t row = top; row < bottom;) {
+        const int64_t lane = (first_column + row) % kPanel;
+        const int64_t count = lane % kRows == 0 && row + kRows <= bottom ? kRows : 1;
+        int64_t unit = left;
+        if (count == kRows) {
+          Unit* panel = reinterpret_cast<Unit*>(panel_of(weight, first_column + row));
+          unit = fill_eight(weight.storage, panel, lane, rows + row * row_bytes, row_bytes, left, right);
+        }
+        for (const int64_t end = row + count; row < end; ++row) copy(row, unit, right);
       }
     }
   }
 }
 
-void fill_sums(const Weight& weight, int64_t first_column, int64_t step, const int8_t* rows, int64_t num_rows) {
+void fill_sums(const Weight& weight, int64_t first_column, const int8_t* rows, int64_t num_rows) {
   const int64_t depth = depth_of(weight.in_features);
   for (int64_t row = 0; row < num_rows; ++row) {
     int32_t sum = 0;
     for (int64_t k = 0; k < depth; ++k) sum += rows[row * depth + k];
-    const_cast<int32_t*>(weight.sums)[first_column + row * step] = sum;
+    const_cast<int32_t*>(weight.sums)[first_column + row] = sum;
   }
 }
 
@@ -163,26 +248,26 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   return weight;
 }
 
-// Columns first_column, first_column + step, ... of the product, from `num_rows` rows of a matrix
+// Columns first_column, first_column + 1, ... of the product, from `num_rows` rows of a matrix
 // [num_rows, in_features] in the weight's storage; of integers, [num_rows, depth], turned.
-EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, int64_t step, const void* rows, int64_t num_rows) {
+EXPORT void lmi_weight_fill(Weight* weight, int64_t first_column, const void* rows, int64_t num_rows) {
   const char* from = static_cast<const char*>(rows);
   if (weight->storage == kInt8) {
-    fill<uint32_t>(*weight, first_column, step, from, depth_of(weight->in_features), num_rows);
-    fill_sums(*weight, first_column, step, static_cast<const int8_t*>(rows), num_rows);
+    fill<uint32_t>(*weight, first_column, from, depth_of(weight->in_features), num_rows);
+    fill_sums(*weight, first_column, static_cast<const int8_t*>(rows), num_rows);
   } else if (weight->storage == kBf16Pairs) {
-    fill<uint32_t>(*weight, first_column, step, from, weight->in_features * 2, num_rows);
+    fill<uint32_t>(*weight, first_column, from, weight->in_features * 2, num_rows);
   } else if (weight->storage == kFp32) {
-    fill<uint32_t>(*weight, first_column, step, from, weight->in_features * 4, num_rows);
+    fill<uint32_t>(*weight, first_column, from, weight->in_features * 4, num_rows);
   } else {
-    fill<uint16_t>(*weight, first_column, step, from, weight->in_features * 2, num_rows);
+    fill<uint16_t>(*weight, first_column, from, weight->in_features * 2, num_rows);
   }
 }
 
-EXPORT void lmi_weight_fill_bias(Weight* weight, int64_t first_column, int64_t step, const float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->bias)[first_column + i * step] = values[i];
+EXPORT void lmi_weight_fill_bias(Weight* weight, int64_t first_column, const float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->bias)[first_column + i] = values[i];
 }
 
-EXPORT void lmi_weight_fill_scales(Weight* weight, int64_t first_column, int64_t step, const float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->scales)[first_column + i * step] = values[i];
+EXPORT void lmi_weight_fill_scales(Weight* weight, int64_t first_column, const float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) const_cast<float*>(weight->scales)[first_column + i] = values[i];
 }
