@@ -105,7 +105,9 @@ def test_the_generating_process_is_killed_and_comes_back(dynamic_server: Server,
         waiting = pool.submit(client.generate, "The capital of France is", max_new_tokens=4)
         assert wait_metrics(client, lambda seen: seen[WAITING] == 1, SECONDS)[WAITING] == 1
         victim.send_signal(signal.SIGKILL)
-        client.wait_not_ready()
+        # `/ping` may be 503 before that: a process that is stopped makes no progress.
+        wait_metrics(client, lambda seen: seen[RESTARTS] == before + 1, SECONDS)
+        assert client.ping() == 503
         refused = client.post("/invocations", {"inputs": "Hello"})
         assert (refused.status, "retry-after" in refused.headers) == (503, True)
         list(records)
