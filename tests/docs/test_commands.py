@@ -22,6 +22,7 @@ from container.endpoint.declared import read as read_declared
 from lmi_server.properties.loader import load
 from tests.docs.not_run import NOT_RUN, entry
 from tests.docs.pages import Block, Command, blocks, commands, read
+from tests.e2e.conftest import in_force, scheduler
 from tests.support.endpoints import ENDPOINT, endpoint_before
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.server import ADMIN_HEADERS, ADMIN_TOKEN, Server
@@ -31,7 +32,6 @@ LANGUAGES = {"shell", "python", "properties", "json", "text", "toml", "yaml"}
 SECONDS = 600
 SHELL = 'set -eu; curl() { command curl -fS --max-time 500 "$@"; }\n'
 """An error status is an error of curl's."""
-SETTINGS = "/admin/scheduler"
 _MODULE = re.compile(r"\.venv/bin/python -m ([\w.]+)")
 _ANSWERS = (
     "generated_text",
@@ -75,10 +75,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings_kept(paged_server: Server) -> Iterator[None]:
     """The shared server's settings are the same after the test."""
     client = paged_server.client
-    before = client.get(SETTINGS, headers=ADMIN_HEADERS).json()
+    before = in_force(client)
     yield
-    with client.call("PATCH", SETTINGS, before, ADMIN_HEADERS) as call:
-        assert call.read().status == 200
+    assert scheduler(client, **before).status == 200
 
 
 def local(text: str, server: Server) -> str:

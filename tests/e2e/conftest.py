@@ -13,8 +13,11 @@ from tests.support.dynamic_server import dynamic_properties
 from tests.support.metrics import wait_metrics
 from tests.support.server import ADMIN_HEADERS, Server
 from tests.support.tokenizers import save_gpt2
+from tests.support.waiting import wait_until
 
 SCHEDULER = "/admin/scheduler"
+SECONDS = 200.0
+"""For what the server does in its own time."""
 ChangeLimits = Callable[..., Answer]
 """The fixture `limits`: what a PATCH with these fields is answered."""
 
@@ -45,9 +48,22 @@ def client(paged_server: Server) -> Client:
     return paged_server.client
 
 
+def scheduler(client: Client, **changes: object) -> Answer:
+    """What a PATCH with these fields is answered, once the engine answers: a busy one may not do so in time."""
+    answers: list[Answer] = []
+
+    def answered() -> bool:
+        with client.call("PATCH", SCHEDULER, changes, ADMIN_HEADERS) as call:
+            answers.append(call.read())
+        return "did not answer" not in answers[-1].body
+
+    wait_until(answered)
+    return answers[-1]
+
+
 def in_force(client: Client) -> dict[str, Any]:
     """The scheduler's limits."""
-    limits: dict[str, Any] = client.get(SCHEDULER, headers=ADMIN_HEADERS).json()
+    limits: dict[str, Any] = scheduler(client).json()
     return limits
 
 
@@ -56,11 +72,10 @@ def limits(client: Client) -> Iterator[ChangeLimits]:
     """Changes limits of the shared server's scheduler; they are as they were after the test, and nothing runs."""
 
     def change(**changes: object) -> Answer:
-        with client.call("PATCH", SCHEDULER, changes, ADMIN_HEADERS) as call:
-            return call.read()
+        return scheduler(client, **changes)
 
     before = in_force(client)
     yield change
     assert change(**before).status == 200
-    after = wait_metrics(client, lambda seen: seen.idle, 60)
+    after = wait_metrics(client, lambda seen: seen.idle, SECONDS)
     assert after.idle, after.describe()

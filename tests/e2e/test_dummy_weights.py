@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import SECONDS
 from tests.support.client import Ending
 from tests.support.metrics import RUNNING, wait_metrics
 from tests.support.paths import REPO_ROOT
@@ -41,10 +42,10 @@ def test_two_ranks_serve_dummy_weights_and_end_together(tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             clients = [pool.submit(server.client.stream, "Once", **LONG) for _ in range(2)]
             clients += [pool.submit(server.client.generate, "Once", **LONG) for _ in range(2)]
-            busy = wait_metrics(server.client, lambda seen: seen[RUNNING] == 4, 60.0)
+            busy = wait_metrics(server.client, lambda seen: seen[RUNNING] == 4, SECONDS)
             assert busy[RUNNING] == 4
             ranks[1].kill()
-            code = server.wait_exit(60.0)
+            code = server.wait_exit()
             endings = [client.result().ending for client in clients]
         assert code not in {0, None}
         assert endings == [Ending.TOLD] * 4, server.log_tail()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.client import Ask, Client, Ending, Outcome
+from tests.e2e.conftest import SECONDS
+from tests.support.client import Ask, Client, Ending, Json, Outcome
 from tests.support.dynamic_server import RESTARTS, batches, generator_of
-from tests.support.metrics import WAITING, wait_metrics
+from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.oracle import FEW_TOKENS, oracle
 from tests.support.prompts import by_name
 from tests.support.server import Server
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -29,17 +34,23 @@ def dynamic(dynamic_server: Server) -> Client:
 def test_prompts_that_share_a_batch_equal_transformers_alone(dynamic: Client, bundled_model: Path) -> None:
     """Whole and streamed answers in one batch."""
     answers = oracle(bundled_model, by_name(*_NAMES), FEW_TOKENS)
-    before = batches(dynamic.metrics())
+    # Until all of them are here, a batch runs that would take long.
+    other = {"inputs": "Hello", "parameters": {"max_new_tokens": 3000, "ignore_eos_token": True}}
     with ThreadPoolExecutor(len(answers)) as pool:
-        calls = [
-            pool.submit(
-                dynamic.stream if number % 2 else dynamic.generate,
-                answer.text,
-                max_new_tokens=FEW_TOKENS,
-                ignore_eos_token=True,
-            )
-            for number, answer in enumerate(answers)
-        ]
+        with dynamic.call("POST", "/invocations", other):
+            assert wait_metrics(dynamic, lambda seen: seen[RUNNING] == 1, SECONDS)[RUNNING] == 1
+            before = batches(dynamic.metrics())
+            calls = [
+                pool.submit(
+                    dynamic.stream if number % 2 else dynamic.generate,
+                    answer.text,
+                    max_new_tokens=FEW_TOKENS,
+                    ignore_eos_token=True,
+                )
+                for number, answer in enumerate(answers)
+            ]
+            waiting = wait_metrics(dynamic, lambda seen: seen[WAITING] == len(answers), SECONDS)
+            assert waiting[WAITING] == len(answers)
         outcomes = [call.result() for call in calls]
     for answer, outcome in zip(answers, outcomes, strict=True):
         assert outcome.ending is Ending.COMPLETE, outcome.describe()
@@ -65,26 +76,43 @@ def test_metrics_are_those_of_an_engine_without_a_cache_of_its_own(dynamic: Clie
     assert not any(name.startswith("lmi_kv_") for name in metrics.samples)
 
 
+def stop_in_mid_stream(
+    victim: psutil.Process, client: Client, stack: ExitStack
+) -> tuple[Iterator[Json], Outcome]:
+    """Stop the generating process while it writes an answer of 30 tokens, so that the batch runs when it is killed."""
+    story = Ask("Once upon a time,", {"max_new_tokens": 30, "ignore_eos_token": True}, stream=True)
+    while True:
+        outcome = Outcome()
+        records = client.follow(
+            stack.enter_context(client.call("POST", "/invocations", story.body())), outcome
+        )
+        next(records)
+        victim.suspend()
+        client.metrics()  # what the process had sent before is taken in behind it
+        if client.metrics()[RUNNING] == 1:
+            return records, outcome
+        victim.resume()  # all had been written by then: once more
+        list(records)
+
+
 def test_the_generating_process_is_killed_and_comes_back(dynamic_server: Server, dynamic: Client) -> None:
     client = dynamic
     victim = generator_of(dynamic_server)
     assert victim is not None
     before = client.metrics()[RESTARTS]
-    story = Ask("Once upon a time,", {"max_new_tokens": 30, "ignore_eos_token": True}, stream=True)
-    outcome = Outcome()
-    with ThreadPoolExecutor(1) as pool, client.call("POST", "/invocations", story.body()) as call:
-        records = client.follow(call, outcome)
-        next(records)
-        victim.send_signal(signal.SIGSTOP)  # so that the batch still runs when it is killed
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        records, outcome = stop_in_mid_stream(victim, client, stack)
         waiting = pool.submit(client.generate, "The capital of France is", max_new_tokens=4)
-        assert wait_metrics(client, lambda seen: seen[WAITING] == 1, 60.0)[WAITING] == 1
+        assert wait_metrics(client, lambda seen: seen[WAITING] == 1, SECONDS)[WAITING] == 1
         victim.send_signal(signal.SIGKILL)
-        client.wait_not_ready()
+        # `/ping` may be 503 before that: a process that is stopped makes no progress.
+        wait_metrics(client, lambda seen: seen[RESTARTS] == before + 1, SECONDS)
+        assert client.ping() == 503
         refused = client.post("/invocations", {"inputs": "Hello"})
         assert (refused.status, "retry-after" in refused.headers) == (503, True)
         list(records)
         assert (outcome.ending, len(outcome.token_ids)) == (Ending.COMPLETE, 30)
         assert waiting.result().ending is Ending.COMPLETE
-    assert client.ping() == 200
+    wait_until(lambda: client.ping() == 200)
     assert client.metrics()[RESTARTS] == before + 1
     assert generator_of(dynamic_server) not in (None, victim)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.client import Client, Ending
+from tests.e2e.conftest import SECONDS
+from tests.support.client import Client, Ending, Outcome
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.oracle import FEW_TOKENS, oracle
 from tests.support.prompts import by_name
@@ -23,7 +24,6 @@ from tests.support.server import Server, properties_text
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 LONG = {"max_new_tokens": 6000, "ignore_eos_token": True}
-SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,25 @@ def test_a_full_queue_is_told_at_once(small: Client) -> None:
     assert after.idle, after.describe()
 
 
-def test_a_request_past_its_time_is_told(small: Client) -> None:
+def ask_with_limit(client: Client, seconds: int) -> tuple[Outcome, Outcome]:
+    """A whole answer and a streamed one, neither of which can be complete in so many seconds."""
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(call, "Once", **LONG, timeout=3) for call in (small.generate, small.stream)]
+        calls = [
+            pool.submit(call, "Once", **LONG, timeout=seconds) for call in (client.generate, client.stream)
+        ]
         whole, streamed = (call.result() for call in calls)
+    return whole, streamed
+
+
+def test_a_request_past_its_time_is_told(small: Client) -> None:
+    # A stream has its status once a token has come in time, for which a busy machine may need more.
+    for seconds in (3, 20, 100):
+        whole, streamed = ask_with_limit(small, seconds)
+        if streamed.status == 200:
+            break
     assert whole.ending is Ending.TOLD
     assert whole.status >= 400
-    assert "3 s (timeout)" in whole.error
+    assert f" {seconds} s (timeout)" in whole.error
     assert streamed.ending is Ending.TOLD
     assert streamed.status == 200
     assert len(streamed.token_ids) > 0
@@ -108,19 +120,31 @@ def test_a_body_over_the_limit_is_a_413(small: Client) -> None:
     assert small.generate("Once", max_new_tokens=2).ending is Ending.COMPLETE
 
 
+def two_run_and_two_wait(client: Client, pool: ThreadPoolExecutor) -> list[Future[Outcome]]:
+    """Requests of 60 tokens, which end in the time that a server has to stop."""
+    asked = {"max_new_tokens": 60, "ignore_eos_token": True}
+    while True:
+        calls = [pool.submit(call, "Once", **asked) for call in (client.stream, client.generate) * 2]
+
+        def answered(calls: list[Future[Outcome]] = calls) -> bool:
+            return all(call.done() for call in calls)
+
+        seen = wait_metrics(client, lambda seen: seen[RUNNING] == seen[WAITING] == 2 or answered(), SECONDS)
+        if seen[RUNNING] == seen[WAITING] == 2:
+            return calls
+        assert answered(), seen.describe()  # before anybody looked, so that they are asked anew
+
+
 def test_sigterm_under_load_finishes_what_runs(small: Client, small_server: Server) -> None:
     """The last test of this server."""
-    asked = {"max_new_tokens": 60, "ignore_eos_token": True}
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(call, "Once", **asked) for call in (small.stream, small.generate) * 2]
-        busy = wait_metrics(small, lambda seen: seen[RUNNING] == seen[WAITING] == 2, SECONDS)
-        assert (busy[RUNNING], busy[WAITING]) == (2, 2)
+        calls = two_run_and_two_wait(small, pool)
         small_server.process.terminate()
         small.wait_not_ready()
         # A new request is refused, or finds nobody listening any more.
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert small.post("/invocations", {"inputs": "Late"}).status == 503
-        code = small_server.wait_exit(SECONDS)
+        code = small_server.wait_exit()
         outcomes = [call.result() for call in calls]
     assert code == 0, small_server.log_tail()
     complete = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.conftest import SECONDS
 from tests.support.client import Client
 from tests.support.metrics import wait_metrics
 
@@ -25,10 +26,10 @@ def test_an_answer_that_a_stop_string_ended_counts_as_finished(client: Client) -
     parameters = {"max_new_tokens": 40, "ignore_eos_token": True}
     body = {"inputs": "Once upon a time,", "parameters": parameters}
     text = client.post("/invocations", body).json()["generated_text"]
-    before = wait_metrics(client, lambda seen: seen.idle, 60)
+    before = wait_metrics(client, lambda seen: seen.idle, SECONDS)
     stopped = client.post("/invocations", {**body, "parameters": {**parameters, "stop": [text[20:26]]}})
     assert len(stopped.json()["generated_text"]) <= 20
-    after = wait_metrics(client, lambda seen: seen.idle, 60)
+    after = wait_metrics(client, lambda seen: seen.idle, SECONDS)
     for name, difference in (
         ("lmi_requests_finished_total", 1),
         ("lmi_requests_aborted_total", 0),

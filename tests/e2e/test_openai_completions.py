@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.conftest import ChangeLimits
+from tests.e2e.conftest import SECONDS, ChangeLimits
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
 from tests.support.oracle import FEW_TOKENS, oracle
@@ -71,7 +71,7 @@ def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, 
     with ExitStack() as stack:
         long = {"inputs": STORY, "parameters": {"max_new_tokens": 4000, "ignore_eos_token": True}}
         stack.enter_context(client.call("POST", "/invocations", long))
-        wait_metrics(client, lambda seen: seen[RUNNING] == 1, 60)
+        wait_metrics(client, lambda seen: seen[RUNNING] == 1, SECONDS)
         with pytest.raises(openai.RateLimitError) as caught:
             api.completions.create(model="lmi", prompt=PROMPTS[:2])
         assert isinstance(caught.value, openai.APIStatusError)
@@ -79,4 +79,4 @@ def test_a_full_queue_is_a_rate_limit_error(api: openai.OpenAI, client: Client, 
         assert caught.value.message
         assert int(caught.value.response.headers["retry-after"]) > 0
         # The prompt that had found a place waits no more.
-        assert wait_metrics(client, lambda seen: seen[WAITING] == 0, 60)[WAITING] == 0
+        assert wait_metrics(client, lambda seen: seen[WAITING] == 0, SECONDS)[WAITING] == 0

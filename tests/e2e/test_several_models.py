@@ -13,6 +13,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from tests.support import processes
 from tests.support.client import Client
 from tests.support.server import Server
 from tests.support.several_models import answer_of, load, save_handlers, save_models, server_of
@@ -51,7 +52,7 @@ def statuses(client: Client) -> dict[str, str]:
 
 def processes_of(server: Server, folder: Path) -> list[psutil.Process]:
     """The supervisor of a model's server."""
-    return [process for process in server.processes() if str(folder) in process.cmdline()]
+    return processes.called_with(server.processes(), str(folder).__eq__)
 
 
 def test_many_at_once_get_the_right_model(of_folder: Server, answers: dict[str, list[int]]) -> None:
@@ -87,7 +88,7 @@ def test_a_model_that_is_killed_is_back_and_the_other_one_serves_on(
         assert answer_of(client, f"/predictions/{name}") == answers[name]
     [killed] = processes_of(of_folder, folders["a"])
     killed.send_signal(signal.SIGKILL)
-    killed.wait(60)
+    assert not processes.wait_gone([killed], 120)
     assert answer_of(client, "/predictions/b") == answers["b"]
     while (answer := client.post("/predictions/a", {"inputs": "x"})).status == 503:
         assert "SIGKILL" in answer.body or "has ended" in answer.body
@@ -130,5 +131,5 @@ def test_the_platform_loads_and_unloads(
             server.process.terminate()
             lines = list(call.lines())
         assert len(lines) == 200, lines[-1]
-        assert server.wait_exit(60) == 0
+        assert server.wait_exit() == 0
         assert server.left_over() == []

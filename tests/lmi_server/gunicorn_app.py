@@ -24,12 +24,14 @@ from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.fakes import FakeEngine, tokens, web_config
 
 ANSWER = "The capital of France is Paris."
+PATIENT = ConnectionLimits(head_seconds=100.0, stall_seconds=100.0)
+IMPATIENT = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
 
 
-class ImpatientWorker(Worker):
-    """The real one with a second's patience, and with little room for what clients do not read."""
+class SteeredWorker(Worker):
+    """The real one, whose patience a test chooses, and with little room for what clients do not read."""
 
-    limits = ConnectionLimits(head_seconds=1.0, stall_seconds=1.0)
+    limits = PATIENT
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -64,8 +66,15 @@ def make_app(folder: str) -> Flask:
         gate.set()
         return ""
 
+    @app.post("/test/hurry")
+    def hurry() -> str:
+        """Connections from now on have a second."""
+        SteeredWorker.limits = IMPATIENT
+        return ""
+
     @app.post("/test/reset")
     def reset() -> str:
+        SteeredWorker.limits = PATIENT
         for event in (gate, engine.submit_seen, engine.abort_seen):
             event.clear()
         return ""

@@ -183,7 +183,7 @@ def test_engine_python_has_no_scheduler(make_client: MakeClient, engine: FakeEng
 
 def test_an_engine_that_does_not_answer(client: FlaskClient, engine: FakeEngine) -> None:
     engine.answers = False
-    assert "did not answer within 2 s" in error(client.get(PATH), 503)
+    assert "did not answer within 10 s" in error(client.get(PATH), 503)
     assert "may take effect still" in error(client.patch(PATH, json={"job_queue_size": 7}), 503)
 
 

@@ -51,7 +51,7 @@ def test_a_connection_without_a_request_ends_without_a_word(pair: Pair) -> None:
 
 
 def test_headers_have_their_time_from_their_first_byte(pair: Pair) -> None:
-    connection, client = pair(QUICK)
+    connection, client = pair(ConnectionLimits(head_seconds=0.02))
     client.sendall(b"GET / HTTP/1.1\r\nHost:")
     assert connection.recv(100) == b"GET / HTTP/1.1\r\nHost:"
     assert connection.recv(100) == b""

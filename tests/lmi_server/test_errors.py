@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from engines.errors import (
 from engines.health import EngineState, Health
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig
+from lmi_server.generation.generation import TextGeneration
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
@@ -144,11 +147,20 @@ def test_deadline(stream: bool, make_client: MakeClient, engine: FakeEngine) -> 
     assert engine.abort_reasons == [AbortReason.TIMEOUT]
 
 
-def test_deadline_in_mid_stream(make_client: MakeClient, engine: FakeEngine, text_model: TextModel) -> None:
-    never = threading.Event()
-    ids = text_model.encode("one")
-    engine.script = lambda request: [*tokens(request, ids, None), never]
-    reply = post(make_client(ServerConfig(predict_timeout=0.2)), LMI, stream=True)
+def test_deadline_in_mid_stream(
+    make_client: MakeClient, engine: FakeEngine, text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    clock = partial(TextGeneration, clock=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr("lmi_server.apis.serve.TextGeneration", clock)
+
+    def script(request: Request) -> Iterator[RequestOutput | threading.Event]:
+        yield from tokens(request, text_model.encode("one"), None)
+        passed[0] = 600.0
+        yield threading.Event()
+
+    engine.script = script
+    reply = post(make_client(ServerConfig(predict_timeout=600)), LMI, stream=True)
     assert reply.status_code == 200
     last = json.loads(reply.text.splitlines()[-1])
     assert last["code"] == 424

@@ -135,6 +135,7 @@ def test_metrics_without_an_answer_of_the_engine(client: FlaskClient, engine: Fa
     found = samples(client)
     assert found["lmi_engine_up", frozenset()] == 0
     assert not any(name.startswith("lmi_steps") for name, _ in found)
+    assert not scrape.parse_metrics(client.get("/metrics").text).idle, "it may be busy"
 
 
 _TWO_WORKERS = """

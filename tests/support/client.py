@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from tests.support.metrics import Metrics, parse_metrics
+from tests.support.metrics import Metrics, parse_metrics, wait_metrics
+from tests.support.waiting import wait_until
 
 DEFAULT_TIMEOUT = 120.0
 Json = Any
@@ -165,21 +165,25 @@ class Client:
         with self.call("POST", path, body, headers) as call:
             return call.read()
 
-    def ping(self, timeout: float = 2.0) -> int:
+    def ping(self, timeout: float = DEFAULT_TIMEOUT) -> int:
         """The status of `/ping`; 0 when nobody answers in time."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             return self.get("/ping", timeout).status
         return 0
 
-    def wait_not_ready(self, timeout: float = 60.0) -> None:
+    def wait_not_ready(self) -> None:
         """Wait until `/ping` is no longer 200."""
-        deadline = time.monotonic() + timeout
-        while self.ping(timeout) == 200:
-            assert time.monotonic() < deadline, f"/ping is still 200 after {timeout:.0f} s"
-            time.sleep(0.01)
+        wait_until(lambda: self.ping() != 200)
+
+    def scrape(self) -> Metrics:
+        """One scrape, whether or not the engine answered it in time."""
+        return parse_metrics(self.get("/metrics").body)
 
     def metrics(self) -> Metrics:
-        return parse_metrics(self.get("/metrics").body)
+        """A scrape that the engine answered."""
+        seen = wait_metrics(self, lambda _: True, 200.0)
+        assert seen.answered, "the engine answers no scrape"
+        return seen
 
     def generate(self, inputs: str, **parameters: Json) -> Outcome:
         """A whole answer with its tokens; never raises for what the server does."""

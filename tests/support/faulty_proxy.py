@@ -240,7 +240,7 @@ class _Handler(QuietHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def _forward(self) -> Answer:
-        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=200)
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():

@@ -257,7 +257,7 @@ class _Handler(ABC, QuietHandler):
             self.wfile.write(piece)
             self.server.hub.count(len(piece))
         if fault.stall_after is not None:
-            self.server.hub.closing.wait(60)
+            self.server.hub.closing.wait(600)
         if stop < len(body):
             self.close_connection = True
 

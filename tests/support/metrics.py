@@ -32,6 +32,11 @@ class Metrics:
         return self.samples[name]
 
     @property
+    def answered(self) -> bool:
+        """Whether the engine answered in time; else its figures are missing."""
+        return self.samples.get(ENGINE_UP, 1.0) == 1.0
+
+    @property
     def idle(self) -> bool:
         """Nothing runs, nothing waits, and every block is free or cached."""
         accounted = self[BLOCKS_FREE] + self[BLOCKS_CACHED]
@@ -56,7 +61,7 @@ def parse_metrics(text: str) -> Metrics:
 
 
 class HasMetrics(Protocol):
-    def metrics(self) -> Metrics: ...
+    def scrape(self) -> Metrics: ...
 
 
 def wait_metrics(client: HasMetrics, holds: Callable[[Metrics], bool], timeout: float) -> Metrics:
@@ -66,8 +71,7 @@ def wait_metrics(client: HasMetrics, holds: Callable[[Metrics], bool], timeout: 
     """
     deadline = time.monotonic() + timeout
     while True:
-        seen = client.metrics()
-        answered = seen.samples.get(ENGINE_UP, 1.0) == 1.0
-        if (answered and holds(seen)) or time.monotonic() > deadline:
+        seen = client.scrape()
+        if (seen.answered and holds(seen)) or time.monotonic() > deadline:
             return seen
         time.sleep(0.02)

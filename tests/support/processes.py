@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import psutil
@@ -42,6 +42,16 @@ def descendants(pid: int) -> set[psutil.Process]:
         return {process for process in psutil.Process(pid).children(recursive=True) if _alive(process)}
     except _GONE:
         return set()
+
+
+def called_with(processes: Iterable[psutil.Process], holds: Callable[[str], bool]) -> list[psutil.Process]:
+    """Those of `processes` that live and have a word in their command that `holds`."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(*_GONE, psutil.AccessDenied):
+            if any(holds(word) for word in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def wait_gone(processes: Collection[psutil.Process], timeout: float) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -20,9 +21,11 @@ from typing import Any
 ACCESS_KEY = "lmi-test-key"
 SECRET_KEY = "lmi-test-secret-never-shown"
 REGION = "eu-test-1"
-_READY_SECONDS = 120.0
+_READY_SECONDS = 240.0
 _GRPC = 10000
 """Every port has a second one, this much higher."""
+_PORTS = range(10_000, 32_768 - _GRPC)
+"""Both are below those that Linux gives to outgoing connections, one of which might take them before the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +176,11 @@ def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
     try:
         while len(ports) < count:
-            probe = socket.socket()
-            held.append(probe)
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            second = socket.socket()
-            held.append(second)
-            if port + _GRPC > 65535:
-                continue
+            port = random.SystemRandom().choice(_PORTS)
+            held += [socket.socket(), socket.socket()]
             try:
-                second.bind(("127.0.0.1", port + _GRPC))
+                held[-2].bind(("127.0.0.1", port))
+                held[-1].bind(("127.0.0.1", port + _GRPC))
             except OSError:
                 continue
             ports.append(port)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import socket
@@ -24,6 +26,8 @@ from tests.support.paths import REPO_ROOT, child_environment
 READY_SECONDS = 240.0
 """How long a server may take until `/ping` answers 200; a machine under test is busy."""
 END_SECONDS = 120.0
+_PORTS = range(10_000, 32_768)
+"""Below those that Linux gives to outgoing connections, one of which might take the port before the server has it."""
 _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Opens `/admin` of every server that is started here."""
@@ -37,11 +41,12 @@ class StartServer(Protocol):
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port that was free a moment ago; another one each time, though tests run side by side."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def properties_text(model: Path | str, **options: object) -> str:
@@ -129,9 +134,9 @@ class Server:
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> float:
         """Wait until `/ping` answers 200; returns the seconds since the start."""
-        deadline = self.started + timeout
+        deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if self.client.ping(timeout=2.0) == 200:
+            if self.client.ping(timeout=30.0) == 200:
                 self._seen |= self.processes()
                 return time.monotonic() - self.started
             if (code := self.process.poll()) is not None:
@@ -151,14 +156,14 @@ class Server:
         """The engine's ranks by number."""
         return processes.engine_ranks(self.processes())
 
-    def wait_exit(self, timeout: float) -> int | None:
+    def wait_exit(self, timeout: float = END_SECONDS) -> int | None:
         """The exit code, or None when the server still runs after `timeout` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
-    def left_over(self, timeout: float = 30.0) -> list[str]:
+    def left_over(self, timeout: float = 120.0) -> list[str]:
         """What still lives `timeout` seconds after the server's end, one line each."""
         left = processes.wait_gone(self._seen | self.processes(), timeout)
         return [processes.describe(process) for process in left]

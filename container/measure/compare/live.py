@@ -21,7 +21,8 @@ from lmi_server.apis.admin import FIELDS
 from lmi_server.properties.options import by_name
 from lmi_server.values.base import Scalar
 
-_TIMEOUT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 60.0
+"""More than a server takes that has to ask all copies of its engine, and then to take the change back."""
 _MAX_SEQUENCES = "option.max_rolling_batch_size"
 _MAX_TOKENS = "option.max_num_batched_tokens"
 _CHUNKED = "option.enable_chunked_prefill"

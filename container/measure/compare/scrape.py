@@ -119,7 +119,9 @@ class MetricsSnapshot:
 
     @property
     def idle(self) -> bool:
-        """Whether no request runs or waits."""
+        """Whether no request runs or waits, as far as the engine answered; an engine that is busy may not in time."""
+        if not self.samples.get("lmi_engine_up", 1.0):
+            return False
         return not any(self.samples.get(f"lmi_requests_{state}") for state in ("running", "waiting"))
 
     @property
