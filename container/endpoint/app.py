@@ -24,6 +24,8 @@ from container.measure.output import as_json
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names of this machine's loopback."""
 _OPERATIONS = {"invocations": WHOLE, "invocations-response-stream": STREAM}
+_PIECE_BYTES = 1 << 20
+_MAX_DISCARDED_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
     @app.errorhandler(HTTPException)
     def no_such_operation(error: HTTPException) -> Response:
         if isinstance(error, RequestEntityTooLarge):
+            _discard_body()
             return refuse(ApiError("", f"HTTP content length exceeded {MAX_BODY_BYTES} bytes.", 413))
         return refuse(
             ApiError("UnknownOperationException", f"{request.method} {request.path}: {error.name}", 404)
@@ -84,6 +87,13 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
         return refuse(ApiError("InternalFailure", "lmi endpoint failed; its log says why", 500))
 
     return app
+
+
+def _discard_body() -> None:
+    """Read what the client still sends: it would find its connection reset, and not the answer."""
+    left = min(request.content_length or 0, _MAX_DISCARDED_BYTES)
+    while left > 0 and (data := request.environ["wsgi.input"].read(min(left, _PIECE_BYTES))):
+        left -= len(data)
 
 
 def _json(status: int, values: object, headers: Mapping[str, str] | None = None) -> Response:

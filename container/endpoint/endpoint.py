@@ -44,6 +44,8 @@ class Endpoint:
         self._green: Fleet | None = None
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
+        self._filling = threading.Lock()
+        """Held while containers are added: two threads would add one each for the same gap."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -218,8 +220,9 @@ class Endpoint:
 
     def _fill(self, fleet: Fleet, variant: FleetVariant) -> None:
         """Start the containers that a variant lacks. Raises FleetFailed."""
-        while len(variant.containers) < variant.count and not fleet.stopping.is_set():
-            container = fleet.grow(variant)
-            self.traffic.add(variant, container)
-            if fleet.stopping.is_set():  # it was retired meanwhile
-                stop_all([container])
+        with self._filling:
+            while len(variant.containers) < variant.count and not fleet.stopping.is_set():
+                container = fleet.grow(variant)
+                self.traffic.add(variant, container)
+                if fleet.stopping.is_set():  # it was retired meanwhile
+                    stop_all([container])

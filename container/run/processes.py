@@ -16,6 +16,9 @@ from typing import IO, Self
 
 _EXEC_BOUND = Path(__file__).with_name("exec_bound.py")
 _LINES_KEPT = 40
+_LAST_LINES_SECONDS = 10.0
+_OPEN_PIPE_SECONDS = 0.5
+"""Time for the last lines of a process that has left others behind, which keep its stderr open."""
 
 
 def _processes() -> dict[int, list[str]]:
@@ -137,7 +140,7 @@ class Child:
     def last_lines(self) -> list[str]:
         """The last lines of its stderr; complete once the process has ended."""
         if self.poll() is not None:
-            self._pump.join(timeout=0.5)
+            self._pump.join(_OPEN_PIPE_SECONDS if session_members(self.pid) else _LAST_LINES_SECONDS)
         return list(self._lines)
 
     def _copy(self, stderr: IO[bytes]) -> None:

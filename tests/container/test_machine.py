@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from container import machine as machine_module
 from container.machine import detect, parse_listing
 
 GIB = 1024**3
@@ -124,6 +125,7 @@ def gpu_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     smi.write_text(f"#!/bin/sh\ncat <<END\n{H200}END\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine_module, "_SMI_TIMEOUT_S", 200.0)
     torch = tmp_path / "site" / "torch"
     torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("raise RuntimeError('torch must not be imported')\n")

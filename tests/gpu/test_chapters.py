@@ -90,12 +90,12 @@ def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(
     _instead(monkeypatch, _HANGS)
     monkeypatch.setattr(chapters, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(chapters, "_TO_END", 1.0)
-    seconds = 4.0
-    while not (check.out / "child").exists():  # a busy machine may need longer to begin
+    child, seconds = check.out / "child", 4.0
+    child.touch()
+    while not child.read_text():  # a busy machine may need longer to begin
         assert run_stage(check, ["steps"], time.monotonic() + seconds) == {"steps": None}
         seconds *= 2
-    child = int((check.out / "child").read_text())
-    wait_until(lambda: _is_over(child))  # a killed process is gone a moment later
+    wait_until(lambda: _is_over(int(child.read_text())))  # a killed process is gone a moment later
     (run,) = read([check.out / FILE])
     assert [entry["name"] for entry in run["entries"]] == ["seen"]
     assert "its time was over" in run["stopped"]

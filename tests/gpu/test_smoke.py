@@ -28,7 +28,9 @@ _ALIKE = {
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part not in _ALIKE])
 def test_a_part_runs_to_its_end(part: str, tmp_path: Path) -> None:
-    assert run_part(part, tmp_path, PARTS[part].seconds, smoke=True) == 0
+    # An interpreter on a busy machine is slow. Only `tune` goes on for as long as it may.
+    seconds = PARTS[part].seconds * (1 if part == "tune" else 10)
+    assert run_part(part, tmp_path, seconds, smoke=True) == 0
     (run,) = read([tmp_path / FILE])
     assert run["entries"]
     assert run["finished"]

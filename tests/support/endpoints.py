@@ -107,7 +107,7 @@ class EndpointLab:
     def wait(self, *statuses: str, name: str = ENDPOINT) -> dict[str, Any]:
         """Wait until the endpoint has one of these statuses; returns its description."""
         pause = threading.Event()
-        for _ in range(6000):
+        for _ in range(10_000):
             described: dict[str, Any] = self.sagemaker.describe_endpoint(EndpointName=name)
             if described["EndpointStatus"] in statuses:
                 return described
@@ -127,7 +127,7 @@ def client(service: str, url: str) -> Any:
         endpoint_url=url,
         aws_access_key_id="any",
         aws_secret_access_key="any",  # noqa: S106 - nobody checks it
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=70, max_pool_connections=32),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=240, max_pool_connections=32),
     )
 
 

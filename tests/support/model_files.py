@@ -30,8 +30,10 @@ def model(seed: int = 0, size_bytes: int = 1 << 20, **more: bytes) -> dict[str, 
     return {**files, "model.safetensors": weights(seed, size_bytes), **more}
 
 
-def start_prepare(model_id: str, cache: Path, endpoint: str, **environment: str) -> subprocess.Popen[str]:
-    """`lmi prepare` in a process of its own, with a home of its own."""
+def start_prepare(
+    model_id: str, cache: Path, endpoint: str, *, patient: bool = False, **environment: str
+) -> subprocess.Popen[str]:
+    """`lmi prepare` in a process of its own, with a home of its own. patient: with longer time limits."""
     extra: Mapping[str, str] = {
         **NO_PROXY,
         "HF_ENDPOINT": endpoint,
@@ -40,7 +42,7 @@ def start_prepare(model_id: str, cache: Path, endpoint: str, **environment: str)
         **environment,
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "container", "prepare", model_id],
+        [sys.executable, "-m", "tests.support.patient_lmi" if patient else "container", "prepare", model_id],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -50,10 +52,10 @@ def start_prepare(model_id: str, cache: Path, endpoint: str, **environment: str)
 
 
 def prepare(
-    model_id: str, cache: Path, endpoint: str, **environment: str
+    model_id: str, cache: Path, endpoint: str, *, patient: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """`start_prepare`, waited for."""
-    process = start_prepare(model_id, cache, endpoint, **environment)
+    process = start_prepare(model_id, cache, endpoint, patient=patient, **environment)
     out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -96,6 +96,7 @@ def _from_tokens(space: SearchSpace, runs: RealRuns, made: Path) -> TimesOf:
     predicted = simulate(server, Roofline(server, target), scenario, seed=seed).figures
     found = ((one.tpot.mean, one.latency.mean) for one in (result.figures, predicted))
     factors = [real / simulated for real, simulated in zip(*found, strict=True)]
-    factor = next((one for one in factors if math.isfinite(one)), 1.0)
+    # There is no time between the tokens of answers that come as a whole.
+    factor = next((one for one in factors if math.isfinite(one) and one > 0), 1.0)
     source = f"by the time per token that {space.origin.name} was measured to take"
     return lambda server: ScaledTimes(Roofline(server, target), factor, source)

@@ -42,7 +42,7 @@ def deployment(folder: Path, size: int, update: bool = False) -> Deployment:
         variants.append(VariantSpec(name, path, weight))
     secrets = {"HF_TOKEN": ShellSecret("HF_TOKEN")}
     planned = plan(spec(model_data=f"file://{model}/", environment=secrets), variants, update)
-    return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 60})
+    return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 200})
 
 
 def batch_sizes(containers: FakeContainers) -> list[str]:

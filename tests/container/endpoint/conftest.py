@@ -18,5 +18,5 @@ def containers() -> FakeContainers:
 
 @pytest.fixture
 def platform(containers: FakeContainers) -> Iterator[EndpointLab]:
-    with lab(FakeLauncher(containers), limits=TimeLimits(60.0, 60.0)) as running:
+    with lab(FakeLauncher(containers), limits=TimeLimits(200.0, 200.0)) as running:
         yield running

@@ -55,8 +55,9 @@ class FakeContainers:
         self.all: list[FakeContainer] = []
 
     def __call__(self, container: Mapping[str, Any]) -> LocalServer:
-        self.all.append(FakeContainer(container.get("Environment", {})))
-        return self.all[-1]
+        made = FakeContainer(container.get("Environment", {}))
+        self.all.append(made)
+        return made
 
 
 class _Server(LoopbackServer):
@@ -77,7 +78,7 @@ class _Handler(QuietHandler):
         container.headers.append({name.lower(): value for name, value in self.headers.items()})
         container.arrived.release()
         if "HOLD" in environment:
-            container.go.wait(60)
+            container.go.wait(200)
         self.close_connection = True
         if status := int(environment.get("FAIL", "0")):
             self.respond(status, json.dumps({"error": "as asked", "code": status}).encode(), {})
@@ -107,6 +108,6 @@ class _Handler(QuietHandler):
         for line in body.splitlines(keepends=True):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
             if "STALL" in self.server.container.environment:
-                self.server.container.go.wait(60)
+                self.server.container.go.wait(200)
         if not broken:
             self.wfile.write(b"0\r\n\r\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.container.endpoint import fake_s3
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.container.endpoint.fake_s3 import FakeS3
 from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.support.waiting import wait_until
 
 OUTPUT = {"S3OutputPath": "s3://bucket/out/", "S3FailurePath": "s3://bucket/failed/"}
 
@@ -35,12 +35,9 @@ def deploy(platform: EndpointLab, **variant: Any) -> None:
 
 def arrived(server: FakeS3, location: str) -> bytes:
     """Wait for an object and return it."""
-    pause = threading.Event()
-    for _ in range(6000):
-        if (data := server.objects.get(location.removeprefix("s3://"))) is not None:
-            return data
-        pause.wait(0.01)
-    raise AssertionError(f"there is no {location}, only {sorted(server.objects)}")
+    name = location.removeprefix("s3://")
+    wait_until(lambda: name in server.objects)
+    return server.objects[name]
 
 
 def test_the_answer_to_an_object_is_an_object(
@@ -93,7 +90,7 @@ def test_a_container_gets_no_more_than_its_configured_requests_at_once(
 ) -> None:
     deploy(platform, environment={"HOLD": "1"})
     replies = [platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x") for _ in range(4)]
-    assert containers.all[0].arrived.acquire(timeout=60)
+    assert containers.all[0].arrived.acquire(timeout=200)
     assert not containers.all[0].arrived.acquire(timeout=0.05)
     containers.all[0].go.set()
     assert all(arrived(s3[0], reply["OutputLocation"]) == b"x" for reply in replies)

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.support.endpoints import ENDPOINT, EndpointLab
+from tests.support.waiting import wait_until
 
 SOURCE = {"S3Uri": "s3://bucket/model/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
@@ -156,11 +157,8 @@ def test_a_container_that_dies_is_replaced(platform: EndpointLab, containers: Fa
     platform.deploy()
     containers.all[0].end(0.0)
     containers.all[0].dead = "the container ended by SIGKILL"
-    while len(containers.all) < 2:
-        containers.all[0].go.wait(0.01)
-    rows = platform.wait("InService")["ProductionVariants"]
-    while not rows[0]["CurrentInstanceCount"]:
-        rows = platform.wait("InService")["ProductionVariants"]
+    wait_until(lambda: len(containers.all) == 2)
+    wait_until(lambda: platform.wait("InService")["ProductionVariants"][0]["CurrentInstanceCount"])
     assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x")["Body"].read() == b"x"
 
 
@@ -171,7 +169,7 @@ def test_an_operation_that_is_not_rehearsed_says_so(platform: EndpointLab) -> No
 
 
 def test_a_page_of_the_web_does_not_reach_it_under_another_name(platform: EndpointLab) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(platform.url).port or 0, timeout=200)
     headers = {"Host": "evil.example:9000", "X-Amz-Target": "SageMaker.ListModels"}
     connection.request("POST", "/", b"{}", headers)
     response = connection.getresponse()

@@ -18,6 +18,7 @@ from container.run.processes import session_members
 from tests.container.endpoint import fake_s3
 from tests.support.endpoints import ENDPOINT, lab
 from tests.support.paths import child_environment
+from tests.support.waiting import wait_until
 
 TINY = Path(__file__).with_name("tiny_container.py")
 
@@ -69,15 +70,14 @@ def test_a_container_gets_its_environment_its_port_and_its_folder(tmp_path: Path
 def test_the_cause_is_the_servers_own_last_line(tmp_path: Path) -> None:
     container = start(tmp_path, EXIT="Error: option.dtype: got fp17")
     with pytest.raises(NotHealthy) as caught:
-        container.wait_healthy(60.0, threading.Event())
+        container.wait_healthy(200.0, threading.Event())
     assert str(caught.value) == "the container ended with exit code 1: Error: option.dtype: got fp17"
     stop_all([container])
 
 
 def test_a_container_that_is_not_healthy_in_time_failed(tmp_path: Path) -> None:
     container = start(tmp_path, SICK="1")
-    while "up" not in Path(container.log).read_text():
-        threading.Event().wait(0.01)
+    wait_until(lambda: "up" in Path(container.log).read_text())
     with pytest.raises(NotHealthy, match=r"/ping was not 200 within 0.5 s"):
         container.wait_healthy(0.5, threading.Event())
     stop_all([container])
@@ -85,7 +85,7 @@ def test_a_container_that_is_not_healthy_in_time_failed(tmp_path: Path) -> None:
 
 def test_a_container_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     container = start(tmp_path, DEAF="1")
-    container.wait_healthy(60.0, threading.Event())
+    container.wait_healthy(200.0, threading.Event())
     stop_all([container], seconds=0.05)
     assert container.death() is not None
     assert "SIGKILL" in container.death()  # type: ignore[operator]
@@ -97,14 +97,14 @@ def test_a_container_outlives_its_launcher(tmp_path: Path) -> None:
     container = start(tmp_path)
     gc.collect()
     assert container._child.wait(1.0) is None
-    container.wait_healthy(60.0, threading.Event())
+    container.wait_healthy(200.0, threading.Event())
     stop_all([container])
 
 
 def test_an_orderly_end_is_waited_for(tmp_path: Path) -> None:
     container = start(tmp_path)
-    container.wait_healthy(60.0, threading.Event())
-    stop_all([container], seconds=60.0)
+    container.wait_healthy(200.0, threading.Event())
+    stop_all([container], seconds=200.0)
     assert container.death() == "the container ended with exit code 0: up"
 
 

@@ -17,6 +17,7 @@ from container.endpoint.figures import ServedRequest
 from container.endpoint.rollout import AlarmRule, Rollout
 from tests.container.endpoint.fake_containers import FakeContainers
 from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, lab
+from tests.support.waiting import wait_until
 
 CLIENTS = 4
 ALARMS = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": "errors"}]}}
@@ -61,9 +62,8 @@ def load(platform: EndpointLab) -> Iterator[Counter[str]]:
 
 def wait_for(results: Counter[str], count: int) -> None:
     """Wait until so many more requests are through."""
-    pause, goal = threading.Event(), sum(list(results.values())) + count
-    while sum(list(results.values())) < goal:
-        pause.wait(0.01)
+    goal = sum(list(results.values())) + count
+    wait_until(lambda: sum(list(results.values())) >= goal)
 
 
 def update(platform: EndpointLab, config: str, policy: dict[str, Any]) -> None:
@@ -90,7 +90,9 @@ def test_no_request_fails_during_an_update(
         wait_for(results, 50)
         update(platform, "two", policy)
         described = platform.wait("InService")
-        wait_for(results, 50)
+        wait_for(
+            results, 50 + CLIENTS
+        )  # each may have an answer of the old fleet that it has not counted yet
     assert described["EndpointConfigName"] == "two"
     assert described.get("LastDeploymentConfig", {}) == policy
     assert set(results) == {"ok"}
@@ -103,10 +105,9 @@ def test_the_old_fleet_ends_after_its_requests(platform: EndpointLab, containers
     platform.configure("two", A={})
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(platform.runtime.invoke_endpoint, EndpointName=ENDPOINT, Body=b"x")
-        assert containers.all[0].arrived.acquire(timeout=60)
+        assert containers.all[0].arrived.acquire(timeout=200)
         update(platform, "two", {})
-        while platform.platform.endpoint(ENDPOINT).fleet.config["EndpointConfigName"] != "two":
-            containers.all[0].go.wait(0.01)
+        wait_until(lambda: platform.platform.endpoint(ENDPOINT).fleet.config["EndpointConfigName"] == "two")
         assert platform.runtime.invoke_endpoint(EndpointName=ENDPOINT, Body=b"y")["Body"].read() == b"y"
         assert not containers.all[0].ended
         assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "Updating"

@@ -113,7 +113,7 @@ class _Handler(QuietHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.lab.arrived.release()
-        self.server.lab.go.wait(60)
+        self.server.lab.go.wait(200)
         if body == b"break":
             return self._stream(broken=True)
         if body == b"stream":

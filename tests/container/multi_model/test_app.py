@@ -11,9 +11,11 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from container.multi_model import metrics
 from container.multi_model.app import make_app
 from container.multi_model.manager import ModelManager
 from tests.container.multi_model.fakes import FakeModels
+from tests.support.waiting import wait_until
 
 MAX_BYTES = 1000
 
@@ -268,8 +270,7 @@ def test_a_model_in_use_is_not_unloaded_before_its_answer(lab: FakeModels) -> No
         for _ in asked:
             lab.arrived.acquire()
         third = pool.submit(other.post, "/predictions/c", data=b"x")
-        while "unloading" not in {model.state.value for model in manager.models()}:
-            pass
+        wait_until(lambda: "unloading" in {model.state.value for model in manager.models()})
         assert sorted(lab.up()) == ["a", "b"]
         lab.go.set()
         assert [future.result().json["model"] for future in asked] == ["a", "b"]
@@ -277,7 +278,10 @@ def test_a_model_in_use_is_not_unloaded_before_its_answer(lab: FakeModels) -> No
     manager.close()
 
 
-def test_metrics_of_all_servers_have_their_models_name(folder: FlaskClient, lab: FakeModels) -> None:
+def test_metrics_of_all_servers_have_their_models_name(
+    folder: FlaskClient, lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_SECONDS", 200.0)
     folder.post("/predictions/b", data=b"x")
     lab.taken[lab.servers[0].pid] = 7
     text = folder.get("/metrics").data.decode()

@@ -101,6 +101,7 @@ def test_gpu_memory_is_what_the_fullest_gpu_has_left(monkeypatch: pytest.MonkeyP
     smi.write_text('#!/bin/sh\necho "$@" > "$0.arguments"\nprintf "900\\n700\\n"\n')
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(memory, "_SMI_SECONDS", 200.0)
     machine = replace(CPU, gpu_count=2)
     account = MemoryAccount({"CUDA_VISIBLE_DEVICES": "0,2"}, None, 0, lambda pid: 0, lambda environ: machine)
     loading = _User(MemoryNeed(0, 300 << 20), ready=False)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import zmq
 
+from container.run import supervise
 from container.run.control import EngineControl
 from container.run.engine_copy import EngineCopy, RestartRule
 from container.run.launch import RuntimePaths
@@ -112,9 +113,13 @@ def main() -> int:
         return fake_web(web_mode)
     end = float(os.environ["END"])
     times = ShutdownTimes(drain=end / 2, engine_end=end, report_errors=0.3, web_end=end)
-    loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 60.0
+    loading_timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 200.0
     count = int(os.environ.get("COPIES", "1"))
-    rule = RestartRule(delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")))
+    # The fake engines have no heartbeats, and a busy machine may hold up their answers.
+    rule = RestartRule(
+        delay=0.1, long_service=float(os.environ.get("LONG_SERVICE", "600")), stuck_looks=1_000_000
+    )
+    supervise._SETTINGS_SECONDS = 200.0
     here = [sys.executable, __file__]
 
     def start(paths: RuntimePaths) -> tuple[Child, StatusBoard]:

@@ -47,6 +47,8 @@ class Script:
     """Sent as the whole stream instead of records."""
     wait_for: threading.Event | None = None
     """Waited for before the first token."""
+    read: threading.Semaphore | None = None
+    """Waited for after each token: the client has read it."""
     chunked: bool = True
     """False: the end of the connection is the end of the answer, as HTTP/1.0 has it."""
 
@@ -153,7 +155,7 @@ class _Handler(QuietHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         write = self._chunk if plan.chunked else self.wfile.write
-        if plan.wait_for is not None and not plan.wait_for.wait(30):
+        if plan.wait_for is not None and not plan.wait_for.wait(200):
             return
         if plan.raw is not None:
             write(plan.raw)
@@ -182,6 +184,8 @@ class _Handler(QuietHandler):
             time.sleep(plan.first_seconds if place == 0 else plan.gap_seconds)
             seen.token_times.append(time.perf_counter())
             write(speaker.token(place, count, plan))
+            if plan.read is not None and not plan.read.acquire(timeout=200):
+                return False
         write(speaker.end(count, plan))
         return True
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from container.measure.bench import preflight
 from container.measure.bench.bench_command import bench
 from container.models.files.bundled import bundled_folder
 from tests.container.measure.bench.conftest import StartScripted
@@ -24,7 +25,9 @@ Invoke = Callable[..., Result]
 
 
 @pytest.fixture
-def invoke(tiny_model: Path) -> Invoke:
+def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.setattr(preflight, "_PING_TIMEOUT_SECONDS", 200.0)
+
     def run(server: ScriptedServer | str, *options: str) -> Result:
         url = server if isinstance(server, str) else server.url
         return CliRunner().invoke(bench, [url, *SMALL, "--tokenizer", str(tiny_model), *options])
@@ -32,10 +35,12 @@ def invoke(tiny_model: Path) -> Invoke:
     return run
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Nothing listens on its port, which is taken, so that nobody else does meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_a_table_and_exit_code_0(scripted: StartScripted, invoke: Invoke, tiny_model: Path) -> None:
@@ -114,11 +119,10 @@ def test_what_wconfigurations_up_is_not_asked_again(scripted: StartScripted, inv
     assert len({seen.body["inputs"] for seen in server.seen}) == 12
 
 
-def test_where_nothing_listens_is_told(invoke: Invoke) -> None:
-    address = free_address()
-    done = invoke(address)
+def test_where_nothing_listens_is_told(invoke: Invoke, silent_address: str) -> None:
+    done = invoke(silent_address)
     assert done.exit_code == 1
-    assert f"nothing listens at {address} (Connection refused); --wait SECONDS waits for it" in done.stderr
+    assert f"nothing listens at {silent_address} (Connection refused); --wait SECONDS waits" in done.stderr
 
 
 def test_a_server_that_is_not_ready_is_told_in_its_own_words(scripted: StartScripted, invoke: Invoke) -> None:
@@ -132,7 +136,7 @@ def test_a_server_that_is_not_ready_is_told_in_its_own_words(scripted: StartScri
 
 def test_a_server_that_becomes_ready_is_waited_for(scripted: StartScripted, invoke: Invoke) -> None:
     answers = iter([(503, b"loading"), (200, b"")])
-    done = invoke(scripted(ping=lambda: next(answers)), "--wait", "30")
+    done = invoke(scripted(ping=lambda: next(answers)), "--wait", "200")
     assert done.exit_code == 0
     assert "/ping answers 503, loading; waiting" in done.stderr
 

@@ -30,6 +30,7 @@ from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.measure.compare.fake_server import Behaviour, FakeServer, FakeServers, plain_token
 from tests.container.measure.compare.made_up import make_configuration, make_scenario
 from tests.lmi_server.fakes import build_model_folder
+from tests.support.waiting import wait_until
 
 SHORT = make_scenario("short", 8, 4, 3, 2)
 LONG = make_scenario("long", 12, 2, 2, 2)
@@ -202,7 +203,7 @@ def test_kv_use_is_looked_at_while_the_round_runs(model: Path, tmp_path: Path) -
     def wait_for_a_look(config: FakeServer, number: int) -> None:
         if number == 2:  # the round's first request: the warm-up has two
             config.looked.clear()
-            assert config.looked.wait(20.0)
+            assert config.looked.wait(200.0)
 
     waiting = Behaviour(before_answer=wait_for_a_look)
     fakes = FakeServers({"a": waiting, "b": dataclasses.replace(waiting, kv=False)})
@@ -277,11 +278,11 @@ def test_a_signal_to_stop_ends_the_server_and_the_comparison_at_once(model: Path
     def stop_us(config: FakeServer, number: int) -> None:
         if number == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        ended_meanwhile.append(config.over.wait(20.0))
+        ended_meanwhile.append(config.over.wait(200.0))
 
     fakes = FakeServers({"a": Behaviour(before_answer=stop_us)})
     with StopSignals(), pytest.raises(StopRequested):
         run(fakes, model, tmp_path, Plan((SHORT,), 3, seed=0), "a", "b")
     assert fakes.journal == ["start a", "kill a"]
     assert all(ended_meanwhile)
-    assert not any(thread.name.startswith("load") for thread in threading.enumerate())
+    wait_until(lambda: not any(thread.name.startswith("load") for thread in threading.enumerate()))

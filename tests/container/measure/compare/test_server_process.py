@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from container.measure.compare.server_process import ServerFailed, ServerProcess
 from container.run.processes import Child
 from tests.container.measure.compare.made_up import make_configuration
 from tests.support.paths import child_environment
+from tests.support.waiting import wait_until
 
 
 def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_server_that_is_killed_while_it_loads_leaves_nothing(tmp_path: Path) -
     (tmp_path / "serving.properties").write_text(f"engine=MPI\noption.model_id={tmp_path}\n")
     with pytest.raises(ServerFailed, match=r"slow: its server was not ready within 0 s"):
         ServerProcess.start(config, tmp_path / "server.log", child_environment())
-    assert processes_with(str(tmp_path)) == []
+    wait_until(lambda: processes_with(str(tmp_path)) == [])
 
 
 def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProcess:
@@ -43,9 +43,7 @@ def started(tmp_path: Path, program: str, timeouts: StopTimeouts) -> ServerProce
     child = Child.start(
         "made-up", [sys.executable, "-c", program, str(tmp_path)], child_environment(), log=log
     )
-    deadline = time.monotonic() + 60.0
-    while "up" not in log_path.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: "up" in log_path.read_text())
     return ServerProcess("made-up", child, 1, log, timeouts)
 
 
@@ -65,7 +63,7 @@ def test_a_proper_end_is_one_with_exit_code_0(tmp_path: Path) -> None:
     assert memory > 1 << 20
     server.stop()
     server.kill()
-    assert processes_with(str(tmp_path)) == []
+    wait_until(lambda: processes_with(str(tmp_path)) == [])
 
 
 def test_another_exit_code_is_a_failure(tmp_path: Path) -> None:
@@ -80,7 +78,7 @@ def test_a_server_that_does_not_end_is_killed_and_that_is_a_failure(tmp_path: Pa
     server = started(tmp_path, _SIGTERM_GIVES.format(then="None"), StopTimeouts(0.05, 0.05, 0.05))
     with pytest.raises(ServerFailed, match=r"did not end within 0\.05 s of SIGTERM"):
         server.stop()
-    assert processes_with(str(tmp_path)) == []
+    wait_until(lambda: processes_with(str(tmp_path)) == [])
 
 
 def processes_with(word: str) -> list[int]:

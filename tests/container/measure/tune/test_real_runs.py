@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
 from container.measure.compare.plan import Plan
+from container.measure.compare.results import Comparison
 from container.measure.compare.server_process import ReadyServer
 from container.measure.simulate.server import read_server
 from container.measure.simulate.simulation import simulate
@@ -98,7 +100,21 @@ def test_too_small_a_load_is_named(folder: Path, tmp_path: Path, monkeypatch: py
         learn_times(space, make_runs(start, tmp_path), made_in(tmp_path))
 
 
-def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tpot", [0.003, 0.0])
+def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
+    tpot: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or to that of whole answers, where all tokens of an answer came at once."""
+    real_run = RealRuns.run
+
+    def run(self: RealRuns, files: Sequence[NamedPath], num_rounds: int) -> Comparison:
+        """As if each token had taken so long: far less than by any roofline."""
+        made = real_run(self, files, num_rounds)
+        (measured,) = made.rounds
+        figures = replace(measured.figures, tpot=replace(measured.figures.tpot, mean=tpot))
+        return replace(made, rounds=(replace(measured, figures=figures),))
+
+    monkeypatch.setattr(RealRuns, "run", run)
     (folder / "serving.properties").write_text("engine=Python\nbatch_size=2\n")
     space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
     runs = make_runs(FakeServers(), tmp_path)
@@ -109,9 +125,8 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(folder: Path,
     assert "file was measured to take" in times.describe()
     (scenario,) = runs.plan.scenarios
     assert isinstance(scenario.arrivals, Users)
-    found = simulate(server, times, scenario, seed=1).figures
-    # The scripted server answers at once: far faster than any roofline.
-    assert 0 < found.tpot.mean < 0.01
+    found = simulate(server, times, scenario, seed=runs.plan.round_seed(1)).figures
+    assert found.tpot.mean == pytest.approx(tpot) if tpot else found.tpot.mean > 0
     assert runs.num_rounds == 1
 
 

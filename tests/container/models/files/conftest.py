@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 
 from container.models.files import retry
+from container.models.files.hub import remote as hub_remote
 from container.models.files.s3 import remote
 from tests.container.models.files.s3_lab import BUCKET, S3Lab
 from tests.support.faulty_proxy import faulty_proxy
@@ -44,7 +45,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name, value in {**NO_PROXY, "HF_ENDPOINT": server.url}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield server
+        # A busy machine may stop a server for seconds.
+        with monkeypatch.context() as patch:
+            patch.setattr(retry, "SILENCE_SECONDS", 60.0)
+            patch.setattr(hub_remote, "_SILENCE_SECONDS", 30.0)
+            patch.setattr(hub_remote, "_ANSWER_SECONDS", 60.0)
+            yield server
     huggingface_hub.close_session()
 
 
@@ -68,5 +74,5 @@ def s3(
 
 @pytest.fixture
 def impatient(s3: S3Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives up after a second, where it does not matter how long it takes."""
-    monkeypatch.setattr(retry, "SILENCE_SECONDS", 1.0)
+    """Gives up after three failures in a row, where it does not matter how long it takes."""
+    monkeypatch.setattr(retry, "_MAX_FAILURES", 3)

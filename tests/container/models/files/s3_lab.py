@@ -95,10 +95,10 @@ class S3Lab:
         environment: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """`python -m container prepare` as a process of its own."""
+        """`lmi prepare` as a process of its own, with longer time limits."""
         extra = {**credentials(self.proxy.url), "LMI_CACHE_DIR": str(self.cache), **(environment or {})}
         return subprocess.Popen(
-            [sys.executable, "-m", "container", "prepare", self.address(prefix), *options],
+            [sys.executable, "-m", "tests.support.patient_lmi", "prepare", self.address(prefix), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,26 @@ from container.models.errors import ModelNotAvailable
 from container.models.files import bundled
 from container.progress import LogLines
 from container.run.launch import cache_dir, environment
+from tests.support import processes
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def start(cache: Path) -> subprocess.Popen[str]:
+_HANGS = f"""
+import time
+from container import progress
+from container.cli import main
+progress.LogLines.update = lambda *arguments: time.sleep(600)
+main(["prepare", {bundled.BUNDLED_MODEL!r}], prog_name="lmi")
+"""
+
+
+def start(cache: Path, *arguments: str) -> subprocess.Popen[str]:
+    """arguments: of Python, in place of the usual command."""
     env = {**os.environ, "LMI_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
     return subprocess.Popen(
-        [sys.executable, "-m", "container", "prepare", bundled.BUNDLED_MODEL],
+        [sys.executable, *(arguments or ("-m", "container", "prepare", bundled.BUNDLED_MODEL))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,13 +53,14 @@ def prepared() -> Path:
 
 @pytest.mark.model
 def test_a_killed_preparation_is_never_served_and_the_next_ones_share_the_work(tmp_path: Path) -> None:
-    cut = start(tmp_path)
+    cut = start(tmp_path, "-c", _HANGS)
     models = tmp_path / "models"
-    deadline = time.monotonic() + 60
-    while not list(models.glob(".*part-*/model.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: list(models.glob(".*part-*/model.safetensors")))
+    converting = processes.descendants(cut.pid)
     cut.send_signal(signal.SIGKILL)
     cut.communicate()
+    processes.kill(converting)
+    assert processes.wait_gone(converting, 200) == []
     target = bundled.bundled_folder(tmp_path)
     assert not target.exists()
     assert list(models.glob(".*part-*"))

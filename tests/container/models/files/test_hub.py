@@ -11,6 +11,7 @@ import pytest
 
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable, retry
+from container.models.files.hub import remote
 from container.progress import LogLines
 from lmi_server.config import ModelSource
 from tests.support.hub_server import Fault, HubServer
@@ -42,8 +43,8 @@ def obtain(hub: HubServer, tmp_path: Path, log: io.StringIO) -> Obtain:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that brings nothing is given up soon."""
-    monkeypatch.setattr(retry, "SILENCE_SECONDS", 0.5)
+    """A file that brings nothing is given up after three failures in a row."""
+    monkeypatch.setattr(retry, "_MAX_FAILURES", 3)
 
 
 def complete_models(cache: Path) -> list[Path]:
@@ -130,7 +131,10 @@ def test_a_host_that_knows_no_ranges_is_read_from_the_beginning(hub: HubServer, 
     assert content(obtain()) == model()
 
 
-def test_a_silent_connection_is_given_up_for_another(hub: HubServer, obtain: Obtain) -> None:
+def test_a_silent_connection_is_given_up_for_another(
+    hub: HubServer, obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_SILENCE_SECONDS", 3.0)
     hub.commit(ID, model())
     hub.break_next(Fault(STORE, stall_after=300_000))
     assert content(obtain()) == model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.support.hub_server import Fault, HubServer
 from tests.support.model_files import content, model, prepare, start_prepare
+from tests.support.waiting import wait_until
 
 ID = "owner/tiny"
 STORE = "model.safetensors/"
@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_the_folder_is_printed_and_nothing_is_written_or_asked_beside(hub: HubServer, cache: Path) -> None:
-    done = prepare(ID, cache, hub.url)
+    done = prepare(ID, cache, hub.url, patient=True)
     assert done.returncode == 0, done.stderr
     assert content(Path(done.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
     assert [path.name for path in cache.parent.iterdir()] == ["cache"]
@@ -38,7 +38,7 @@ def test_the_folder_is_printed_and_nothing_is_written_or_asked_beside(hub: HubSe
 
 
 def test_two_at_once_fetch_once(hub: HubServer, cache: Path) -> None:
-    both = [start_prepare(ID, cache, hub.url) for _ in range(2)]
+    both = [start_prepare(ID, cache, hub.url, patient=True) for _ in range(2)]
     answers = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     assert len({out for out, _ in answers}) == 1
@@ -47,15 +47,16 @@ def test_two_at_once_fetch_once(hub: HubServer, cache: Path) -> None:
 
 def test_a_killed_fetch_is_never_served_and_the_next_one_goes_on(hub: HubServer, cache: Path) -> None:
     hub.break_next(Fault(STORE, stall_after=3 << 20))
-    process = start_prepare(ID, cache, hub.url)
-    written, deadline = 0, time.monotonic() + 60
-    while written < 2.9 * (1 << 20) and time.monotonic() < deadline:
-        time.sleep(0.01)
-        written = max((path.stat().st_size for path in cache.rglob("*.safetensors")), default=0)
+    process = start_prepare(ID, cache, hub.url, patient=True)
+
+    def written() -> int:
+        return max((path.stat().st_size for path in cache.rglob("*.safetensors")), default=0)
+
+    wait_until(lambda: written() >= 2.9 * (1 << 20))
     process.kill()
     process.communicate()
     assert list((cache / "models").glob("[!.]*")) == []
-    again = prepare(ID, cache, hub.url)
+    again = prepare(ID, cache, hub.url, patient=True)
     assert again.returncode == 0, again.stderr
     assert content(Path(again.stdout.splitlines()[-1])) == model(size_bytes=4 << 20)
     assert hub.body_bytes < 1.1 * (4 << 20)
@@ -84,7 +85,7 @@ def test_no_network_and_no_copy_is_one_sentence(
 
 
 def test_without_a_network_the_copy_is_served_with_a_note(hub: HubServer, cache: Path) -> None:
-    first = prepare(ID, cache, hub.url)
+    first = prepare(ID, cache, hub.url, patient=True)
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
         again = prepare(ID, cache, NOWHERE, **environment)
         assert (again.returncode, again.stdout) == (0, first.stdout)

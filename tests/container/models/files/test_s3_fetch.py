@@ -123,7 +123,7 @@ def test_a_killed_fetch_is_never_served_and_goes_on(s3: S3Lab, small_model: Path
     s3.proxy.when_sent(16 << 20, hold)
     process = s3.start()
     try:
-        assert reached.wait(60)
+        assert reached.wait(200)
         # What was sent may lie unread in the sockets, megabytes of it: only what the process wrote counts.
         while s3.written_bytes() < 12 << 20:
             assert process.poll() is None
