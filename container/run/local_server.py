@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
+import random
 import socket
 import sys
 import threading
@@ -18,6 +20,8 @@ from container.run.launch import BIND_TO_PORT
 from container.run.processes import Child
 
 HOST = "127.0.0.1"
+_PORTS = range(10_000, 32_768)
+"""Below those that Linux gives to outgoing connections, one of which might take the port before the server has it."""
 STOP_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, as on the platform."""
 _PING_SECONDS = 2.0
@@ -38,11 +42,12 @@ def _starter() -> Executor:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port of 127.0.0.1 that was free a moment ago; another one each time, for servers that start together."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:

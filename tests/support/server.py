@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +16,7 @@ from typing import Protocol, Self
 
 import psutil
 
+from container.run.local_server import free_port
 from tests.support import processes
 from tests.support.client import Client
 from tests.support.paths import REPO_ROOT, child_environment
@@ -26,8 +24,6 @@ from tests.support.paths import REPO_ROOT, child_environment
 READY_SECONDS = 240.0
 """How long a server may take until `/ping` answers 200; a machine under test is busy."""
 END_SECONDS = 120.0
-_PORTS = range(10_000, 32_768)
-"""Below those that Linux gives to outgoing connections, one of which might take the port before the server has it."""
 _RANKS = re.compile(r"tensor_parallel_degree *= *([2-9]|max)")
 ADMIN_TOKEN = "test-token"
 """Opens `/admin` of every server that is started here."""
@@ -38,15 +34,6 @@ class StartServer(Protocol):
     """The fixture `start_server`: starts a server and waits until it is ready."""
 
     def __call__(self, properties: str, *, environment: Mapping[str, str] | None = None) -> Server: ...
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago; another one each time, though tests run side by side."""
-    while True:
-        port = random.SystemRandom().choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def properties_text(model: Path | str, **options: object) -> str:

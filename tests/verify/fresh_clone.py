@@ -9,9 +9,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from container.run.local_server import free_port
 from tests.support import processes
 from tests.support.paths import REPO_ROOT
-from tests.support.server import free_port
 from tests.verify.lab import Lab, Report, run_alone
 
 NUMBER = 1

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from container.run.local_server import free_port
 from tests.support.client import Client
 from tests.support.paths import REPO_ROOT
-from tests.support.server import free_port
 from tests.verify.failures import Load, judge_clients
 from tests.verify.image_engines import Container, ImageEngine, Start, find_engine
 from tests.verify.lab import Lab, Report, run_alone
