@@ -18,7 +18,7 @@ from engines.config import MpiEngineConfig
 from tests.container.explain.questions import CPU, GPUS, SHAPE, config, make_model
 
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
-OLMOE = {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe"}
+STABLELM = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
 
 
@@ -49,7 +49,7 @@ def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], aske
     ("changes", "options", "reason"),
     [
         (OLMO2, {"model_impl": "lmi"}, "Olmo2ForCausalLM.*known are .*LlamaForCausalLM"),
-        (OLMOE, {"tensor_parallel_degree": 2}, "OlmoeForCausalLM runs on one rank only: transformers' plan"),
+        (STABLELM, {"tensor_parallel_degree": 2}, "StableLm.* runs on one rank only: transformers has no plan"),
         (
             {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
             {},
@@ -66,7 +66,7 @@ def test_what_has_no_way_is_refused_in_one_sentence(
 
 
 def test_on_gpus_a_model_without_a_plan_has_one_rank(tmp_path: Path) -> None:
-    resolved = resolve(config(), make_model(tmp_path, **OLMOE), GPUS)
+    resolved = resolve(config(), make_model(tmp_path, **STABLELM), GPUS)
     assert _engine(resolved).parallel.tp_size == 1
     assert _engine(resolved).parallel.enforce_eager
     resolved = resolve(config(), make_model(tmp_path, **COHERE, num_key_value_heads=9), GPUS)
