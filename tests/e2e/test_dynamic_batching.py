@@ -15,8 +15,7 @@ from tests.e2e.conftest import SECONDS
 from tests.support.client import Ask, Client, Ending, Json, Outcome
 from tests.support.dynamic_server import RESTARTS, batches, generator_of
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.oracle import FEW_TOKENS, oracle
-from tests.support.prompts import by_name
+from tests.support.oracle import FEW_TOKENS, few_answers
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -33,7 +32,7 @@ def dynamic(dynamic_server: Server) -> Client:
 
 def test_prompts_that_share_a_batch_equal_transformers_alone(dynamic: Client, bundled_model: Path) -> None:
     """Whole and streamed answers in one batch."""
-    answers = oracle(bundled_model, by_name(*_NAMES), FEW_TOKENS)
+    answers = few_answers(bundled_model, *_NAMES)
     # Until all of them are here, a batch runs that would take long.
     other = {"inputs": "Hello", "parameters": {"max_new_tokens": 3000, "ignore_eos_token": True}}
     with ThreadPoolExecutor(len(answers)) as pool:

@@ -17,8 +17,7 @@ import pytest
 from tests.e2e.conftest import SECONDS
 from tests.support.client import Client, Ending, Outcome
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.oracle import FEW_TOKENS, oracle
-from tests.support.prompts import by_name
+from tests.support.oracle import FEW_TOKENS, few_answers
 from tests.support.server import Server, properties_text
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -56,7 +55,7 @@ def test_it_listens_where_sagemaker_says(small_server: Server) -> None:
 
 
 def test_contiguous_attention_answers_as_transformers(small: Client, bundled_model: Path) -> None:
-    (expected,) = oracle(bundled_model, by_name("recipe"), FEW_TOKENS)
+    (expected,) = few_answers(bundled_model, "recipe")
     got = small.stream(expected.text, max_new_tokens=FEW_TOKENS)
     assert got.ending is Ending.COMPLETE, got.describe()
     assert tuple(got.token_ids) == expected.token_ids

@@ -12,8 +12,7 @@ import pytest
 from tests.e2e.conftest import SECONDS, ChangeLimits
 from tests.support.client import Client
 from tests.support.metrics import RUNNING, WAITING, wait_metrics
-from tests.support.oracle import FEW_TOKENS, oracle
-from tests.support.prompts import by_name
+from tests.support.oracle import FEW_TOKENS, few_answers
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -29,7 +28,7 @@ def api(paged_server: Server) -> Iterator[openai.OpenAI]:
 
 
 def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model: Path) -> None:
-    (expected,) = oracle(bundled_model, by_name("recipe"), FEW_TOKENS)
+    (expected,) = few_answers(bundled_model, "recipe")
     reply = api.completions.create(
         model="any-name",
         prompt=expected.text,
@@ -52,7 +51,7 @@ def test_whole_completion_continues_the_prompt(api: openai.OpenAI, bundled_model
 
 
 def test_token_ids(api: openai.OpenAI, client: Client, bundled_model: Path) -> None:
-    expected = oracle(bundled_model, by_name("recipe", "once"), FEW_TOKENS)
+    expected = few_answers(bundled_model, "recipe", "once")
     prompts = [list(answer.prompt_ids) for answer in expected]
     reply = api.completions.create(
         model="lmi", prompt=prompts, temperature=0, max_tokens=FEW_TOKENS, extra_body={"ignore_eos": True}

@@ -9,16 +9,13 @@ import pytest
 
 from tests.support.client import Client
 from tests.support.equality import compare
-from tests.support.oracle import FEW_TOKENS, oracle
-from tests.support.prompts import by_name
+from tests.support.oracle import FEW_PROMPTS, FEW_TOKENS, few_answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-NAMES = ("capital", "haiku", "recipe", "once", "code", "long-story")
-
 
 def test_six_prompts_at_once_equal_transformers(client: Client, bundled_model: Path) -> None:
-    answers = oracle(bundled_model, by_name(*NAMES), FEW_TOKENS)
+    answers = few_answers(bundled_model, *FEW_PROMPTS)
     with ThreadPoolExecutor(len(answers)) as pool:
         calls = [
             pool.submit(
@@ -27,4 +24,4 @@ def test_six_prompts_at_once_equal_transformers(client: Client, bundled_model: P
             for number, answer in enumerate(answers)
         ]
         compared = [compare(answer, call.result()) for answer, call in zip(answers, calls, strict=True)]
-    assert [comparison.difference for comparison in compared] == [""] * len(NAMES)
+    assert [comparison.difference for comparison in compared] == [""] * len(FEW_PROMPTS)

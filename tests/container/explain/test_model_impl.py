@@ -49,7 +49,11 @@ def test_our_own_models_come_first(tmp_path: Path, changes: dict[str, Any], aske
     ("changes", "options", "reason"),
     [
         (OLMO2, {"model_impl": "lmi"}, "Olmo2ForCausalLM.*known are .*LlamaForCausalLM"),
-        (STABLELM, {"tensor_parallel_degree": 2}, "StableLm.* runs on one rank only: transformers has no plan"),
+        (
+            STABLELM,
+            {"tensor_parallel_degree": 2},
+            "StableLm.* runs on one rank only: transformers has no plan",
+        ),
         (
             {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
             {},
