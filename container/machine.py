@@ -41,8 +41,9 @@ class Machine:
     """As messages call it."""
 
     def threads(self, num_processes: int) -> int:
-        """Threads of each of so many processes: its share of the cores, or what OMP_NUM_THREADS says."""
-        return self.omp_num_threads or max(1, self.cpu_count // num_processes)
+        """Threads of each of so many processes: its share of the cores, or what OMP_NUM_THREADS says, but no more than
+        there are cores: threads that wait for each other spin."""
+        return min(self.omp_num_threads or max(1, self.cpu_count // num_processes), self.cpu_count)
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:

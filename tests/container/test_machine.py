@@ -29,7 +29,7 @@ def lay(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "threads"), [("3", 3), (" 4,2", 4), ("", 2), ("0", 2), ("-1", 2), ("many", 2)]
+    ("text", "threads"), [("3", 3), (" 4,2", 4), ("64", 5), ("", 2), ("0", 2), ("-1", 2), ("many", 2)]
 )
 def test_omp_num_threads_are_the_threads_of_each_process(text: str, threads: int) -> None:
     found = detect({"OMP_NUM_THREADS": text})
