@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -18,6 +19,16 @@ from tests.support.randomness import FULL
 from tests.support.seaweed import Seaweed, running, weed
 from tests.support.server import Server, StartServer, properties_text
 from tests.support.skips import unexpected
+
+# What collecting the tests makes stays until the end: the garbage collector need not walk it again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
 
 settings.register_profile("property", examples(100))
 settings.load_profile("property")
