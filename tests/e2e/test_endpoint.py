@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.support.endpoint_process import running_endpoint
 from tests.support.endpoints import client
-from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.server import properties_text
 
 pytestmark = pytest.mark.e2e
-
-SECONDS = 240
 
 
 def model_tables(name: str, folder: Path, **environment: str) -> str:
@@ -59,31 +53,10 @@ def test_two_variants_of_a_model_are_rehearsed(tiny_model: Path, tmp_path: Path)
         + config_tables("bad", A="bad")
         + '[[endpoints]]\nEndpointName = "my-endpoint"\nEndpointConfigName = "ab"\n'
     )
-    command = [sys.executable, "-m", "container", "endpoint", str(file), "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--folder", str(tmp_path / "state")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=REPO_ROOT,
-        env=child_environment({"PYTHONUNBUFFERED": "1"}),
-    ) as process:
-        try:
-            assert process.stdout is not None
-            said = ""
-            while "InService" not in said or "endpoint_url=" not in said:
-                line = process.stdout.readline()
-                assert line, said
-                said += line
-                assert "Failed" not in line, line
-            found = re.search(r"endpoint_url=(\S+)", said)
-            assert found is not None
-            use(found[1])
-            process.send_signal(signal.SIGTERM)
-            output = process.communicate(timeout=SECONDS)[0]
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    with running_endpoint(tmp_path / "state", str(file), until="InService") as endpoint:
+        use(endpoint.url)
+    output = "".join(endpoint.output)
+    assert endpoint.exit_code == 0, output
     assert "A (ab)" in output
     assert "my-endpoint, latency p50: " in output
 

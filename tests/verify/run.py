@@ -23,6 +23,7 @@ from tests.verify import (
     comparison_errors,
     differing_parameters,
     dynamic_equality,
+    endpoint,
     failures,
     foreign_models,
     fresh_clone,
@@ -75,7 +76,7 @@ LINES = tuple(
         *(scheduler_properties, schedules, kv_waste, prefix_cache, overlay, scheduler_cost, sampling),
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
-        *(quantization, sanitizers, tokenizers, foreign_models, image, tuning, several_models),
+        *(quantization, sanitizers, tokenizers, foreign_models, image, tuning, several_models, endpoint),
     )
 )
 

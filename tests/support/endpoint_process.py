@@ -1,0 +1,62 @@
+"""`lmi endpoint` as a process."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.paths import REPO_ROOT, child_environment
+
+_SECONDS = 240
+
+
+@dataclass(slots=True)
+class EndpointProcess:
+    """What is known of one."""
+
+    url: str
+    exit_code: int | None = None
+    output: list[str] = field(default_factory=list)
+    """What it printed, whole when it has ended."""
+
+
+@contextmanager
+def running_endpoint(
+    state: Path, *arguments: str, until: str = "", cwd: Path = REPO_ROOT
+) -> Iterator[EndpointProcess]:
+    """Start `lmi endpoint`, wait until it has printed its address and `until`, and end it by SIGTERM.
+
+    Raises:
+        AssertionError: it ended, or an endpoint of its file failed.
+    """
+    command = [sys.executable, "-m", "container", "endpoint", *arguments, "--port", "0"]
+    environment = child_environment({"PYTHONUNBUFFERED": "1"})
+    with subprocess.Popen(
+        [*command, "--folder", str(state)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while until not in said or (found := re.search(r"endpoint_url=(\S+)\n", said)) is None:
+                line = process.stdout.readline()
+                assert line, said
+                said += line
+                assert "Failed" not in line, line
+            endpoint = EndpointProcess(found[1], output=[said])
+            yield endpoint
+            process.send_signal(signal.SIGTERM)
+            endpoint.output.append(process.communicate(timeout=_SECONDS)[0])
+            endpoint.exit_code = process.returncode
+        finally:
+            process.kill()

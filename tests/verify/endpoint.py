@@ -1,0 +1,151 @@
+"""`lmi endpoint` and the boto3 script of the documentation: shares, a target variant, updates under load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.endpoint_process import running_endpoint
+from tests.support.endpoints import ENDPOINT, client
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.support.several_models import save_models
+from tests.support.waiting import wait_until
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 38
+TITLE = "lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback"
+
+_REQUESTS = 2000
+_AT_ONCE = 8
+_FIELDS: dict[str, Any] = {
+    "EndpointName": ENDPOINT,
+    "ContentType": "application/json",
+    "Body": json.dumps({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 4}}),
+}
+
+
+def verify(lab: Lab, report: Report) -> None:
+    folder = save_models(lab.folder / "endpoint-models", "a")["a"]
+    with running_endpoint(lab.folder / "endpoint-state") as endpoint:
+        sagemaker, runtime = (client(name, endpoint.url) for name in ("sagemaker", "sagemaker-runtime"))
+        _deploy(endpoint.url, folder, lab.folder)
+        status = sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"]
+        report.require(status == "InService", f"the documentation's script deployed two variants: {status}")
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            shares = Counter(pool.map(lambda _: _invoke(runtime), range(_REQUESTS)))
+        share = shares["A"] / _REQUESTS
+        report.require(
+            abs(share - 0.9) <= 0.02, f"{share:.1%} of {_REQUESTS} requests went to A (weights 9:1)"
+        )
+        failed = _REQUESTS - shares["A"] - shares["B"]
+        report.require(failed == 0, f"{failed} of them failed")
+        targets = Counter(_invoke(runtime, TargetVariant="B") for _ in range(100))
+        report.require(targets == {"B": 100}, f"TargetVariant=B: {dict(targets)}")
+
+        _configure(sagemaker, folder, "next", {"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
+        with _load(runtime) as seen:
+            described = _update(sagemaker, "next", seen)
+        config, failed = described["EndpointConfigName"], seen.total() - seen["A"] - seen["B"] - seen["next"]
+        report.require(
+            config == "next", f"an update under load: {config} serves, {seen['next']} answers by it"
+        )
+        report.require(failed == 0, f"{failed} of {seen.total()} requests failed meanwhile")
+
+        _configure(sagemaker, folder, "bad", {"OPTION_DTYPE": "fp17"})
+        with _load(runtime) as seen:
+            described = _update(sagemaker, "bad", seen)
+        config, reason = described["EndpointConfigName"], described.get("FailureReason", "")
+        report.require(config == "next" and "fp17" in reason, f"a bad version: {config} serves; {reason}")
+        failed = seen.total() - seen["next"]
+        report.require(failed == 0, f"{failed} of {seen.total()} requests failed meanwhile")
+    report.require(endpoint.exit_code == 0, f"SIGTERM: exit code {endpoint.exit_code}")
+
+
+def _deploy(url: str, folder: Path, work: Path) -> None:
+    """Run the script of docs/rehearsing.md, with the model's folder in place of its example."""
+    page = (REPO_ROOT / "docs" / "rehearsing.md").read_text(encoding="utf-8")
+    script = page.split("```python\n", 1)[1].split("```", 1)[0]
+    path = work / "deploy.py"
+    path.write_text(script.replace("file:///path/to/model/", f"file://{folder}/"))
+    variables = {
+        "AWS_ENDPOINT_URL_SAGEMAKER": url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    }
+    subprocess.run([sys.executable, str(path)], env=child_environment(variables), check=True)
+
+
+def _configure(sagemaker: Any, folder: Path, name: str, environment: dict[str, str]) -> None:
+    """Make a model and a configuration of one variant, all of this name."""
+    source = {"S3Uri": f"file://{folder}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+    container = {
+        "Image": "lmi",
+        "ModelDataSource": {"S3DataSource": source},
+        "Environment": environment,
+    }
+    sagemaker.create_model(ModelName=name, PrimaryContainer=container)
+    variant = {"VariantName": name, "ModelName": name, "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant])
+
+
+def _invoke(runtime: Any, **fields: str) -> str:
+    """Return the variant that answered, or what went wrong."""
+    try:
+        reply = runtime.invoke_endpoint(**_FIELDS, **fields)
+        if "generated_text" not in json.load(reply["Body"]):
+            return "no text"
+        return str(reply["InvokedProductionVariant"])
+    except Exception as error:  # counted
+        return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _load(runtime: Any) -> Iterator[Counter[str]]:
+    """Requests during the block, and on until there were enough; by whom they were answered."""
+    over, lock = threading.Event(), threading.Lock()
+    seen: Counter[str] = Counter()
+
+    def count() -> int:
+        with lock:
+            return seen.total()
+
+    def run() -> None:
+        while not over.is_set() or count() < _REQUESTS:
+            answered = _invoke(runtime)
+            with lock:
+                seen[answered] += 1
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        running = [pool.submit(run) for _ in range(_AT_ONCE)]
+        try:
+            yield seen
+        finally:
+            over.set()
+    for one in running:
+        one.result()
+
+
+def _update(sagemaker: Any, config: str, seen: Counter[str]) -> dict[str, Any]:
+    """Update the endpoint in the middle of the load; return what it is when that is over."""
+    wait_until(lambda: sum(list(seen.values())) >= _REQUESTS // 4)
+    sagemaker.update_endpoint(EndpointName=ENDPOINT, EndpointConfigName=config)
+    while True:
+        described: dict[str, Any] = sagemaker.describe_endpoint(EndpointName=ENDPOINT)
+        if described["EndpointStatus"] != "Updating":
+            return described
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    run_alone(NUMBER, TITLE, verify)
