@@ -17,7 +17,7 @@ NOT_RUN = {
     "curl -s http://127.0.0.1:9000/": "needs lmi endpoint; tests/container/endpoint asks for its figures",
     "curl -s http://127.0.0.1:8080/models": "needs several models; tests/e2e/test_several_models.py has them",
     "export AWS_ENDPOINT_URL_": "sets what the programs of the pages are run with",
-    "lmi deploy ./": "needs an AWS account; tests/container/deploy checks every call, and a --dry-run is run",
+    "lmi deploy ./": "needs a platform; tests/container/deploy/test_on_endpoint.py runs it on that of lmi endpoint",
     "lmi deploy --variant ": "as lmi deploy ./",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
     "lmi tune ": "takes minutes; tests/container/measure/tune runs it with made-up servers",

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
+import botocore.waiter
 import pytest
+from click.testing import CliRunner
 
+from container.cli import main
 from container.deploy import differences
 from container.deploy.deployment import Deployment, VariantSpec, plan
 from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.deploy.variables import ShellSecret
-from tests.container.deploy.endpoints import spec, write_model
+from tests.container.deploy.endpoints import spec, write_model, write_properties
+from tests.container.endpoint import fake_s3
 from tests.container.endpoint.fake_containers import FakeContainers
+from tests.container.endpoint.fake_s3 import FakeS3
+from tests.docs.pages import commands
 from tests.support.endpoints import EndpointLab, FakeLauncher, lab
 
 SHELL = {"HF_TOKEN": "hf_abc"}
@@ -30,6 +38,12 @@ def containers() -> FakeContainers:
 def platform(containers: FakeContainers) -> Iterator[EndpointLab]:
     with lab(FakeLauncher(containers)) as running:
         yield running
+
+
+@pytest.fixture
+def s3() -> Iterator[FakeS3]:
+    with fake_s3.running() as (server, _):
+        yield server
 
 
 def deployment(folder: Path, size: int, update: bool = False) -> Deployment:
@@ -77,3 +91,44 @@ def test_the_program_creates_the_endpoint(
     program = as_script(deployment(tmp_path, 8))
     exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
     assert sorted(batch_sizes(containers)) == ["16", "8"]
+
+
+def test_the_commands_of_the_page_deploy_compare_and_split(
+    platform: EndpointLab,
+    containers: FakeContainers,
+    s3: FakeS3,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they stand in docs/deploying.md."""
+    for folder, size in (("llama-3-8b-config", 32), ("batch-16", 16), ("batch-64", 64)):
+        write_properties(tmp_path / folder, "engine=MPI", f"option.max_rolling_batch_size={size}")
+    prefix = "my-bucket/models/llama-3-8b"
+    s3.objects |= {f"{prefix}/config.json": b"{}", f"{prefix}/model.safetensors": bytes(1000)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", platform.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "us-east-1")
+    sleep = time.sleep
+    monkeypatch.setattr(botocore.waiter.time, "sleep", lambda seconds: sleep(0.05))
+
+    def run(command: str) -> str:
+        done = CliRunner().invoke(main, shlex.split(command)[1:])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    create, compare, split = (
+        one.text
+        for one in commands()
+        if one.text.startswith("lmi deploy ") and not one.text.endswith("--dry-run")
+    )
+    run(create)
+    assert batch_sizes(containers) == ["32"]
+    assert run(compare) == "nothing differs\n"
+    platform.sagemaker.delete_endpoint(EndpointName="my-endpoint")
+    run(split)
+    described = platform.sagemaker.describe_endpoint(EndpointName="my-endpoint")
+    shares = {one["VariantName"]: one["CurrentWeight"] for one in described["ProductionVariants"]}
+    assert shares == {"small-batches": 9.0, "large-batches": 1.0}
+    assert sorted(batch_sizes(containers)) == ["16", "64"]

@@ -59,8 +59,15 @@ class _Handler(QuietHandler):
         name = unquote(address.path[1:])
         query = parse_qs(address.query)
         if "list-type" in query:
-            found = [key for key in self.server.objects if key.startswith(f"{name}/{query['prefix'][0]}")]
-            rows = "".join(f"<Contents><Key>{escape(key.split('/', 1)[1])}</Key></Contents>" for key in found)
+            found = {
+                key.split("/", 1)[1]: len(data)
+                for key, data in self.server.objects.items()
+                if key.startswith(f"{name}/{query['prefix'][0]}")
+            }
+            rows = "".join(
+                f'<Contents><Key>{escape(key)}</Key><ETag>"1"</ETag><Size>{size}</Size></Contents>'
+                for key, size in found.items()
+            )
             text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
             return self.respond(200, text.encode(), {"Content-Type": "application/xml"})
         data = self.server.objects.get(name)
