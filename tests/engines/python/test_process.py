@@ -61,7 +61,7 @@ def test_greedy_tokens_equal_those_of_transformers_with_random_arrivals(
 def test_what_comes_together_leaves_together(engine: DynamicEngine, answers: list[Answer]) -> None:
     before = _batch_sizes(engine)
     process = _generating_process(engine)
-    process.send_signal(signal.SIGSTOP)  # so that all eight wait when the batch before them ends
+    _stop_while_idle(process)  # so that all eight wait when the batch before them ends
     alone = engine.submit("alone", [1], 4)
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 1)
     streams = [engine.submit(f"together {i}", prompt, 4) for i, (prompt, _) in enumerate(answers[:8])]
@@ -93,7 +93,7 @@ def test_aborted_requests_do_not_disturb_those_that_stay(
 ) -> None:
     before = engine.stats().counters["lmi_requests_aborted_total"]
     process = _generating_process(engine)
-    process.send_signal(signal.SIGSTOP)  # so that none ends before it is aborted
+    _stop_while_idle(process)  # so that none ends before it is aborted
     leaving = [f"leaving {i}" for i in range(7)]
     for i, name in enumerate(leaving):
         engine.submit(name, [i + 1], _LONG)
@@ -175,6 +175,12 @@ def test_the_generating_process_does_not_outlive_the_dispatcher(tiny_llama: Path
         assert processes.wait_gone([generator], 60) == []
     finally:
         engine.destroy()
+
+
+def _stop_while_idle(process: psutil.Process) -> None:
+    """Stop the process once it waits for a batch: it reports the end of the last one after that one's last token."""
+    wait_until(lambda: process.status() == psutil.STATUS_SLEEPING)
+    process.send_signal(signal.SIGSTOP)
 
 
 def _stop_in_a_batch(
