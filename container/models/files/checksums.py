@@ -1,4 +1,4 @@
-"""The checksum algorithms of S3. CRCs come from awscrt, hashes from hashlib."""
+"""The checksum algorithms of S3. CRCs come from awscrt and zlib-ng, hashes from hashlib."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from awscrt import checksums as crt
+from zlib_ng import zlib_ng
 
 _BLOCK_BYTES = 1 << 20
 """Size of a read, small enough to be hashed while it is in the processor's cache."""
@@ -23,7 +24,7 @@ class _Hash(Protocol):
 
 
 class _Crc:
-    """A function of awscrt with the interface of hashlib."""
+    """A function of a running CRC with the interface of hashlib."""
 
     def __init__(self, function: Callable[[memoryview, int], int], num_bytes: int) -> None:
         self._function = function
@@ -87,6 +88,6 @@ ALGORITHMS = (
     Algorithm("SHA1", 20, partial(hashlib.sha1, usedforsecurity=False)),
     _crc("CRC64NVME", 8, crt.crc64nvme, crt.combine_crc64nvme),
     _crc("CRC32C", 4, crt.crc32c, crt.combine_crc32c),
-    _crc("CRC32", 4, crt.crc32, crt.combine_crc32),
+    _crc("CRC32", 4, zlib_ng.crc32, crt.combine_crc32),  # 4 to 5 times as fast as crt.crc32 without AVX-512
 )
 """In order of preference. S3 calls them `Checksum<name>`."""

@@ -10,6 +10,7 @@ import errno
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,12 +174,16 @@ class _Fetch:
         snapshot: Snapshot = self.copy.snapshot
         for file in snapshot.files:
             if file.path == choice.INDEX:
-                self._fetch(file, lambda count: None)
+                if self._fetch(file, lambda count: None):
+                    self._keep(file)
                 snapshot = choice.keep_shards(snapshot, choice.safe_join(self.copy.part, file.path))
         return snapshot.files
 
     def _fetch_all(self, files: tuple[RemoteFile, ...]) -> None:
-        """Fetch all files into the part folder; small ones first, so that errors in them show early."""
+        """Fetch all files into the part folder; small ones first, so that errors in them show early.
+
+        While a file is flushed to the disk the next one is fetched.
+        """
         done, total, lock = 0, sum(file.size for file in files), threading.Lock()
 
         def report(count: int) -> None:
@@ -192,19 +197,26 @@ class _Fetch:
             self.view.say(f"note: resuming an interrupted fetch of {self.copy.snapshot.name}")
         self.view.start(f"fetching {self.copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB")
         try:
-            for file in sorted(files, key=lambda file: (choice.is_weights(file.path), file.path)):
-                if verification := self._fetch(file, report):
-                    verified.setdefault(verification, []).append(file.path)
+            with ThreadPoolExecutor(1, "flush") as pool:
+                kept: Future[None] | None = None
+                for file in sorted(files, key=lambda file: (choice.is_weights(file.path), file.path)):
+                    verification = self._fetch(file, report)
+                    if kept:
+                        kept.result()
+                    if verification:
+                        verified.setdefault(verification, []).append(file.path)
+                        kept = pool.submit(self._keep, file)
+                if kept:
+                    kept.result()
         finally:
             _say_verified(self.view, self.copy.snapshot.name, verified)
 
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
-        """Fetch one file into the part folder, which has only whole files; None if it is there already."""
-        target = choice.safe_join(self.copy.part, file.path)
+        """Fetch and verify one file, for `_keep`; None if it is kept already."""
+        target, unfinished = self._places(file)
         if target.exists():
             report(file.size)
             return None
-        unfinished = choice.safe_join(self.copy.part / _UNFINISHED, file.path)
         for path in (target, unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
         verification = self.remote.fetch(file, unfinished, report)
@@ -218,9 +230,18 @@ class _Fetch:
                 raise ModelNotAvailable(
                     f"{where} is not a complete safetensors file: {error}; upload it again"
                 ) from error
+        return verification
+
+    def _keep(self, file: RemoteFile) -> None:
+        """Flush a fetched file to the disk, then move it to the part folder, which has only whole files."""
+        target, unfinished = self._places(file)
         flush(unfinished)
         unfinished.rename(target)
-        return verification
+
+    def _places(self, file: RemoteFile) -> tuple[Path, Path]:
+        """Where a file is kept, and where it is while it is fetched."""
+        part = self.copy.part
+        return choice.safe_join(part, file.path), choice.safe_join(part / _UNFINISHED, file.path)
 
     def _drop_unfinished(self) -> None:
         """Remove unfinished files after a permanent error; keep whole files if weights are among them."""

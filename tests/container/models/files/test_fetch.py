@@ -18,6 +18,7 @@ from container.models.files.copies import last_published
 from container.models.files.remote import RemoteFile, Report, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
+from tests.support.waiting import wait_until
 
 _WEIGHTS = safetensors_bytes(["a"], 10_000)
 _MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": _WEIGHTS}
@@ -224,6 +225,34 @@ def test_a_full_disk_is_given_back_where_no_shard_is_whole(obtain: Obtain, cache
     with pytest.raises(ModelNotAvailable, match="is full"):
         obtain(ScriptedRemote(break_at={"model.safetensors": OSError(errno.ENOSPC, "No space left")}))
     assert parts(cache) == []
+
+
+def test_a_disk_that_is_full_when_a_shard_is_flushed(
+    obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        if path.suffix == ".safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetch, "flush", full)
+    with pytest.raises(ModelNotAvailable, match="is full"):
+        obtain(ScriptedRemote())
+    assert parts(cache) == []
+
+
+def test_a_file_is_fetched_while_the_one_before_is_flushed(
+    obtain: Obtain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, flushed = ScriptedRemote(), []
+
+    def flush(path: Path) -> None:
+        if path.name == "config.json":
+            wait_until(lambda: len(remote.fetched) > 1)
+        flushed.append(path.name)
+
+    monkeypatch.setattr(fetch, "flush", flush)
+    assert contents(obtain(remote).folder) == _MODEL
+    assert sorted(flushed) == sorted(_MODEL)
 
 
 def test_a_copy_that_lost_a_file_fetches_only_that_one(obtain: Obtain) -> None:
