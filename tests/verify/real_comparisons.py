@@ -27,8 +27,8 @@ from tests.verify.lab import Lab, Report, run_alone
 NUMBER = 41
 TITLE = "lmi compare on real servers: 60 pairs of equals, a tenth called different; 5 % slower is found 9 of 10 times"
 
-LOAD = ("--users", "12", "--requests", "36", "--input-tokens", "24", "--output-tokens", "16")
-"""A second or two a round."""
+LOAD = ("--users", "10", "--requests", "20", "--input-tokens", "24", "--output-tokens", "12")
+"""A second a round."""
 PRECISION = "3%"
 MOST_CALLED_DIFFERENT, LEAST_FOUND = 0.1, 0.9
 OPTIONS: dict[str, object] = {"max_rolling_batch_size": 16, "kv_cache_gb": 0.2}

@@ -32,9 +32,9 @@ CONFIGURATIONS: dict[str, dict[str, object]] = {
     "static-16": {"batch_scheduler_policy": "static_batch", "max_rolling_batch_size": 16},
     "small-cache": {"kv_cache_gb": 0.06},
 }
-LOAD = ("--users", "24", "--requests", "72", "--input-tokens", "96", "--output-tokens", "40")
-"""Both lengths spread."""
-TRACE_LOAD = ("--users", "32", "--ramp", "1", "--requests", "128", "--input-tokens", "128")
+_LENGTHS = ("--lengths", "spread")
+LOAD = ("--users", "24", "--requests", "72", "--input-tokens", "96", "--output-tokens", "40", *_LENGTHS)
+TRACE_LOAD = ("--users", "32", "--ramp", "1", "--requests", "128", "--input-tokens", "128", *_LENGTHS)
 """Steps of all sizes: the batch grows, and prompts are longer than those that are predicted."""
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "tokens/s": ("output_tokens_per_second",),

@@ -17,6 +17,12 @@ from engines.core import AbortReason, EngineStats, Request, RequestOutput, Sampl
 from engines.front import Front
 from engines.wire import Abort, Drain, GetStats, Stats, Submit, ToClient, ToEngine
 
+ARRIVAL_SECONDS = 0.005
+"""From when a request is due until the engine has it: the client, the network, the web process and the tokenizer.
+
+It decides which step a request joins. A user's next request is due at the end of a step, and the engine starts the
+following one at once. On two cores that the engine kept busy it was 3 to 12 ms.
+"""
 _CLIENT = b"virtual"
 
 
@@ -35,7 +41,7 @@ class _Answer:
 class VirtualFront(Front):
     """The engine's door in virtual time. It ends the engine's loop when all requests have ended.
 
-    Web processes are left out: requests arrive as tokens, and answers take no time to be written.
+    Requests arrive as tokens, `ARRIVAL_SECONDS` after they were due; answers take no time to be written.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class VirtualFront(Front):
         self._on_done = on_done
         self._order = count()
         self._due: list[tuple[float, int, int, int]] = []
-        """Heap of (time, order, user, place in the session)."""
+        """Heap of (time, order, user, place in the session); the engine gets each `ARRIVAL_SECONDS` later."""
         self._limits: list[tuple[float, str]] = []
         """Heap of (time, request id): when clients leave, also those whose requests have ended since."""
         self._answers: dict[str, _Answer] = {}
@@ -86,7 +92,7 @@ class VirtualFront(Front):
         if timeout > 0 and (self._due or self._answers):
             clock.advance_to(min(clock.now + timeout, self._next_time(), self.next_event()))
         now = clock.now
-        while self._due and self._due[0][0] <= now:
+        while self._due and self._due[0][0] + ARRIVAL_SECONDS <= now:
             due, _, user, place = heapq.heappop(self._due)
             yield _CLIENT, Submit(self._submit(user, place, due))
         while self._limits and self._limits[0][0] <= now:
@@ -128,19 +134,21 @@ class VirtualFront(Front):
     def _next_time(self) -> float:
         while self._limits and self._limits[0][1] not in self._answers:
             heapq.heappop(self._limits)
-        return min(heap[0][0] for heap in (self._due, self._limits) if heap)
+        arrivals = [self._due[0][0] + ARRIVAL_SECONDS] if self._due else []
+        limits = [self._limits[0][0]] if self._limits else []
+        return min(arrivals + limits)
 
     def _schedule(self, user: int, place: int, due: float) -> None:
         if place < len(self._sessions[user].requests):
             heapq.heappush(self._due, (due, next(self._order), user, place))
 
     def _submit(self, user: int, place: int, due: float) -> Request:
-        request = self._sessions[user].requests[place]
+        request, arrival = self._sessions[user].requests[place], due + ARRIVAL_SECONDS
         request_id = str(request.index)
         self._answers[request_id] = _Answer(request, user, place, due)
         heapq.heappush(self._limits, (due + self._timeout, request_id))
         sampling = _sampling(request.output_tokens)
-        return Request(request_id, self._prompt(request), sampling, due, due + self._server_timeout)
+        return Request(request_id, self._prompt(request), sampling, arrival, arrival + self._server_timeout)
 
     def _end(self, answer: _Answer, now: float, error: str, timed_out: bool = False) -> None:
         request = answer.request

@@ -8,6 +8,7 @@ from typing import Any
 from container.measure.bench.report import BenchOrigin, BenchReport
 from container.measure.numbers import number
 from container.measure.simulate.calibration import CalibratedTimes
+from container.measure.simulate.clients import ARRIVAL_SECONDS
 from container.measure.simulate.prices import Cost
 from container.measure.simulate.server import SimulatedServer
 from container.measure.simulate.step_times import StepTimes
@@ -37,7 +38,10 @@ class SimulationOrigin(BenchOrigin):
 
     @property
     def notes(self) -> str:
-        return f"simulated, not measured; step times: {self.step_times}; without web processes and network"
+        return (
+            f"simulated, not measured; step times: {self.step_times}; requests take {1000 * ARRIVAL_SECONDS:g} ms to"
+            " reach the engine, answers no time"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from container.measure.simulate import prices
+from container.measure.simulate.clients import ARRIVAL_SECONDS
 from container.measure.simulate.prices import Price, cost, read_prices
 from container.measure.simulate.server import CannotSimulateError
 from container.measure.simulate.simulation import simulate
@@ -50,8 +51,10 @@ def test_the_cost_of_a_million_tokens(llama: Path) -> None:
     server = rolling_server(llama, max_num_seqs=10, max_prefill_tokens=400, max_num_batched_tokens=400)
     found = simulate(server, Times(1.0), scenario(10, 30, 20))
     per_token = cost(Price("one", 3600.0), found)
-    assert per_token.per_million_output_tokens == pytest.approx(20 / 200 * 1e6)
-    assert per_token.per_million_tokens == pytest.approx(20 / 500 * 1e6)
-    assert cost(Price("one", 3600.0), found, copies=2).per_million_output_tokens == pytest.approx(5e4)
+    dollars = 20 + ARRIVAL_SECONDS
+    assert per_token.per_million_output_tokens == pytest.approx(dollars / 200 * 1e6)
+    assert per_token.per_million_tokens == pytest.approx(dollars / 500 * 1e6)
+    halved = cost(Price("one", 3600.0), found, copies=2)
+    assert halved.per_million_output_tokens == pytest.approx(dollars / 400 * 1e6)
     nothing = replace(found, figures=replace(found.figures, output_tokens=0))
     assert math.isnan(cost(Price("one", 3600.0), nothing).per_million_output_tokens)

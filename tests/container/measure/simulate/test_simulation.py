@@ -12,6 +12,7 @@ from container.measure.bench.lengths import Exponential, Uniform
 from container.measure.bench.prefixes import SharedPrefixes
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import Workload
+from container.measure.simulate.clients import ARRIVAL_SECONDS
 from container.measure.simulate.prompts import virtual_requests
 from container.measure.simulate.simulation import simulate
 from tests.container.measure.simulate.made_up import Times, dynamic_server, rolling_server, scenario
@@ -21,16 +22,16 @@ def test_a_request_takes_as_long_as_its_steps(llama: Path) -> None:
     """100 tokens in are two chunks of at most 64, and 5 tokens out four steps more."""
     found = simulate(rolling_server(llama), Times(0.25), scenario(1, 100, 5))
     (outcome,) = found.run.outcomes
-    assert outcome.ttft == 0.5
-    assert outcome.latency == found.run.wall_seconds == 1.5
-    assert found.figures.tpot.p50 == 0.25
+    assert outcome.ttft == ARRIVAL_SECONDS + 0.5
+    assert outcome.latency == found.run.wall_seconds == ARRIVAL_SECONDS + 1.5
+    assert found.figures.tpot.p50 == pytest.approx(0.25)
     assert found.stats.counters["lmi_steps_total"] == 6
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 1.25 * 40), ("cuda", 1.0 * 40 + 0.25)])
 def test_a_gpu_hides_the_time_of_the_host(llama: Path, device: str, seconds: float) -> None:
     found = simulate(rolling_server(llama, device=device), Times(1.0, 0.25), scenario(1, 8, 40))
-    assert found.run.wall_seconds == seconds
+    assert found.run.wall_seconds == pytest.approx(ARRIVAL_SECONDS + seconds)
 
 
 def test_the_same_arguments_give_the_same_result(llama: Path) -> None:
@@ -43,13 +44,22 @@ def test_the_same_arguments_give_the_same_result(llama: Path) -> None:
 
 def test_an_open_loop_waits_for_its_requests(llama: Path) -> None:
     found = simulate(rolling_server(llama), Times(), scenario(20, 8, 2, OpenLoop(1.0, math.inf)))
-    assert found.run.wall_seconds == pytest.approx(found.run.outcomes[-1].scheduled + 0.02)
-    assert all(outcome.latency == pytest.approx(0.02) for outcome in found.run.outcomes)
+    assert found.run.wall_seconds == pytest.approx(found.run.outcomes[-1].scheduled + ARRIVAL_SECONDS + 0.02)
+    assert all(outcome.latency == pytest.approx(ARRIVAL_SECONDS + 0.02) for outcome in found.run.outcomes)
 
 
 def test_a_user_sends_the_next_request_when_the_last_is_answered(llama: Path) -> None:
     found = simulate(rolling_server(llama), Times(0.5), scenario(4, 8, 2, Users(2)))
-    assert [outcome.scheduled for outcome in found.run.outcomes] == [0.0, 0.0, 1.0, 1.0]
+    answered = ARRIVAL_SECONDS + 1.0
+    assert [outcome.scheduled for outcome in found.run.outcomes] == [0.0, 0.0, answered, answered]
+
+
+def test_the_next_request_of_a_user_comes_too_late_for_the_step_that_follows(llama: Path) -> None:
+    """While another sequence runs, the engine does not wait for it."""
+    found = simulate(rolling_server(llama), Times(1.0), scenario(40, 8, Uniform(2, 20), Users(4)))
+    first, later = found.run.outcomes[:4], found.run.outcomes[4:-4]
+    assert {round(one.ttft, 6) for one in first} == {1 + ARRIVAL_SECONDS}
+    assert {round(one.ttft, 6) for one in later} == {2.0}
 
 
 def test_preemptions_are_counted_and_no_token_is_lost(llama: Path) -> None:
@@ -81,7 +91,7 @@ def test_a_client_that_waits_too_long_leaves_and_frees_its_place(llama: Path) ->
     server = rolling_server(llama, max_num_seqs=1)
     found = simulate(server, Times(0.25), scenario(2, 8, 20), timeout=6.0)
     first, second = found.run.outcomes
-    assert (first.error, first.latency) == ("", 5.0)
+    assert (first.error, first.latency) == ("", 5.0 + ARRIVAL_SECONDS)
     assert (second.error, second.timed_out) == ("no complete answer within 6 s", True)
     assert second.ended == 6.0
     assert found.figures.num_timeouts == found.figures.num_errors == 1
@@ -108,9 +118,10 @@ def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_row(ll
     found = simulate(dynamic_server(llama, 2), Times(0.5), load)
     longest = max(outcome.output_tokens for outcome in found.run.outcomes[:2])
     first, second, third = found.run.outcomes
-    assert (first.ttft, second.ttft) == (0.5, 0.5)
-    assert [one.latency for one in (first, second)] == [0.5 * one.output_tokens for one in (first, second)]
-    assert third.token_times[0] == pytest.approx(0.5 * longest + 0.1 + 0.5)
+    assert first.ttft == second.ttft == ARRIVAL_SECONDS + 0.5
+    lasted = [ARRIVAL_SECONDS + 0.5 * one.output_tokens for one in (first, second)]
+    assert [one.latency for one in (first, second)] == lasted
+    assert third.token_times[0] == pytest.approx(ARRIVAL_SECONDS + 0.5 * longest + 0.1 + 0.5)
     counters = found.stats.counters
     lengths = [request.prompt_tokens for request in found.requests]
     assert counters["lmi_padding_tokens_total"] == abs(lengths[0] - lengths[1])
@@ -119,7 +130,7 @@ def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_row(ll
 
 def test_a_dynamic_batch_is_stopped_at_its_limit(llama: Path) -> None:
     found = simulate(dynamic_server(llama, 4), Times(100.0), scenario(4, 8, 4), timeout=1000.0)
-    assert {outcome.ended for outcome in found.run.outcomes} == {240.0}
+    assert {outcome.ended for outcome in found.run.outcomes} == {240.0 + ARRIVAL_SECONDS}
     assert all("option.predict_timeout" in outcome.error for outcome in found.run.outcomes)
 
 
