@@ -42,6 +42,7 @@ from tests.verify import (
     quantization,
     random_examples,
     real_comparisons,
+    report_page,
     rolling,
     s3_faults,
     s3_serve,
@@ -80,7 +81,7 @@ LINES = tuple(
         *(batch_invariance, kernels_without_gpu, architectures, late_steps, gpu_results),
         *(instruction_sets, random_examples, front_door, comparison_errors, s3_speed),
         *(quantization, sanitizers, tokenizers, foreign_models, image, tuning, several_models, endpoint),
-        *(simulation, other_clients, real_comparisons),
+        *(simulation, other_clients, real_comparisons, report_page),
     )
 )
 
