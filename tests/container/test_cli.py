@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container import cli
+from container import cli, serve_command
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "properties_examples" / "smollm2-rolling-paged"
@@ -80,7 +80,7 @@ def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: py
     def broken(*args: object) -> int:
         raise ValueError("list.remove(x): x not in list")
 
-    monkeypatch.setattr(cli, "serve_until_end", broken)
+    monkeypatch.setattr(serve_command, "serve_until_end", broken)
     result = CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"])
     assert isinstance(result.exception, ValueError)
 

@@ -1,0 +1,47 @@
+"""`lmi serve`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from container.command_line import PATH_HELP, lenient_option, model_path
+from container.explain.resolve import CannotServe
+from container.models.files import ModelNotAvailable
+from container.multi_model.serve import front_config, serve_several
+from container.progress import view_for
+from container.run import launch
+from container.run.launch import BadVariable
+from container.run.mpi import NoMpiRun
+from container.run.serve import CannotListen, ServeOptions
+from container.run.serve import serve as serve_until_end
+from lmi_server.properties.problems import PropertiesError
+
+
+@click.command(epilog=PATH_HELP)
+@click.argument("path", required=False)
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")  # noqa: S104
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on. The default is SAGEMAKER_BIND_TO_PORT, else 8080.",
+)
+@lenient_option
+@click.option(
+    "--allow-remote-code",
+    is_flag=True,
+    help="Allow option.trust_remote_code to run code that comes with a model. Same as LMI_ALLOW_REMOTE_CODE=true.",
+)
+def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
+    """Serve the model of PATH, or the models in its folders, until SIGTERM or Ctrl-C."""
+    environ = launch.environment()
+    try:
+        port = launch.default_port(environ) if port is None else port
+        allowed = allow_remote_code or launch.remote_code_allowed(environ)
+        options = ServeOptions(model_path(path), host, port, lenient, allowed)
+        if several := front_config(options, environ):
+            sys.exit(serve_several(several, options, environ, view_for(sys.stdout)))
+        sys.exit(serve_until_end(options, environ, view_for(sys.stdout)))
+    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen, BadVariable) as error:
+        raise click.ClickException(str(error)) from error
