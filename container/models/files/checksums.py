@@ -16,22 +16,22 @@ _BLOCK_BYTES = 1 << 20
 """Size of a read, small enough to be hashed while it is in the processor's cache."""
 
 
-class _Hash(Protocol):
+class Hash(Protocol):
     """An object of hashlib."""
 
-    def update(self, data: memoryview, /) -> None: ...
+    def update(self, data: bytes | memoryview, /) -> None: ...
     def digest(self) -> bytes: ...
 
 
 class _Crc:
     """A function of a running CRC with the interface of hashlib."""
 
-    def __init__(self, function: Callable[[memoryview, int], int], num_bytes: int) -> None:
+    def __init__(self, function: Callable[[bytes | memoryview, int], int], num_bytes: int) -> None:
         self._function = function
         self._num_bytes = num_bytes
         self._value = 0
 
-    def update(self, data: memoryview, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> None:
         self._value = self._function(data, self._value)
 
     def digest(self) -> bytes:
@@ -46,14 +46,14 @@ class Algorithm:
     name: str
     num_bytes: int
     """Bytes of a digest."""
-    begin: Callable[[], _Hash]
+    begin: Callable[[], Hash]
     join: Callable[[int, int, int], int] | None = None
     """For CRCs: combine those of two adjacent pieces, given the length of the second one."""
 
     def of(self, content: bytes) -> bytes:
         """Digest of bytes."""
         begun = self.begin()
-        begun.update(memoryview(content))
+        begun.update(content)
         return begun.digest()
 
     def of_span(self, file: int, start: int, stop: int) -> bytes:

@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
+from container.models.files.checksums import ALGORITHMS, MD5, Algorithm, Hash
 
 _PIECE_BYTES = 8 << 20
 """The CRC of a whole object is combined from those of pieces, which several threads compute."""
@@ -104,11 +104,24 @@ class ContentCheck:
         self._digests: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
-    def arrived(self, start: int, stop: int) -> None:
-        """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread."""
+    def begin(self, start: int, stop: int) -> Hash | None:
+        """What the bytes [start, stop) are to be given to, in order, before they are reported with its digest; None
+        where no digest of them is wanted."""
+        index = self._index(start)
+        whole = self._ends[index : index + 2] == [start, stop]
+        return self._expected.algorithm.begin() if whole else None
+
+    def arrived(self, start: int, stop: int, digest: bytes | None = None) -> None:
+        """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread.
+
+        digest: from what `begin` gave; without it the bytes are read from the file.
+        """
+        if digest is not None:
+            self._digests[self._index(start)] = digest
+            return
         whole = []
         with self._lock:
-            index = bisect_right(self._ends, start) - 1
+            index = self._index(start)
             while index < len(self._missing) and self._ends[index] < stop:
                 first, end = self._ends[index], self._ends[index + 1]
                 self._missing[index] -= min(stop, end) - max(start, first)
@@ -116,6 +129,10 @@ class ContentCheck:
                     whole.append(index)
                 index += 1
         self._compute(whole)
+
+    def _index(self, start: int) -> int:
+        """Of the span that has the byte `start`."""
+        return bisect_right(self._ends, start) - 1
 
     def difference(self) -> str | None:
         """Describe the difference once all bytes are in the file; None without one. Raises OSError."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from container.models.errors import ModelNotAvailable
+from container.models.files.checksums import Hash
 from container.models.files.journal import PART_BYTES, PartsFile, forget
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget
@@ -41,19 +42,25 @@ class S3Object:
         return f"s3://{self.bucket}/{self.key}"
 
 
-Arrived = Callable[[int, int], None]
-"""Called with a range [start, stop) of bytes that are in the file now; from any thread."""
+class Check(Protocol):
+    """Is told, from any thread, of ranges [start, stop) of bytes."""
+
+    def begin(self, start: int, stop: int) -> Hash | None:
+        """The range is read now. Returns what its bytes are given to as they come; None: nothing."""
+
+    def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
+        """The range is in the file now. digest: of what `begin` gave, if it was given all bytes."""
 
 
-def fetch_parts(source: S3Object, target: Path, report: Report, arrived: Arrived) -> None:
+def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) -> None:
     """Fetch the object into `target`; resumes an earlier call, and keeps the received bytes when it fails.
 
-    arrived: called for every part that this call completes.
+    check: is told of every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """
     with PartsFile(target, source.file.size, source.file.version) as file:
-        reader = _Reader(source, file, report, RetryBudget(), arrived)
+        reader = _Reader(source, file, report, RetryBudget(), check)
         report(sum(file.done))
         queue: SimpleQueue[range] = SimpleQueue()
         runs = list(_runs(file))
@@ -98,7 +105,7 @@ class _Reader:
     file: PartsFile
     report: Report
     budget: RetryBudget
-    arrived: Arrived
+    check: Check
 
     def read_all(self, queue: SimpleQueue[range]) -> None:
         """Read one run after the other until the queue is empty or another thread fails."""
@@ -145,14 +152,18 @@ class _Reader:
 
     def _read_part(self, part: int, body: Any) -> bool:
         """Write the missing bytes of a part; False if the answer ended early. Raises one of `FAILURES`."""
-        while missing := self.file.part_size(part) - self.file.done[part]:
+        start, size = part * PART_BYTES, self.file.part_size(part)
+        digest = None if self.file.done[part] else self.check.begin(start, start + size)
+        while missing := size - self.file.done[part]:
             data = b"" if self.budget.stop.is_set() else body.read(min(_READ_BYTES, missing))
             if not data:
                 return False
             self.file.append(part, data)
+            if digest is not None:
+                digest.update(data)
             self.report(len(data))
             self.budget.progress()
-        self.arrived(part * PART_BYTES, part * PART_BYTES + self.file.part_size(part))
+        self.check.arrived(start, start + size, None if digest is None else digest.digest())
         return True
 
 

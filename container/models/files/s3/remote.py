@@ -91,7 +91,7 @@ class S3Remote:
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         source, head = self._object(file)
         check = ObjectCheck(source, head, target)
-        fetch_parts(source, target, report, check.arrived)
+        fetch_parts(source, target, report, check)
         try:
             return check.verify()
         except DamagedContent as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from container.models.errors import DamagedContent
+from container.models.files.checksums import Hash
 from container.models.files.remote import Verification
 from container.models.files.s3.content import ContentCheck, ObjectChecksum, object_checksum
 from container.models.files.s3.layout import layouts
@@ -23,10 +24,14 @@ class ObjectCheck:
         self._checks = _checks(source, self._expected, path)
         self._check = next(self._checks, None)
 
-    def arrived(self, start: int, stop: int) -> None:
+    def begin(self, start: int, stop: int) -> Hash | None:
+        """What computes the digest of the bytes [start, stop) while they arrive; None where it is not wanted."""
+        return self._check.begin(start, stop) if self._check is not None else None
+
+    def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
         """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread."""
         if self._check is not None:
-            self._check.arrived(start, stop)
+            self._check.arrived(start, stop, digest)
 
     def verify(self) -> Verification:
         """Verify the complete file. Raises: DamagedContent, RemoteUnreachable, OSError."""

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import random
 import zlib
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -116,6 +116,33 @@ def test_spans_are_looked_at_when_their_bytes_have_come(name: str, content: byte
     late = ContentCheck(file, len(content), ObjectChecksum(algorithm, digest, 3), parts)
     late.arrived(*spans[0])
     assert late.difference() is not None
+
+
+@pytest.mark.parametrize("name", ["CRC32", "SHA256"])
+def test_digests_that_are_computed_while_the_bytes_come_replace_a_second_reading(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    """Only those of whole parts: nothing begins for another range."""
+    algorithm = BY_NAME[name]
+    digest, parts = in_parts(algorithm, content, each=False)
+
+    def differs(came: bytes) -> str | None:
+        missing = tmp_path / "never read"
+        check = ContentCheck(missing, len(content), ObjectChecksum(algorithm, digest, 3), parts)
+        start = 0
+        for stop in accumulate(SIZES):
+            begun = check.begin(start, stop)
+            assert begun is not None
+            begun.update(came[start : start + 1000])
+            begun.update(came[start + 1000 : stop])
+            check.arrived(start, stop, begun.digest())
+            start = stop
+        assert check.begin(0, SIZES[0] - 1) is check.begin(1, SIZES[0]) is None
+        assert check.begin(0, SIZES[0] + SIZES[1]) is None
+        return check.difference()
+
+    assert differs(content) is None
+    assert differs(content[:-1] + bytes([content[-1] ^ 1])) == f"{name} of its 3 parts differs"
 
 
 def test_an_empty_object(tmp_path: Path) -> None:
