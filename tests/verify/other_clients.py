@@ -70,7 +70,7 @@ class Agreement:
                 report.figure(f"{name}: {one.tokens_per_second:.1f} tokens/s, median TTFT {one.ttft:.3f} s")
             return found
 
-        report.figure("a paced server, 8 users:")
+        report.figure(f"a paced server, {CLOSED['users']} users:")
         with _on(servers), ScriptedServer(_paced) as paced:
             rounds = [turns(paced.url, seed, CLOSED) for seed in range(PACED_ROUNDS)]
         for name in others:
@@ -83,9 +83,9 @@ class Agreement:
         with _on(servers):
             server = lab.ready("other-clients", **OPTIONS)
         with server:
-            report.figure("this server, 8 users:")
+            report.figure(f"this server, {CLOSED['users']} users:")
             closed = [turns(server.base_url, seed, CLOSED) for seed in range(self.rounds)]
-            report.figure("this server, 1.5 requests/s:")
+            report.figure(f"this server, {OPEN['rate']} requests/s:")
             opened = [turns(server.base_url, seed, OPEN) for seed in range(self.rounds)]
         for name in others:
             for (words, of), found in zip(MEASURES.items(), (closed, opened), strict=True):
