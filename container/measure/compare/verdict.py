@@ -13,6 +13,8 @@ from container.measure.sections import Finding
 
 _LARGEST_BOUND = 0.25
 """Above this bound on the difference the verdict is that there were too few rounds."""
+_NOTHING_KNOWN = 10.0
+"""An interval that reaches as many times both up and down says nothing, and is not put into words."""
 
 
 def headline(comparison: Comparison) -> tuple[Finding, ...]:
@@ -50,6 +52,8 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
         return NOTHING
     if seen.count == 1:
         return "too few rounds: one does not show how much rounds vary"
+    if seen.low * _NOTHING_KNOWN < 1 < seen.high / _NOTHING_KNOWN:
+        return f"too few rounds: {seen.count} that vary this much show nothing"
     if seen.differs:
         return _difference(seen, name, base, measure)
     if _bound(seen) <= _LARGEST_BOUND:

@@ -38,9 +38,8 @@ def test_no_difference_larger_than_what_the_interval_allows() -> None:
 def test_too_few_rounds_are_said_to_be_so() -> None:
     wild = [50.0, 200.0, 100.0, 90.0, 110.0]
     assert said(wild, TOKENS_PER_SECOND).startswith("too few rounds: b may be at 0.3")
-    assert said([50.0, 200.0, *[math.nan] * 3], TOKENS_PER_SECOND).startswith(
-        "too few rounds: b may be at less than 0.001 to more than 1000 times"
-    )
+    two = [50.0, 200.0, *[math.nan] * 3]
+    assert said(two, TOKENS_PER_SECOND) == "too few rounds: 2 that vary this much show nothing"
     assert said([100.0, *[math.nan] * 4], TOKENS_PER_SECOND).startswith("too few rounds: one")
     assert said([math.nan] * 5, TOKENS_PER_SECOND) == "-"
 
