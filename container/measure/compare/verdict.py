@@ -14,7 +14,7 @@ from container.measure.sections import Finding
 _LARGEST_BOUND = 0.25
 """Above this bound on the difference the verdict is that there were too few rounds."""
 _NOTHING_KNOWN = 10.0
-"""An interval that reaches as many times both up and down says nothing, and is not put into words."""
+"""If an interval reaches from less than a tenth to more than ten times, its bounds are not worth printing."""
 
 
 def headline(comparison: Comparison) -> tuple[Finding, ...]:

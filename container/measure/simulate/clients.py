@@ -68,8 +68,8 @@ class VirtualFront(Front):
         self._server_timeout = server_timeout
         self._on_done = on_done
         self._order = count()
-        self._due: list[tuple[float, int, int, int]] = []
-        """Heap of (time, order, user, place in the session); the engine gets each `ARRIVAL_SECONDS` later."""
+        self._coming: list[tuple[float, int, int, int, float]] = []
+        """Heap of (when the engine gets it, order, user, place in the session, when it was due)."""
         self._limits: list[tuple[float, str]] = []
         """Heap of (time, request id): when clients leave, also those whose requests have ended since."""
         self._answers: dict[str, _Answer] = {}
@@ -89,19 +89,19 @@ class VirtualFront(Front):
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         """Yield what is due. Without any, move the clock on, at most by `timeout`, to what comes next."""
         clock = self._clock
-        if timeout > 0 and (self._due or self._answers):
+        if timeout > 0 and (self._coming or self._answers):
             clock.advance_to(min(clock.now + timeout, self._next_time(), self.next_event()))
         now = clock.now
-        while self._due and self._due[0][0] + ARRIVAL_SECONDS <= now:
-            due, _, user, place = heapq.heappop(self._due)
-            yield _CLIENT, Submit(self._submit(user, place, due))
+        while self._coming and self._coming[0][0] <= now:
+            arrival, _, user, place, due = heapq.heappop(self._coming)
+            yield _CLIENT, Submit(self._submit(user, place, due, arrival))
         while self._limits and self._limits[0][0] <= now:
             moment, request_id = heapq.heappop(self._limits)
             answer = self._answers.get(request_id)
             if answer is not None:
                 self._end(answer, moment, f"no complete answer within {self._timeout:g} s", timed_out=True)
                 yield _CLIENT, Abort(request_id, AbortReason.CLIENT_LEFT)
-        if not self._due and not self._answers:
+        if not self._coming and not self._answers:
             yield _CLIENT, GetStats(0)
             yield _CLIENT, Drain(0.0)
 
@@ -134,16 +134,14 @@ class VirtualFront(Front):
     def _next_time(self) -> float:
         while self._limits and self._limits[0][1] not in self._answers:
             heapq.heappop(self._limits)
-        arrivals = [self._due[0][0] + ARRIVAL_SECONDS] if self._due else []
-        limits = [self._limits[0][0]] if self._limits else []
-        return min(arrivals + limits)
+        return min(heap[0][0] for heap in (self._coming, self._limits) if heap)
 
     def _schedule(self, user: int, place: int, due: float) -> None:
         if place < len(self._sessions[user].requests):
-            heapq.heappush(self._due, (due, next(self._order), user, place))
+            heapq.heappush(self._coming, (due + ARRIVAL_SECONDS, next(self._order), user, place, due))
 
-    def _submit(self, user: int, place: int, due: float) -> Request:
-        request, arrival = self._sessions[user].requests[place], due + ARRIVAL_SECONDS
+    def _submit(self, user: int, place: int, due: float, arrival: float) -> Request:
+        request = self._sessions[user].requests[place]
         request_id = str(request.index)
         self._answers[request_id] = _Answer(request, user, place, due)
         heapq.heappush(self._limits, (due + self._timeout, request_id))

@@ -105,8 +105,10 @@ class ContentCheck:
         self._lock = threading.Lock()
 
     def begin(self, start: int, stop: int) -> Hash | None:
-        """What the bytes [start, stop) are to be given to, in order, before they are reported with its digest; None
-        where no digest of them is wanted."""
+        """Return a running hash to update with the bytes [start, stop), in order; pass its digest to `arrived`.
+
+        Returns None unless exactly these bytes have a checksum of their own.
+        """
         index = self._index(start)
         whole = self._ends[index : index + 2] == [start, stop]
         return self._expected.algorithm.begin() if whole else None
@@ -114,7 +116,7 @@ class ContentCheck:
     def arrived(self, start: int, stop: int, digest: bytes | None = None) -> None:
         """Note that the bytes [start, stop) are in the file now; each is reported once, from any thread.
 
-        digest: from what `begin` gave; without it the bytes are read from the file.
+        digest: of the hash from `begin`; without it the bytes are read from the file.
         """
         if digest is not None:
             self._digests[self._index(start)] = digest
@@ -131,7 +133,7 @@ class ContentCheck:
         self._compute(whole)
 
     def _index(self, start: int) -> int:
-        """Of the span that has the byte `start`."""
+        """The number of the span that has the byte `start`."""
         return bisect_right(self._ends, start) - 1
 
     def difference(self) -> str | None:

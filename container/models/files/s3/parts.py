@@ -43,19 +43,19 @@ class S3Object:
 
 
 class Check(Protocol):
-    """Is told, from any thread, of ranges [start, stop) of bytes."""
+    """Verifies ranges [start, stop) of an object's bytes; called from any thread."""
 
     def begin(self, start: int, stop: int) -> Hash | None:
-        """The range is read now. Returns what its bytes are given to as they come; None: nothing."""
+        """Return a running hash to update with the range's bytes as they are received; None if none is needed."""
 
     def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
-        """The range is in the file now. digest: of what `begin` gave, if it was given all bytes."""
+        """Note that the range is in the file. digest: of the hash from `begin`, if all bytes went through it."""
 
 
 def fetch_parts(source: S3Object, target: Path, report: Report, check: Check) -> None:
     """Fetch the object into `target`; resumes an earlier call, and keeps the received bytes when it fails.
 
-    check: is told of every part that this call completes.
+    check: called for every part that this call completes.
 
     Raises: ModelNotAvailable, OSError.
     """

@@ -25,7 +25,7 @@ class ObjectCheck:
         self._check = next(self._checks, None)
 
     def begin(self, start: int, stop: int) -> Hash | None:
-        """What computes the digest of the bytes [start, stop) while they arrive; None where it is not wanted."""
+        """Return a running hash to update with the bytes [start, stop); None if none is needed."""
         return self._check.begin(start, stop) if self._check is not None else None
 
     def arrived(self, start: int, stop: int, digest: bytes | None) -> None:
