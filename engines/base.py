@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerSettings
 from engines.health import Health
@@ -52,9 +52,6 @@ class Engine(Protocol):
     def submit(self, *requests: Request) -> RequestStream:
         """Submit requests. A refusal (queue full, draining) is a request's only output."""
 
-    def invoke(self, invocation: Invocation) -> InvocationStream:
-        """Have the user's handler answer. A refusal is the only output. For an engine that runs a handler."""
-
     def abort(self, request_id: str, reason: AbortReason) -> None:
         """Stop a request and free its resources. It has no further output. Idempotent."""
 
@@ -75,3 +72,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Close sockets and files."""
+
+
+@runtime_checkable
+class HandlerEngine(Engine, Protocol):
+    """An engine that can run a user's handler. Several copies of an engine cannot: a handler has workers instead."""
+
+    def invoke(self, invocation: Invocation) -> InvocationStream:
+        """Have the user's handler answer. A refusal is the only output."""

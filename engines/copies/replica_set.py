@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import gevent
 
-from engines.base import Engine, InvocationStream, RequestStream, SchedulerAnswer, SettingValue
+from engines.base import Engine, RequestStream, SchedulerAnswer, SettingValue
 from engines.client import ClientStream
 from engines.copies.known_prefixes import KnownPrefixes
 from engines.copies.merged_stats import merge
@@ -23,7 +23,6 @@ from engines.copies.settings_lock import settings_lock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput
 from engines.errors import Unavailable
 from engines.health import EngineState, Health
-from engines.invocations import Invocation
 
 _EXPECTED_OUTPUT = 256
 """Most output tokens that are counted for a request: few answers are as long as `max_new_tokens` allows."""
@@ -115,9 +114,6 @@ class ReplicaSet:
         for number, own in by_copy.items():
             self._members[number].engine.submit_to(stream, *own)
         return stream
-
-    def invoke(self, invocation: Invocation) -> InvocationStream:
-        raise NotImplementedError("a handler has workers and no copies")
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         if (work := self._drop(request_id)) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from engines.base import Engine
+from engines.base import HandlerEngine
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
 from engines.invocations import Invocation, InvocationOutput
 from lmi_server.http.json_object import parse_object
@@ -19,7 +19,7 @@ from lmi_server.http.json_reply import dump
 class Formatter:
     """Asks the formatters' process."""
 
-    def __init__(self, engine: Engine, roles: Collection[str], timeout: float) -> None:
+    def __init__(self, engine: HandlerEngine, roles: Collection[str], timeout: float) -> None:
         """roles: of `input_formatter` and `output_formatter`, those that the user supplies; timeout: seconds."""
         self._engine = engine
         self._roles = roles

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
+from engines.base import HandlerEngine
+from engines.copies.known_prefixes import KnownPrefixes
+from engines.copies.replica_set import ReplicaSet
 from engines.core import AbortReason
 from engines.health import EngineState, Health
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.app import create_app
 from lmi_server.config import ServerConfig, WebConfig
+from tests.engines.copies.fakes import FakeCopy
 
 
 class Pieces:
@@ -25,8 +29,8 @@ class Pieces:
         return self._outputs.popleft() if self._outputs else None
 
 
-class FakeHandlerEngine:
-    """Answers every invocation with the same pieces."""
+class FakeHandlerEngine(HandlerEngine):
+    """Answers every invocation with the same pieces; what a handler's API does not ask for is left out."""
 
     def __init__(self) -> None:
         self.pieces = [InvocationOutput("", AnswerHead(200, "OK", ()), b"fine", last=True)]
@@ -54,11 +58,26 @@ def engine() -> FakeHandlerEngine:
     return FakeHandlerEngine()
 
 
+CONFIG = WebConfig(
+    ServerConfig(max_request_size=1000, throttle_error_http_code=429),
+    "Handler",
+    "m",
+    "/m",
+    0,
+    "ipc://none",
+    str(Path("/none")),
+)
+
+
 @pytest.fixture
 def client(engine: FakeHandlerEngine) -> FlaskClient:
-    server = ServerConfig(max_request_size=1000, throttle_error_http_code=429)
-    config = WebConfig(server, "Handler", "m", "/m", 0, "ipc://none", str(Path("/none")))
-    return create_app(config, engine, None).test_client()  # type: ignore[arg-type]
+    return create_app(CONFIG, engine, None).test_client()
+
+
+def test_copies_of_an_engine_are_refused_before_a_request_comes(tmp_path: Path) -> None:
+    copies = ReplicaSet([FakeCopy(), FakeCopy()], KnownPrefixes(2), tmp_path / "lock")
+    with pytest.raises(TypeError, match="ReplicaSet cannot run a handler"):
+        create_app(CONFIG, copies, None)
 
 
 def test_headers_attributes_and_the_body_go_to_the_handler(

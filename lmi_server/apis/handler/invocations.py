@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
-from engines.base import Engine
+from engines.base import HandlerEngine
 from engines.core import AbortReason
 from engines.errors import EngineError, Unavailable, error_from_kind
 from engines.health import EngineState
@@ -38,6 +38,10 @@ _WITHOUT_BODY = (204, 205, 304)
 
 
 def api(context: ServerContext) -> Blueprint:
+    """Raises: TypeError if the engine cannot run a handler."""
+    engine = context.engine
+    if not isinstance(engine, HandlerEngine):
+        raise TypeError(f"{type(engine).__name__} cannot run a handler")
     blueprint = Blueprint("handler", __name__)
 
     @blueprint.post("/invocations")
@@ -46,20 +50,20 @@ def api(context: ServerContext) -> Blueprint:
     @blueprint.post("/v1/completions")
     @blueprint.post("/v1/chat/completions")
     def invoke(**labels: str) -> Response:
-        return _answer(context)
+        return _answer(context, engine)
 
     return blueprint
 
 
-def _answer(context: ServerContext) -> Response:
+def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
     """Answer the current request. Raises `EngineError` for every failure before the handler answers."""
     record = current_record()
-    health = context.engine.health()
+    health = engine.health()
     if health.state is not EngineState.READY:
         raise Unavailable(health.summary())
     with context.bodies.raw(request) as data:
         call = invocation(request, data, record)
-    pieces = _Pieces(context.engine, call, ClientWatch.of(request.environ))
+    pieces = _Pieces(engine, call, ClientWatch.of(request.environ))
     try:
         first = next(pieces)
         if first.head is None:
@@ -84,7 +88,7 @@ def _answer(context: ServerContext) -> Response:
 class _Pieces:
     """The pieces of one answer. Always `close` it."""
 
-    def __init__(self, engine: Engine, call: Invocation, client: ClientWatch) -> None:
+    def __init__(self, engine: HandlerEngine, call: Invocation, client: ClientWatch) -> None:
         self._engine = engine
         self._id = call.id
         self._client = client

@@ -19,7 +19,6 @@ from engines.core import (
 )
 from engines.errors import EngineDied
 from engines.health import EngineState, Health
-from engines.invocations import Invocation, InvocationOutput
 
 SERVES = Health(EngineState.READY, "", 0.0)
 
@@ -50,9 +49,6 @@ class FakeCopy:
         self.streams |= dict.fromkeys((request.id for request in requests), stream)
         if self.state.state is EngineState.FAILED:
             self.fail_all()
-
-    def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
-        raise AssertionError("no handler runs here")
 
     def abort(self, request_id: str, reason: AbortReason) -> None:
         self.aborted.append(request_id)
