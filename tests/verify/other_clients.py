@@ -2,9 +2,9 @@
 
     python -m tests.verify.other_clients [--rounds N]
 
-A server has one core and the client
-another, so that a client's own work does not make the server slower. A paced server, which answers by the clock, shows
-what the clients make of equal times; a real one does not take equal times twice.
+The paced server, which gives every token by the clock, decides: clients that see equal times must report equal figures.
+The real one does not take equal times twice, so what is seen there is printed without a verdict. A server has one core
+and the client another, so that a client's own work does not make the server slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.verify.load_clients import INPUT_TOKENS, OURS, Figures, Run, installe
 
 NUMBER = 40
 TITLE = (
-    "lmi bench agrees within 5 % with guidellm and vllm bench serve: tokens/s and median time to first token"
+    "lmi bench agrees within 5 % with guidellm and vllm bench serve on a paced server; a real one beside it"
 )
 
 CLOSED: dict[str, Any] = {"users": 8, "requests": 64}
@@ -91,10 +91,9 @@ class Agreement:
             for (words, of), found in zip(MEASURES.items(), (closed, opened), strict=True):
                 seen = ratio_of_rounds((of(one[OURS]) / of(one[name]) for one in found), 1)
                 assert seen is not None
-                report.require(
-                    seen.low <= 1 + MOST_APART and seen.high >= 1 - MOST_APART,
+                report.figure(
                     f"{words}: {seen.value:.3f} of what {name} reports (95 % interval {seen.low:.3f} to"
-                    f" {seen.high:.3f})",
+                    f" {seen.high:.3f})"
                 )
 
 
