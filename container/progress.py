@@ -62,7 +62,7 @@ class Bars:
     def start(self, title: str) -> None:
         self.finish()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}", markup=False),

@@ -53,9 +53,11 @@ class Table:
     def print_to(self, console: Console) -> None:
         table = RichTable()
         for place, name in enumerate(self.header):
-            table.add_column(name, justify="left" if place < self.num_left else "right", overflow="fold")
+            table.add_column(
+                Text(name), justify="left" if place < self.num_left else "right", overflow="fold"
+            )
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # not markup: a name or an error may hold brackets
         # A title stays on one line however narrow the terminal is: it may hold a path to copy.
         console.print(Text(self.title, style="bold"), soft_wrap=True)
         console.print(table)

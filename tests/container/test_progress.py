@@ -23,9 +23,9 @@ def test_a_log_gets_a_line_at_the_start_and_one_each_quarter() -> None:
 def test_a_terminal_gets_a_bar_and_whole_lines() -> None:
     screen = io.StringIO()
     view = Bars(Console(file=screen, force_terminal=True, width=60))
-    view.start("converting")
+    view.start("converting v[int8]")
     view.update(3, 4)
     view.finish()
     view.say("x" * 100 + "[not markup]")
-    assert "converting" in screen.getvalue()
+    assert "converting v[int8]" in screen.getvalue()
     assert "x" * 100 + "[not markup]" in screen.getvalue()

@@ -250,9 +250,12 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
         table.print_to(console)
     for sentence in (*written.findings, *caveats(comparison)):
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
-    options.output.write_text(written.markdown(), encoding="utf-8")
-    click.echo(f"report: {options.output}", err=True)
     document = as_json(report.json_values(comparison, origin, extra))
     write_json(document, options.json_path)
+    try:
+        options.output.write_text(written.markdown(), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {options.output}: {error.strerror}") from error
+    click.echo(f"report: {options.output}", err=True)
     if options.report:
         write_report(document, options.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,31 @@ def test_the_report_is_written_with_the_step_traces_of_servers_that_it_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The folder of the traces is that of the logs, which does not outlive the command."""
+    folders = measure_made_up_speeds(monkeypatch)
+    options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.html")]
+    done = CliRunner().invoke(compare, ["one", "two", *options])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
+    assert "<h1>Comparison of a and b</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert [folder.exists() for folder in folders] == [False]
+
+
+def test_results_are_kept_as_json_when_the_report_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure_made_up_speeds(monkeypatch)
+    output = tmp_path / "report.md"
+    output.symlink_to(tmp_path / "gone" / "report.md")
+    done = CliRunner().invoke(
+        compare, ["one", "two", "--output", str(output), "--json", str(tmp_path / "results.json")]
+    )
+    assert done.exit_code == 1
+    assert f"Error: --output: cannot write {output}: No such file or directory" in done.output
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rounds"]
+
+
+def measure_made_up_speeds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Let the command measure nothing. Return the folders of step traces that its runners are given."""
     folders: list[Path] = []
 
     class Runner:
@@ -167,9 +193,4 @@ def test_the_report_is_written_with_the_step_traces_of_servers_that_it_starts(
 
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)
     monkeypatch.setattr(compare_command, "read_selection", lambda selection, plan, *others: ((), plan))
-    options = ["--output", str(tmp_path / "report.md"), "--report", str(tmp_path / "page.html")]
-    done = CliRunner().invoke(compare, ["one", "two", *options])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Comparison of a and b")
-    assert "<h1>Comparison of a and b</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [folder.exists() for folder in folders] == [False]
+    return folders
