@@ -174,7 +174,7 @@ BODIES: tuple[Malformed, ...] = (
     _lmi("stream a string", {"inputs": "Hello", "stream": "true"}, "stream", '"true"', "true or false"),
     _lmi("stream a number", {"inputs": "Hello", "stream": 1}, "stream", "1", "true or false"),
     _lmi("model a number", {"inputs": "Hello", "model": 7}, "model", "7", "256"),
-    _lmi("adapters", {"inputs": "Hello", "adapters": ["a1"]}, "adapters", "a1", "null"),
+    _lmi("adapters", {"inputs": "Hello", "adapters": ["a1"]}, "adapters", "a1", "LoRA"),
     # Parameters
     _parameter("max_new_tokens", 0, "0", "at least 1"),
     _parameter("max_new_tokens", -5, "-5", "at least 1"),

@@ -36,7 +36,9 @@ REFUSED: dict[str, Any] = {
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "suffix": "the end",
+    "adapter": "french",
     "adapter_id": "my-lora",
+    "adapters": ["french"],
     "chat_template": "{{ 1 }}",
     "documents": [{"text": "x"}],
     "prompt_embeds": "AAAA",
@@ -70,6 +72,7 @@ NEUTRAL: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "forced_eos_token_id": None,
     "guided_json": None,
+    "adapters": [""],
 }
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -118,6 +121,18 @@ def test_beside_parameters_too(make_client: MakeClient) -> None:
         assert reply.status_code == 424
         assert reply.get_json()["error"].startswith(f"{name}: given ")
     assert client.post("/invocations", json={"inputs": "Hi", "colour": "red"}).status_code == 200
+
+
+@pytest.mark.parametrize("body", [body for body in BODIES if body != "parameters"])
+def test_parameters_beside_openais_fields_are_refused(
+    body: str, client: FlaskClient, engine: FakeEngine
+) -> None:
+    reply = send(client, body, {"parameters": {"max_new_tokens": 5}})
+    assert reply.status_code in (400, 424)
+    assert "parameters: given " in reply.text
+    assert "top level" in reply.text
+    assert engine.requests == []
+    assert send(client, body, {"parameters": {}}).status_code == 200
 
 
 def test_tools_that_are_not_to_be_called_are_accepted(client: FlaskClient) -> None:

@@ -128,8 +128,7 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
             raise InvalidField(name, f'belongs inside \'parameters\', as {{"parameters": {{"{name}": ...}}}}')
         raise refuse_unknown(name, name, body[name], _FIELDS)
     model_name(body.get("model"))
-    if body.get("adapters") not in (None, "", [], [""]):
-        raise refuse("adapters", body["adapters"], "null, or leave it out; LoRA adapters are not supported")
+    refuse_unsupported("adapters", body.get("adapters"), Names.LMI)
 
 
 def _framing(context: ApiContext, parameters: Parameters, stream: Any) -> Framing | None:
