@@ -6,6 +6,7 @@ import functools
 import itertools
 import re
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -48,19 +49,31 @@ class _Life:
 
     server: ReadyServer
     shared: SharedServer
-    step_trace: str
+    step_trace: Path | None
+    """Where its steps are once it has stopped."""
+    own_trace: Path
+    """Where they are before, if its file has option.step_trace, which other servers may write too."""
     rounds: list[int] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     """Names of configurations."""
 
-    def result(self) -> StayResult:
-        return StayResult(
+    def stop(self) -> StayResult:
+        """Raises: as `ReadyServer.stop`."""
+        result = StayResult(
             configuration=self.served[0],
             rounds=tuple(dict.fromkeys(self.rounds)),
             start_up_seconds=self.server.start_up_seconds,
             peak_memory_bytes=self.server.peak_memory(),
             configurations=tuple(dict.fromkeys(self.served)),
         )
+        self.server.stop()
+        if self.step_trace and not self.step_trace.exists() and self.own_trace.is_file():
+            shutil.copyfile(self.own_trace, self.step_trace)
+        return result
+
+    @property
+    def is_traced(self) -> bool:
+        return self.step_trace is not None and (self.step_trace.is_file() or self.own_trace.is_file())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +107,7 @@ class ComparisonRunner:
                 self._make_requests(number)  # before a server runs that would have to wait for them
                 for name in in_turn(list(shared), number):
                     if life is not None and life.shared is not shared[name]:
-                        stays.append(life.result())
-                        life.server.stop()
+                        stays.append(life.stop())
                         life = None
                     life = life or self._start(shared[name], len(stays) + 1, name, number)
                     rounds += self._rounds(life, name, number)
@@ -103,8 +115,7 @@ class ComparisonRunner:
                 if reason := reason_to_stop(made, time.monotonic() - began):
                     break
             if life is not None:
-                made = replace(made, stays=(*stays, life.result()), stopped=reason)
-                life.server.stop()
+                made = replace(made, stays=(*stays, life.stop()), stopped=reason)
             return made
         finally:
             if life is not None:
@@ -121,10 +132,12 @@ class ComparisonRunner:
         config = shared.started_as
         stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
         variables = {launch.ADMIN_TOKEN: self.admin_token} if shared.switches else {}
-        trace = ""
+        trace = None
         if self.trace_folder is not None and config.engine == "MPI" and not config.url:
-            trace = str(self.trace_folder.absolute() / f"{stem}.jsonl")
-            variables["OPTION_STEP_TRACE"] = trace
+            path = self.trace_folder.absolute() / f"{stem}.jsonl"
+            variables["OPTION_STEP_TRACE"] = str(path)
+            trace = _of_first_copy(path, config)
+            trace.unlink(missing_ok=True)
         self.view.start(f"{config.name}: starting")
         server = self.start(config, self.log_folder / f"{stem}.log", variables)
         try:
@@ -139,7 +152,8 @@ class ComparisonRunner:
         except BaseException:
             server.kill()
             raise
-        return _Life(server, shared, trace)
+        own = Path(config.values.get("option.step_trace", "(none)"))
+        return _Life(server, shared, trace, _of_first_copy(own, config))
 
     def _rounds(self, life: _Life, name: str, number: int) -> list[RoundResult]:
         """All scenarios of one round of a configuration."""
@@ -182,7 +196,7 @@ class ComparisonRunner:
             ),
             began=began,
             ended=ended,
-            step_trace=life.step_trace if Path(life.step_trace).is_file() else "",
+            step_trace=str(life.step_trace) if life.is_traced else "",
         )
         self.view.say(_one_line(title, result))
         return result
@@ -220,6 +234,12 @@ class ComparisonRunner:
             server.kill()  # ends the requests in flight, and with them the other thread
             thread.join(_END_SECONDS)  # that of a server which keeps running ends with this process
             raise
+
+
+def _of_first_copy(trace: Path, config: Configuration) -> Path:
+    """The file that gets the steps: with several copies of the model, that of the first one."""
+    alone = config.values.get("option.data_parallel_size", "1") == "1"
+    return trace if alone else trace.with_stem(f"{trace.stem}-copy1")
 
 
 def _one_line(title: str, result: RoundResult) -> str:

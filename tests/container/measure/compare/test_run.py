@@ -199,6 +199,41 @@ def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path
     assert "OPTION_STEP_TRACE" not in fakes.variables[1]
 
 
+def test_the_steps_of_each_server_are_kept_where_the_file_names_one_trace_for_all(
+    model: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    fakes = FakeServers(
+        {
+            name: Behaviour(before_answer=lambda server, number, name=name: own.write_text(name))  # type: ignore[misc]
+            for name in ("a", "b")
+        }
+    )
+    configs = [make_configuration(name, step_trace=str(own)) for name in ("a", "b")]
+    plan = Plan((SHORT,), 1, seed=0)
+    stale = tmp_path / "01-a.jsonl"
+    stale.write_text("of an earlier comparison")
+    made, _ = run_configurations(fakes, model, tmp_path, plan, configs, trace_folder=tmp_path)
+    assert [Path(one.step_trace).read_text() for one in made.rounds] == ["a", "b"]
+    assert own not in [Path(one.step_trace) for one in made.rounds]
+
+
+def test_with_several_copies_the_steps_are_those_of_the_first(model: Path, tmp_path: Path) -> None:
+    fakes = FakeServers()
+
+    def write_traces(server: FakeServer, number: int) -> None:
+        trace = Path(fakes.variables[-1]["OPTION_STEP_TRACE"])
+        for copy in (1, 2):
+            trace.with_stem(f"{trace.stem}-copy{copy}").write_text(str(copy))
+
+    fakes.behaviours["a"] = Behaviour(before_answer=write_traces)
+    configs = [make_configuration("a", data_parallel_size="2"), make_configuration("b", engine="Python")]
+    made, _ = run_configurations(
+        fakes, model, tmp_path, Plan((SHORT,), 1, seed=0), configs, trace_folder=tmp_path
+    )
+    assert Path(made.rounds[0].step_trace).read_text() == "1"
+
+
 def test_kv_use_is_looked_at_while_the_round_runs(model: Path, tmp_path: Path) -> None:
     def wait_for_a_look(config: FakeServer, number: int) -> None:
         if number == 2:  # the round's first request: the warm-up has two
