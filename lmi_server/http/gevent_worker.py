@@ -61,6 +61,11 @@ class Worker(GeventWorker):
         gevent.sleep(0)
         try:
             super().handle_request(listener_name, req, sock, addr)
+        except StopIteration:
+            # Closing with unread data would reset the connection, and the answer would be lost.
+            _discard_rest(req.body)
+            raise
+        else:
             _discard_rest(req.body)
         finally:
             sock.await_request()

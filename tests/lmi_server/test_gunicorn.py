@@ -271,6 +271,18 @@ def test_a_refused_body_is_taken_in_so_that_the_refusal_arrives(address: tuple[s
         assert b"HTTP/1.1 200 " in rest_of(client)
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_refused_body_is_taken_in_before_the_connection_closes(
+    version: bytes, address: tuple[str, int]
+) -> None:
+    body = b"x" * 3_000_000
+    head = HEAD.replace(b"1.1", version) + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(address, timeout=60) as client:
+        client.sendall(head + body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.split()[1] == b"413"
+
+
 def test_clients_that_ask_for_nothing_do_not_delay_the_end(model_folder: Path) -> None:
     with running(model_folder, 600) as (server, address), contextlib.ExitStack() as stack:
         answered, silent = (
