@@ -28,6 +28,9 @@ from engines.wire import InvocationOutputs, Invoke, ToEngine
 
 logger = logging.getLogger(__name__)
 
+GROW_AGAIN_SECONDS = 60.0
+"""Time before another worker is tried, when one beyond `min_workers` could not load the handler."""
+
 
 class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     """Runs one call at a time in each worker, or many of an asynchronous handler. One thread.
@@ -51,8 +54,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._slots: list[Slot] = []
         self._alone: deque[RunningInvocation] = deque()
         """Requests of calls that failed: each runs again, alone, before all others."""
-        self._deaths = 0
-        """Ends of workers in a row while they loaded or had nothing to do."""
+        self._grow_at = 0.0
+        """When workers beyond `min_workers` may be started, at the earliest."""
         self._was_ready = False
 
     def serve(self, front: Front) -> None:
@@ -69,6 +72,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                     self._handle(front, client, message)
                 for slot in list(self._slots):
                     self._read(front, slot)
+                for slot in list(self._slots):
                     self._kill_if_stuck(front, slot)
                 self._start_calls()
                 self._fit_workers(front)
@@ -144,15 +148,21 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _ended(self, front: Front, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in it gets the error.
 
+        One beyond `min_workers` that could not load the handler is dropped: the others serve.
+
         Raises:
-            EngineFailed: workers end without a request to blame.
+            EngineFailed: a worker ends again and again without a request to blame.
         """
         logger.error("worker %d is gone with %d requests: %s", slot.number, len(slot.running), error)
+        if slot.loading and len(self._slots) > self._config.handler.min_workers:
+            self._grow_at = self._clock() + GROW_AGAIN_SECONDS
+            self._drop_slot(front, slot)
+            return
         if slot.calls:
-            self._deaths = 0
+            slot.deaths = 0
         else:
-            self._deaths += 1
-            if not self._was_ready or self._deaths >= MAX_DEATHS:
+            slot.deaths += 1
+            if not self._was_ready or slot.deaths >= MAX_DEATHS:
                 what = "it loaded the handler" if slot.loading else "it had nothing to do"
                 raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
         was_alone = len(slot.calls) == 1
@@ -193,7 +203,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._report_state()
 
     def _set_free(self, slot: Slot) -> None:
-        self._deaths = 0
+        slot.deaths = 0
         slot.idle_since = self._clock()
         if not self._batcher.is_free:
             self._batcher.set_free(self._clock())
@@ -209,20 +219,23 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._slots.append(slot)
         front.watch(slot.process.fileno())
 
+    def _drop_slot(self, front: Front, slot: Slot) -> None:
+        front.unwatch(slot.process.fileno())
+        slot.process.close()
+        self._slots.remove(slot)
+
     def _fit_workers(self, front: Front) -> None:
         """Start another worker while requests wait for one, and end those that have been idle for long."""
         settings = self._config.handler
         now = self._clock()
         waits = bool(self._batcher.num_waiting or self._alone)
         if waits and all(slot.calls and not slot.has_room for slot in self._slots):
-            if len(self._slots) < settings.max_workers:
+            if len(self._slots) < settings.max_workers and now >= self._grow_at:
                 self._add_slot(front, now + settings.loading_timeout)
             return
         for slot in self._slots[settings.min_workers :]:
             if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:
-                front.unwatch(slot.process.fileno())
-                slot.process.close()
-                self._slots.remove(slot)
+                self._drop_slot(front, slot)
 
     # Calls and answers
 

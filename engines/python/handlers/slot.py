@@ -60,6 +60,8 @@ class Slot:
     loading: bool = True
     load_deadline: float | None = None
     """When a worker that loads the handler is stuck; None: the supervisor limits the time."""
+    deaths: int = 0
+    """Ends of its processes in a row, while they loaded or had nothing to do."""
     idle_since: float = 0.0
     """When its latest call ended."""
     takes_many: bool = False

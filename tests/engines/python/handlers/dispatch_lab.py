@@ -12,7 +12,7 @@ from engines.health import StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.python.handlers.dispatch import HandlerDispatch
 from engines.python.handlers.messages import Answered, CallDone, FromWorker
-from engines.python.messages import Ready
+from engines.python.messages import CannotLoad, Ready
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, InvocationOutputs, Invoke, ToClient, ToEngine
 from tests.engines.mpi.fakes import CLIENT
@@ -31,11 +31,15 @@ class FakeWorker:
         """The requests of each call."""
         self.forgotten: list[str] = []
         self.restarts = 0
+        self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
-    def ready(self) -> None:
-        """Report that an asynchronous handler is loaded."""
-        self._messages.append(Ready("cpu", {}, takes_many=True))
+    def ready(self, takes_many: bool = True) -> None:
+        """Report that the handler is loaded, an asynchronous one if it takes many calls at once."""
+        self._messages.append(Ready("cpu", {}, takes_many=takes_many))
+
+    def cannot_load(self) -> None:
+        self._messages.append(CannotLoad("RuntimeError: out of memory"))
 
     def answer(self, name: str) -> None:
         self._messages += [Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)])]
@@ -72,7 +76,7 @@ class FakeWorker:
         self.calls = []
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 class Lab:
@@ -87,6 +91,7 @@ class Lab:
         self._turns: Iterator[Turn] = iter(())
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers)
         settings = replace(config.handler, max_workers=num_workers + 1)
+        self.loading_timeout = settings.loading_timeout
         info = EngineInfo("m", "Handler", 1, "cpu", "", 0, 0, 0, 1, 0, False)
         board = StatusBoard.create(tmp_path / "status", 1)
         self.dispatch = HandlerDispatch(
