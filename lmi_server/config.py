@@ -46,6 +46,8 @@ class ModelSource:
     load_format: str = "auto"
     """`auto`: safetensors files. `dummy`: random weights, for which config.json is enough. `stream`: weights are read
     from S3 by each rank. The last two for engine=MPI only."""
+    every_file: bool = False
+    """Whether all files are fetched, of whatever kind and in all folders: a handler may read any of them."""
 
     @property
     def local_path(self) -> Path:

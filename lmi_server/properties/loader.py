@@ -121,7 +121,8 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
             config = dataclasses.replace(config, formatter=user, formatter_roles=code.formatters)
         if found.handler is not None:
             user = handler.build(found.handler, passed, found.values, environ)
-            config = dataclasses.replace(config, handler=user)
+            source = dataclasses.replace(config.source, every_file=True)
+            config = dataclasses.replace(config, handler=user, source=source)
         effective = _effective(found, verdict, config)
         found.loaded = Loaded(config, effective, tuple(found.warnings), tuple(found.notes))
     return found

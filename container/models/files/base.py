@@ -58,18 +58,20 @@ class RemoteScheme(Scheme):
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         copy = None if self.refusal(source) else last_published(self.copy_name(source), cache)
-        files = [] if copy is None else first_files(copy)
+        files = [] if copy is None or source.every_file else first_files(copy)
         return locate_description(files[0], cache) if files else copy
 
     def obtain(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         folder = self.locate(source, cache)
         if folder is not None and self.is_pinned(source):
             return folder
-        return _served(fetch.obtain(self._remote(source), cache, view, _selection(source)), cache, view)
+        copy = fetch.obtain(self._remote(source), cache, view, _selection(source))
+        return _served(copy, source, cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """As `obtain`, but compares the files of an existing copy with the remote. Raises ModelNotAvailable."""
-        return _served(fetch.verify(self._remote(source), cache, view, _selection(source)), cache, view)
+        copy = fetch.verify(self._remote(source), cache, view, _selection(source))
+        return _served(copy, source, cache, view)
 
     def _remote(self, source: ModelSource) -> Remote:
         if sentence := self.refusal(source):
@@ -77,12 +79,18 @@ class RemoteScheme(Scheme):
         return self.remote(source)
 
 
-def _served(copy: Path, cache: Path, view: ProgressView) -> Path:
-    """The folder that is served of a copy: of GGUF files their description. Raises ModelNotAvailable."""
-    files = first_files(copy)
+def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) -> Path:
+    """The folder that is served of a copy: of GGUF files their description, unless a handler reads them.
+
+    Raises ModelNotAvailable.
+    """
+    files = [] if source.every_file else first_files(copy)
     return make_description(files[0], cache, view) if files else copy
 
 
 def _selection(source: ModelSource) -> Selection:
     load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
-    return Selection(source.trust_remote_code, load_format != "dummy", load_format == "stream", gguf)
+    everything = source.every_file and not gguf
+    return Selection(
+        source.trust_remote_code, load_format != "dummy", load_format == "stream", gguf, everything
+    )

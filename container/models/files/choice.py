@@ -73,11 +73,16 @@ def _unsafe(path: str) -> str:
 def choose(snapshot: Snapshot) -> Snapshot:
     """The snapshot reduced to the files that serving needs: top-level ones, by their suffixes, and chat templates.
 
+    A selection of everything keeps all files.
+
     Raises: ModelNotAvailable: a refused name, no config.json, no weights where they are needed, or too much.
     """
     for file in snapshot.files:
         if why := _unsafe(file.path):
             raise ModelNotAvailable(f"{snapshot.name}: the file name {shown(file.path)} is refused: {why}")
+    if snapshot.selection.everything:
+        _bound(snapshot.name, snapshot.files, MAX_TOTAL_BYTES)
+        return snapshot
     suffixes = (*_SUFFIXES, ".py") if snapshot.selection.with_code else _SUFFIXES
     top = {file.path: file for file in snapshot.files if "/" not in file.path}
     gguf = _gguf_files(snapshot)
@@ -147,13 +152,13 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; there {_listed(top)}")
 
 
-def _bound(name: str, files: tuple[RemoteFile, ...]) -> None:
+def _bound(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_SMALL_BYTES) -> None:
     if len(files) > MAX_FILES:
         raise ModelNotAvailable(f"{name} has {len(files)} files; a model has at most {MAX_FILES}")
     for file in files:
-        if file.size < 0 or (file.size > MAX_SMALL_BYTES and not is_weights(file.path)):
+        if file.size < 0 or (file.size > max_small_bytes and not is_weights(file.path)):
             raise ModelNotAvailable(
-                f"{name}: {file.path} has {file.size} bytes; such a file has at most {MAX_SMALL_BYTES}"
+                f"{name}: {file.path} has {file.size} bytes; such a file has at most {max_small_bytes}"
             )
     if sum(file.size for file in files) > MAX_TOTAL_BYTES:
         raise ModelNotAvailable(f"{name} has more than {MAX_TOTAL_BYTES} bytes")

@@ -45,9 +45,11 @@ def key(name: str) -> str:
 
 
 def copy_name(name: str, selection: Selection) -> str:
-    """Name of the copies of the remote `name`; a copy without weights is never used as a whole one."""
+    """Name of the copies of the remote `name`; a copy of some files is never used as a whole one."""
     if selection.gguf:
         name = f"{name} ({selection.gguf})"
+    if selection.everything:
+        return f"{name} (all files)"
     if selection.streamed:
         return f"{name} (headers of weights)"
     return name if selection.with_weights else f"{name} (without weights)"

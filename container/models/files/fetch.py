@@ -172,6 +172,8 @@ class _Fetch:
     def _files(self) -> tuple[RemoteFile, ...]:
         """The files to fetch; fetches the index of a model in several files first, which names its weights."""
         snapshot: Snapshot = self.copy.snapshot
+        if snapshot.selection.everything:
+            return snapshot.files
         for file in snapshot.files:
             if file.path == choice.INDEX:
                 if self._fetch(file, lambda count: None):

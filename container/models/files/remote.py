@@ -35,6 +35,8 @@ class Selection:
     """Whether weights stay where they are: their files have headers here, and holes where tensors are."""
     gguf: str = ""
     """The GGUF file, or the quantisation of the only one; empty: none is named."""
+    everything: bool = False
+    """Whether all files are fetched, of whatever kind and in all folders."""
 
 
 WITHOUT_CODE = Selection()

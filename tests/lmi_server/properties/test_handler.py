@@ -61,6 +61,13 @@ def test_every_option_is_passed_on_whatever_it_is(folder: Path) -> None:
     assert found.options == {**passed, "entryPoint": "model.py"}
 
 
+def test_all_files_of_a_handlers_model_are_fetched(folder: Path) -> None:
+    source = "option.model_id=s3://bucket/prefix"
+    assert with_properties(folder, source).config.source.every_file
+    (folder / "model.py").unlink()
+    assert not with_properties(folder, source).config.source.every_file
+
+
 def test_workers_and_the_function_are_options(folder: Path) -> None:
     (folder / "model.py").write_text("from x import predict\n")
     found = handler(folder, "minWorkers=2", "maxWorkers=3", "max_idle_time=9", "option.handler=predict")

@@ -60,6 +60,8 @@ class S3Remote:
 
     address: S3Address
     environ: Mapping[str, str] = field(repr=False)
+    nested: bool = False
+    """Whether objects in folders below the prefix belong to the model."""
     _clients: list[Any] = field(default_factory=list, repr=False)
     """The one client, once it is connected."""
 
@@ -129,14 +131,16 @@ class S3Remote:
         for entry in page.get("Contents", ()):
             path = self._below(entry["Key"])
             # A folder itself may be an object: consoles make folders this way.
-            if path and path != TEMPLATES:
+            if path and not path.endswith("/"):
                 yield RemoteFile(path, int(entry["Size"]), str(entry["ETag"]))
 
     def _pages(self, folder: str = "") -> Iterator[Mapping[str, Any]]:
-        """The pages of the listing, one folder deep: `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
+        """The pages of the listing: `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
         client, budget = self._clients[0], RetryBudget()
         prefix = f"{self.address.prefix}{folder}"
-        address = {"Bucket": self.address.bucket, "Prefix": prefix, "Delimiter": "/"}
+        address = {"Bucket": self.address.bucket, "Prefix": prefix}
+        if not self.nested:
+            address["Delimiter"] = "/"
         for _ in range(_MAX_PAGES):
             page = attempt(lambda: client.list_objects_v2(**address), budget, self.name)
             yield page

@@ -147,6 +147,17 @@ def test_sizes_and_numbers_are_bounded() -> None:
         choice.choose(snapshot("config.json", *many))
 
 
+def test_for_a_handler_all_files_are_taken_and_only_names_and_totals_are_checked() -> None:
+    everything = Selection(everything=True)
+    paths = ["model.safetensors", "folder/x.bin", "a.gguf", "b.gguf", "code.py", choice.INDEX]
+    listed = replace(snapshot(*paths, size=choice.MAX_SMALL_BYTES + 1), selection=everything)
+    assert choice.choose(listed) == listed
+    with pytest.raises(ModelNotAvailable, match="is refused"):
+        choice.choose(replace(snapshot("../x"), selection=everything))
+    with pytest.raises(ModelNotAvailable, match="more than"):
+        choice.choose(replace(snapshot("x.bin", "y.bin", size=choice.MAX_TOTAL_BYTES), selection=everything))
+
+
 def test_a_digest_names_content_and_place() -> None:
     one = snapshot("config.json", "model.safetensors")
     assert one.digest == snapshot("model.safetensors", "config.json").digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from container.models import files as model_files
+from container.progress import LogLines
 from lmi_server.config import ModelSource
 from lmi_server.text.template_files import read_templates
 from tests.container.models.files.s3_lab import NEEDED, S3Lab, same
@@ -59,6 +61,40 @@ def test_named_chat_templates_are_fetched(s3: S3Lab, tiny_model: Path) -> None:
     template.unlink()
     assert s3.obtain(load_format="stream")[0] == folder
     assert read_templates(folder)["tool_use"] == "with tools"
+
+
+def test_a_handler_gets_the_whole_prefix(s3: S3Lab, tiny_model: Path) -> None:
+    s3.upload(tiny_model)
+    others = {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "1_Pooling/deep/x.bin": b"pickle",
+        "x.gguf": b"no",
+    }
+    for name, content in (others | {"1_Pooling/": b"", "1_Pooling/deep/": b""}).items():
+        s3.put(f"mine/{name}", content)
+    s3.put("mine-too/x.bin", b"another model's")
+    served, _ = s3.obtain()
+    for source in (
+        ModelSource(s3.address(), every_file=True),
+        ModelSource(s3.address("mine/"), every_file=True),
+    ):
+        folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
+        assert folder == model_files.locate(source, s3.cache) != served
+        found = {
+            str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
+        assert found == {path.name: path.read_bytes() for path in tiny_model.iterdir()} | others
+    assert model_files.locate(ModelSource(s3.address()), s3.cache) == served
+
+
+def test_a_handler_gets_the_gguf_file_that_it_names(s3: S3Lab) -> None:
+    for name in ("x-Q4_0.gguf", "x-Q8_0.gguf", "config.json"):
+        s3.put(f"mine/{name}", name.encode())
+    source = ModelSource(s3.address("mine/x-Q4_0.gguf"), every_file=True)
+    folder = model_files.obtain(source, LogLines(io.StringIO()), s3.cache)
+    assert folder == model_files.locate(source, s3.cache)
+    assert {path.name for path in folder.iterdir()} == {"x-Q4_0.gguf", "config.json"}
 
 
 def test_a_prefix_is_a_folder(s3: S3Lab, tiny_model: Path) -> None:
