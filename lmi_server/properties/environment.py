@@ -15,8 +15,6 @@ from pathlib import Path
 from lmi_server.properties.problems import Problem, Source
 from lmi_server.values.show import masked
 
-Warn = Callable[[str, str], None]
-
 
 class Rank(IntEnum):
     """Precedence where one option is set in several places: the lowest wins."""
@@ -102,8 +100,8 @@ _NOT_KEYS = {
     "SERVING_OPTS": "there is no Java virtual machine here",
     "SERVING_DOWNLOAD_DIR": "the cache is LMI_CACHE_DIR",
 }
-# What Kubernetes injects for a service that happens to be called `serving`.
-_KUBERNETES = re.compile(r"SERVING_(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
+# What Kubernetes injects for a service whose name is `serving` or begins with `serving-`.
+_KUBERNETES = re.compile(r"SERVING_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)\Z")
 _LOAD_MODELS = re.compile(r"(?:\[?(?P<labels>[^\]=]*)\]?=)?(?P<url>[^=]+)\Z")
 
 

@@ -166,6 +166,10 @@ def test_variables_of_other_programs_are_let_alone(tmp_path: Path) -> None:
         "SERVING_SERVICE_PORT_HTTP": "80",
         "SERVING_PORT": "tcp://10.0.0.1:80",
         "SERVING_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "SERVING_LLAMA_7B_SERVICE_HOST": "10.0.0.2",
+        "SERVING_LLAMA_7B_SERVICE_PORT_HTTP": "80",
+        "SERVING_LLAMA_7B_PORT": "tcp://10.0.0.2:80",
+        "SERVING_LLAMA_7B_PORT_80_TCP_PROTO": "tcp",
     }
     environ = {**kubernetes, "SAGEMAKER_REGION": "x", "PATH": "/bin", "OPTIONS": "x", "HF_TOKEN": "hf_secret"}
     loaded = load_with(tmp_path, environ, "")
