@@ -47,6 +47,7 @@ from container.run.stop_signals import StopRequested, StopSignals
 
 DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests for each user: they fall out of step, and batches change while they run."""
+_MAX_ROUNDS = 50
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
 
@@ -125,7 +126,12 @@ _DURATION = _Quantity("time", {"s": 1, "m": 60, "h": 3600}, "a number with s, m 
 @click.option(
     "--time", "max_seconds", type=_DURATION, help="Run more rounds, but start none after this time: 10m."
 )
-@count_option("--max-rounds", 50, "With --precision or --time: the most rounds.", most=1000)
+@click.option(
+    "--max-rounds",
+    type=click.IntRange(1, 1000),
+    help="With --precision or --time: the most rounds.",
+    show_default=f"{_MAX_ROUNDS}",
+)
 @load_options(DEFAULT_LOAD)
 @dialect_option
 @seed_option
@@ -155,7 +161,7 @@ def compare(
     rounds: int,
     precision: float | None,
     max_seconds: float | None,
-    max_rounds: int,
+    max_rounds: int | None,
     load: LoadChoice,
     seed: int,
     dialect: str,
@@ -182,7 +188,9 @@ def compare(
     stopping = None
     if precision is not None or max_seconds is not None:
         limit = math.inf if max_seconds is None else max_seconds
-        stopping = StoppingRule(precision, max(rounds, max_rounds), limit)
+        stopping = StoppingRule(precision, max(rounds, max_rounds or _MAX_ROUNDS), limit)
+    elif max_rounds is not None:
+        raise click.UsageError("--max-rounds: only with --precision or --time; --rounds is their number")
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = launch.environment()

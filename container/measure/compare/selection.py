@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from container.measure.compare.derive import derive
 from container.measure.compare.plan import Plan
 from container.models import files as model_files
 from container.progress import ProgressView
+from lmi_server.properties.option import Status
 from lmi_server.properties.options import by_name
 from lmi_server.values.nearest import nearest
 
@@ -137,7 +138,9 @@ def read_selection(
             derive(point_name(point, file.name), file.path, made, point) if point else file
             for point in points
         )
-        return read(paths), plan
+        configs = read(paths)
+        _require_effect(points[-1], configs)
+        return configs, plan
     named = dict(zip(names, selection.places, strict=True))
     found = read([NamedPath(name, Path(place)) for name, place in named.items() if not is_url(place)])
     by_configuration = {config.name: config for config in found}
@@ -149,6 +152,16 @@ def read_selection(
     added, parts = attribution.divide(configs, made)
     further = attribution.further_pairs(parts)
     return (*configs, *read(added)), replace(plan, parts=parts, further_pairs=further)
+
+
+def _require_effect(keys: Iterable[str], configs: Sequence[Configuration]) -> None:
+    """Check that each key acts on some configuration. The last one has them all. Raises BadConfiguration."""
+    last, engines = configs[-1], {"any", *(config.engine for config in configs)}
+    for option in map(by_name().__getitem__, keys):
+        works = option.status is Status.WORKS and option.engine in engines
+        if not works and option.name in last.values:  # others are a handler's own
+            why = option.reason or f"it is for engine={option.engine} (got engine={last.engine})"
+            raise BadConfiguration(f"--set: {option.name} has no effect: {why}")
 
 
 def tokenizers_for(configs: Sequence[Configuration], tokenizer: Path | None) -> dict[str, Path]:

@@ -86,6 +86,10 @@ def simulate(
         target = named_target(instance, device, count)
         if target is None and step_trace is None:
             raise CannotSimulateError("--instance, --device: not given; allowed: one of them, or --calibrate")
+        if prices and price_per_hour:
+            raise CannotSimulateError("--prices, --price-per-hour: give one of them")
+        if prices and not instance:
+            raise CannotSimulateError("--prices: only with --instance; others have --price-per-hour")
         scenario = load.scenario(_DEFAULT)
         server = read_server(path, model, target or this_machine(detect(launch.environment())))
         times = step_times(server, target, step_trace)

@@ -42,6 +42,7 @@ from tests.lmi_server.fakes import build_model_folder
         (["one", "two", "--precision", "3"], "such as 3%"),
         (["one", "two", "--precision", "0%"], "above 0"),
         (["one", "two", "--time", "10"], "such as 10m"),
+        (["one", "two", "--max-rounds", "3"], "--max-rounds: only with --precision or --time"),
         (["--aws-post", "--attribute"], "--attribute: not with --aws-post"),
         (["--aws-post", "one"], "PATH: not with --aws-post, which has its own configurations (got one)"),
         (["--aws-post", "--input-tokens", "32"], "--input-tokens: not with --aws-post"),

@@ -74,6 +74,22 @@ def test_faults_of_the_file_and_of_a_value_are_reported_as_such(folder: Path, tm
         read(Selection((str(folder),), ("option.max_rolling_batch_size=8,none",)), tmp_path)
 
 
+def test_an_option_that_acts_on_no_configuration_is_refused(folder: Path, tmp_path: Path) -> None:
+    def refusal(*settings: str) -> str:
+        made = tmp_path / settings[0]
+        made.mkdir()
+        with pytest.raises(BadConfiguration) as refused:
+            read(Selection((str(folder),), settings), made)
+        return str(refused.value)
+
+    assert refusal("option.swap_space=1,2").startswith("--set: option.swap_space has no effect: ")
+    (folder / "serving.properties").write_text("engine=Python\n")
+    said = "--set: option.max_rolling_batch_size has no effect: it is for engine=MPI (got engine=Python)"
+    assert refusal("option.max_rolling_batch_size=8") == said
+    both = ("engine=Python,MPI", "option.max_rolling_batch_size=8,16")
+    assert len(read(Selection((str(folder),), both), tmp_path)[0]) == 4
+
+
 def test_files_stand_beside_running_servers(folder: Path, tmp_path: Path) -> None:
     with ScriptedServer(lambda number, body: Script(), metrics=lambda: b"x 1\n") as server:
         configs, _ = read(Selection((server.url, str(folder))), tmp_path)

@@ -91,7 +91,12 @@ def test_this_machine_with_times_of_its_trace(
         (("--instance", "ml.g5.48xlarg"), "did you mean ml.g5.48xlarge"),
         (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance has its own devices"),
         (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance has its own devices"),
-        (("--device", "A10G", "--prices", "none.json"), "--prices: cannot read none.json"),
+        (("--instance", "ml.g5.48xlarge", "--prices", "none.json"), "--prices: cannot read none.json"),
+        (("--device", "A10G", "--prices", "none.json"), "--prices: only with --instance"),
+        (
+            ("--instance", "ml.g5.48xlarge", "--prices", "none.json", "--price-per-hour", "2"),
+            "--prices, --price-per-hour: give one of them",
+        ),
     ],
 )
 def test_wrong_options_are_named(
