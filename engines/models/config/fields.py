@@ -8,6 +8,9 @@ from typing import Any
 
 from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, Rotary, Yarn
 
+_ROPES = ("rope_scaling", "rope_parameters")
+"""Fields with the parameters of rotary embeddings; the first that is there counts."""
+
 
 class UnsupportedModel(ValueError):
     """The folder holds no supported model; the text says what is missing or unknown."""
@@ -30,7 +33,7 @@ class Fields:
     def with_rope_type(self, new: str, old: str) -> Fields:
         """Return these fields with the rope type `new` where it is `old`."""
         changed = {}
-        for name in ("rope_parameters", "rope_scaling"):
+        for name in _ROPES:
             rope = self._data.get(name)
             if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == old:
                 changed[name] = {**rope, "rope_type": new}
@@ -127,18 +130,31 @@ class Fields:
             raise UnsupportedModel("rope_theta is 1; rope type 'yarn' needs another one")
         return Rotary(dim, theta, scaling)
 
+    def rope_types(self) -> set[str]:
+        """Return the rope types that the file names, for all layer types together."""
+        ropes = [self.part(name)._data for name in _ROPES]
+        ropes += [each for rope in ropes for each in rope.values() if isinstance(each, dict)]
+        return {str(rope.get("rope_type") or rope.get("type") or "default") for rope in ropes}
+
     def _rope(self, layer_type: str | None) -> dict[str, Any]:
-        """Return `rope_parameters`, or its entry for a layer type. Older files have the same in several fields."""
-        rope = self._data.get("rope_parameters") or self._data.get("rope_scaling") or {}
+        """Return the parameters for a layer type. Older files have the same in several fields.
+
+        As in transformers, `rope_scaling` replaces `rope_parameters`, but where these have entries for layer types it
+        only changes the one of `full_attention`.
+        """
+        scaling, parameters = (self.part(name)._data for name in _ROPES)
         near = {"rope_theta": self._data.get("rope_local_base_freq")}
-        if isinstance(rope, dict) and isinstance(rope.get(layer_type), dict):
-            own = {name: value for name, value in rope[layer_type].items() if value is not None}
+        if isinstance(own := parameters.get(layer_type), dict):
             far = {"rope_theta": self._data.get("rope_theta")}
-            return {**(near if layer_type == "sliding_attention" else far), **own}
+            outer, inner = (near, own) if layer_type == "sliding_attention" else (far, {**own, **scaling})
+            return {**outer, **{name: value for name, value in inner.items() if value is not None}}
         if layer_type == "sliding_attention":
             return near
-        if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-            raise UnsupportedModel(f"rope_parameters or rope_scaling is {rope!r}; an object is needed")
+        rope = scaling or parameters
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise UnsupportedModel(
+                f"rope_parameters or rope_scaling is {rope!r}; one for all layers is needed"
+            )
         trained = "original_max_position_embeddings"
         outer = {name: self._data[name] for name in ("rope_theta", trained) if self._data.get(name)}
         # As in transformers: a theta within `rope` counts more than one beside it, a length less.
@@ -147,7 +163,8 @@ class Fields:
 
     def rotated_features(self, head_dim: int, default: float) -> int:
         """Return how many features of a head rotary embedding turns; default: the share where the file is silent."""
-        share = self.part("rope_parameters")._data.get("partial_rotary_factor")
+        scaling, parameters = (self.part(name)._data for name in _ROPES)
+        share = (scaling or parameters).get("partial_rotary_factor")
         for name in ("partial_rotary_factor", "rotary_pct"):
             share = self._data.get(name) if share is None else share
         return int(head_dim * _positive("partial_rotary_factor", default if share is None else share))

@@ -157,10 +157,7 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
     if others:
         raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    groups = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    kinds = {str(each.get("rope_type") or each.get("type") or "default") for each in groups}
-    if changing := kinds.difference(_ROPE_TYPES):
+    if changing := Fields(data).rope_types().difference(_ROPE_TYPES):
         raise UnsupportedModel(
             f"{architecture} with rope type {changing.pop()!r}, whose angles change with other sequences of a batch"
         )

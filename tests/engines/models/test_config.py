@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig
 
 from engines.models.architectures import read_config
 from engines.models.config import (
@@ -163,6 +164,38 @@ def test_layer_types_have_their_own_rotary_embedding(fields: dict[str, Any]) -> 
     assert sliding == Rotary(8, 1e4)
 
 
+_SCALED = {"rope_type": "linear", "factor": 8.0}
+_PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_theta": 5e5}, {"rope_scaling": {}}, {"rope_scaling": None}])
+def test_rope_scaling_replaces_rope_parameters(beside: dict[str, Any]) -> None:
+    fields = {"rope_parameters": _PLAIN, "rope_scaling": _SCALED, **beside}
+    theirs = LlamaConfig(**deepcopy(fields)).rope_parameters
+    ours = Fields(fields).rotary(8)
+    scaling = None if theirs["rope_type"] == "default" else RopeScaling("linear", theirs["factor"])
+    assert ours == Rotary(8, theirs["rope_theta"], scaling)
+
+
+def test_rope_scaling_changes_the_parameters_of_full_attention() -> None:
+    by_type = {"full_attention": _PLAIN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    fields = {"rope_parameters": by_type, "rope_scaling": _SCALED}
+    theirs = Gemma3TextConfig(**deepcopy(fields)).rope_parameters
+    assert theirs["full_attention"] == _PLAIN | _SCALED
+    assert theirs["sliding_attention"] == by_type["sliding_attention"]
+    full, sliding = (Fields(fields).rotary(8, f"{kind}_attention") for kind in ("full", "sliding"))
+    assert full == Rotary(8, 1e6, RopeScaling("linear", 8.0))
+    assert sliding == Rotary(8, 1e4)
+
+
+@pytest.mark.parametrize("scaled", [_SCALED, _SCALED | {"partial_rotary_factor": 0.75}])
+def test_the_share_of_features_that_turn_is_that_of_rope_scaling(scaled: dict[str, Any]) -> None:
+    plain = _PLAIN | {"partial_rotary_factor": 0.5}
+    fields = {"rope_parameters": plain, "rope_scaling": scaled}
+    theirs = GPTNeoXConfig(**deepcopy(fields)).rope_parameters
+    assert Fields(fields).rotated_features(16, 0.25) == 16 * theirs["partial_rotary_factor"]
+
+
 @pytest.mark.parametrize("field", sorted(set(GOOD) - {"architectures", "num_key_value_heads"}))
 def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"config\.json has no field '{field}'"):
@@ -198,7 +231,7 @@ def test_a_missing_field_is_named(field: str, tmp_path: Path) -> None:
             {"rope_scaling": _YARN["rope_scaling"] | {"mscale": 1, "mscale_all_dim": [1]}},
             r"mscale_all_dim is \[1\]; a number above 0",
         ),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "an object is needed"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "one for all layers is needed"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"vocab_size": "97"}, "vocab_size is '97'; a whole number above 0 is needed"),
         ({"hidden_size": 36.5}, r"hidden_size is 36\.5"),

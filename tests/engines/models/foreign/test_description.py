@@ -70,6 +70,11 @@ def test_layers_have_their_own_windows(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "weights .* are quantised"),
         ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "longrope"}},
+            "rope type 'longrope'",
+        ),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; an object is needed"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
