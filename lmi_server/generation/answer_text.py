@@ -5,13 +5,14 @@ The engine knows only tokens, so stop strings are found here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
 from engines.core import FinishReason, PromptLogprob, RequestOutput, SamplingParams, TokenLogprobs
+from lmi_server.generation.turns import in_turns
 from lmi_server.text.detokenizer import IncrementalDetokenizer
 from lmi_server.text.stop_strings import StopMatcher
 from lmi_server.text.tokenizer import TextModel
@@ -121,16 +122,45 @@ class TextOutput(msgspec.Struct, frozen=True):
         return "".join([token.shown for token in self.tokens]) + self.rest
 
 
+class PromptText:
+    """A prompt. Mutable: its tokens are made for the first answer that reports on them, and kept for the others."""
+
+    def __init__(self, request: GenerationRequest, text: TextModel) -> None:
+        self.request = request
+        self.text = text
+        self._tokens: tuple[TokenText, ...] = ()
+
+    def tokens(self, logprobs: Sequence[PromptLogprob]) -> tuple[TokenText, ...]:
+        """Join the prompt's tokens with what the engine reports of each but the first."""
+        if not self._tokens:
+            self._tokens = tuple(self._join(logprobs))
+        return self._tokens
+
+    def _join(self, logprobs: Sequence[PromptLogprob]) -> Iterator[TokenText]:
+        ids = self.request.prompt_token_ids
+        detokenizer = IncrementalDetokenizer(self.text, (), self.request.rules.skip_special_tokens)
+        for place, token_id in in_turns(enumerate(ids)):
+            piece = detokenizer.push(token_id)
+            if place == len(ids) - 1:
+                piece += detokenizer.flush()
+            known = logprobs[place - 1] if 0 < place <= len(logprobs) else None
+            logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
+            top = () if known is None else _top_tokens(known.top, self.text)
+            yield TokenText(token_id, piece, piece, logprob, token_id in self.text.special_ids, top)
+
+
 class AnswerText:
     """The text that follows one prompt. Mutable; belongs to the `TextGeneration` that feeds it."""
 
-    def __init__(self, index: int, request: GenerationRequest, text: TextModel) -> None:
-        """`index`: the answer's number in the call."""
+    def __init__(self, index: int, prompt: PromptText) -> None:
+        """`index`: the answer's number in the call. `prompt`: shared by all answers to it."""
+        request, text = prompt.request, prompt.text
         self.request = request
         self.num_generated = 0
         self.num_cached_tokens = 0
         """Of the prompt; the engine reports it with the first token."""
         self._index = index
+        self._prompt = prompt
         self._text = text
         self._rules = request.rules
         self._detokenizer = IncrementalDetokenizer(
@@ -182,7 +212,7 @@ class AnswerText:
         """Take what the engine reports with the first token."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.token_ids and self.request.sampling.prompt_logprobs is not None:
-            self._prompt_tokens = _prompt_tokens(self.request, output.prompt_logprobs, self._text)
+            self._prompt_tokens = self._prompt.tokens(output.prompt_logprobs)
         return self._prompt_tokens
 
     def _take_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
@@ -240,22 +270,6 @@ def _special_stops(rules: TextRules, text: TextModel) -> dict[int, str]:
     if not rules.skip_special_tokens:
         return {}
     return {text.special_tokens[stop]: stop for stop in rules.stop_strings if stop in text.special_tokens}
-
-
-def _prompt_tokens(
-    request: GenerationRequest, logprobs: Sequence[PromptLogprob], text: TextModel
-) -> tuple[TokenText, ...]:
-    """Join the prompt's tokens with what the engine reports of each but the first."""
-    detokenizer = IncrementalDetokenizer(text, (), request.rules.skip_special_tokens)
-    pieces = [detokenizer.push(token_id) for token_id in request.prompt_token_ids]
-    pieces[-1] += detokenizer.flush()
-    tokens = []
-    for place, (token_id, piece) in enumerate(zip(request.prompt_token_ids, pieces, strict=True)):
-        known = logprobs[place - 1] if 0 < place <= len(logprobs) else None
-        logprob = None if known is None else max(known.logprob, _LOWEST_LOGPROB)
-        top = () if known is None else _top_tokens(known.top, text)
-        tokens.append(TokenText(token_id, piece, piece, logprob, token_id in text.special_ids, top))
-    return tuple(tokens)
 
 
 def _top_tokens(top: TokenLogprobs, text: TextModel) -> tuple[TopToken, ...]:

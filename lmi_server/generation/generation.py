@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
 from engines.errors import DeadlineExceeded, EngineError, error_from_kind
-from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, TextOutput
+from lmi_server.generation.answer_text import (
+    AnswerText,
+    Completion,
+    GenerationRequest,
+    PromptText,
+    TextOutput,
+)
 from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
@@ -54,9 +60,9 @@ class TextGeneration:
         self._http = http
         self._prompts = tuple(requests)
         self._candidates = candidates(http, requests)
+        prompts = [PromptText(request, text) for request in requests]
         self._texts = [
-            AnswerText(index, requests[candidate.prompt], text)
-            for index, candidate in enumerate(self._candidates)
+            AnswerText(index, prompts[candidate.prompt]) for index, candidate in enumerate(self._candidates)
         ]
         self._open = {
             candidate.request.id: answer

@@ -6,7 +6,7 @@ Reads the files of a model folder with the `tokenizers` library; never imports t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lmi_server.text.template_files import DEFAULT, read_templates
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Text to token ids and back. Stateless: all requests share one."""
+    """Text to token ids and back. All requests share one, which remembers the texts of single tokens."""
 
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
@@ -37,6 +37,8 @@ class TextModel:
     """The output is a separate text, and its length does not count the prompt."""
     cleans_up_spaces: bool = False
     """Decoded texts lose spaces before punctuation: `clean_up_tokenization_spaces`."""
+    _token_texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The results of `token_text`, by id."""
 
     @classmethod
     def from_folder(cls, folder: Path, tokenizer_folder: Path | None = None) -> TextModel:
@@ -82,9 +84,13 @@ class TextModel:
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token within a text; a special token shows as its name."""
-        # The second of two, because some tokenizers drop a space at the start of a text.
-        first = self.decode([token_id], skip_special_tokens=False)
-        return self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
+        text = self._token_texts.get(token_id)
+        if text is None:
+            # The second of two, because some tokenizers drop a space at the start of a text.
+            first = self.decode([token_id], skip_special_tokens=False)
+            text = self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
+            self._token_texts[token_id] = text
+        return text
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from engines.core import FinishReason, RequestOutput
+from engines.core import FinishReason, RequestOutput, SamplingParams
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextRules
+from lmi_server.generation.candidates import HttpRequest
+from lmi_server.generation.generation import TextGeneration
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, chunks, says, tokens, top
@@ -223,3 +230,53 @@ def test_minus_infinity_is_told_as_a_number(
     lists = completions(client, logprobs=1).get_json()["choices"][0]["logprobs"]
     assert lists["token_logprobs"] == [-9999.0]
     assert lists["top_logprobs"] == [{"a": -9999.0}]
+
+
+def long_report(engine: FakeEngine, text_model: TextModel, n: int = 1) -> Sequence[Completion]:
+    """The answers to a prompt of 2000 tokens, with 20 of the likeliest in the place of each."""
+    sampling = SamplingParams(max_new_tokens=1, prompt_logprobs=20)
+    ids = tuple(place % text_model.vocabulary_size for place in range(2000))
+    request = GenerationRequest("", ids, sampling, TextRules(continues_prompt=True), "prompt", n, n)
+    http = HttpRequest("a", arrival_time=0.0)
+    generation = TextGeneration(http, [request], engine=engine, text=text_model, client=ClientWatch(None))
+    for _ in generation:
+        pass
+    return generation.result.completions
+
+
+def test_a_long_report_decodes_each_token_once(
+    engine: FakeEngine, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_model = TextModel.from_folder(model_folder)
+    num_decodes = 0
+    decode: Callable[..., str] = TextModel.decode
+
+    def counting(self: TextModel, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        nonlocal num_decodes
+        num_decodes += 1
+        return decode(self, token_ids, skip_special_tokens)
+
+    monkeypatch.setattr(TextModel, "decode", counting)
+    long_report(engine, text_model)
+    assert num_decodes <= 2 * text_model.vocabulary_size
+
+
+def test_other_greenlets_run_during_a_long_report(engine: FakeEngine, text_model: TextModel) -> None:
+    num_turns = 0
+
+    def count_turns() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            gevent.sleep(0)
+
+    other = gevent.spawn(count_turns)
+    long_report(engine, text_model)
+    other.kill()
+    assert num_turns > 5
+
+
+def test_answers_to_one_prompt_share_its_report(engine: FakeEngine, text_model: TextModel) -> None:
+    first, *others = (completion.prompt_tokens for completion in long_report(engine, text_model, n=3))
+    assert len(first) == 2000
+    assert all(tokens is first for tokens in others)

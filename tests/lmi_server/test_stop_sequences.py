@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engines.core import FinishReason, RequestOutput, SamplingParams
-from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, TextRules
+from lmi_server.generation.answer_text import AnswerText, Completion, GenerationRequest, PromptText, TextRules
 from lmi_server.text.tokenizer import TextModel
 
 ALPHABET = "ab é😀你"
@@ -30,7 +30,7 @@ def run(
     """What is shown, and the texts of the tokens that are told, step by step, and the end."""
     sampling = SamplingParams(max_new_tokens=len(ids) + 1)
     request = GenerationRequest(prompt, text_model.encode(prompt), sampling, rules, "inputs")
-    continuation = AnswerText(0, request, text_model)
+    continuation = AnswerText(0, PromptText(request, text_model))
     shown, told = [], []
     for at in range(0, len(ids), per_step):
         last = at + per_step >= len(ids)

@@ -9,6 +9,7 @@ from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_log
 from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.generation.turns import in_turns
 
 
 class CompletionsReply(OpenAiReply):
@@ -83,7 +84,7 @@ class CompletionsReply(OpenAiReply):
             "text_offset": offsets,
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens] if self._num_top else None,
+            "top_logprobs": [self._top(token) for token in in_turns(tokens)] if self._num_top else None,
         }
 
     def _top(self, token: TokenText) -> dict[str, float] | None:

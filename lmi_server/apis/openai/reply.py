@@ -11,6 +11,7 @@ from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import GenerationRequest, TokenText
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.generation.turns import in_turns
 from lmi_server.http.framing import SSE, SSE_DONE
 from lmi_server.request_log import current_record
 
@@ -82,7 +83,7 @@ def prompt_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Return vLLM's field of that name, for each prompt token an object by token id; nothing without tokens."""
     if not tokens:
         return {}
-    return {"prompt_logprobs": [_by_id(token) for token in tokens]}
+    return {"prompt_logprobs": [_by_id(token) for token in in_turns(tokens)]}
 
 
 def _by_id(token: TokenText) -> dict[str, Any] | None:
