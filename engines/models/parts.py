@@ -47,7 +47,8 @@ class Parts:
     def prefix(self) -> str:
         """Of the names of all tensors but the head's. Checkpoints that were made without a head leave it out."""
         names = self.config.names
-        return names.prefix if self.weights.has(f"{names.prefix}{names.embedding}.weight") else ""
+        stored = (each for each in (names.prefix, "") if self.weights.has(f"{each}{names.last_norm}.weight"))
+        return next(stored, names.prefix)
 
     def layer_prefix(self, layer: int) -> str:
         return self.prefix + self.config.names.layer.format(layer)
@@ -139,12 +140,14 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     config, comm, names = parts.config, parts.comm, parts.config.names
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
-    table = parts.weights.rows([f"{parts.prefix}{names.embedding}.weight"], [shard], shape)
-    tied = config.tie_word_embeddings
-    packed = parts.weights.pack(table) if tied else lmi_kernels.pack(table)
-    lookup = table if packed.native is None else packed
-    if not tied:
-        packed = parts.weights.pack(parts.weights.rows([f"{names.head}.weight"], [shard], shape))
+    stored = f"{parts.prefix}{names.embedding}.weight", f"{names.head}.weight"
+    if config.tie_word_embeddings:
+        table, head = parts.weights.tied_rows(*stored, shard, shape)
+    else:
+        table, head = (parts.weights.rows([name], [shard], shape) for name in stored)
+    packed = parts.weights.pack(head)
+    packed_table = packed if head is table else lmi_kernels.pack(table)
+    lookup = table if packed_table.native is None else packed_table
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
     embedding = VocabParallelEmbedding(lookup, shard, comm, config.embedding_scale, _positions(parts), norm)
     return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap)

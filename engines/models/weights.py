@@ -49,8 +49,8 @@ class WeightSource(ABC):
         self.device = device
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-        return True
+        """Whether a tensor of this name is stored."""
+        return False
 
     @abstractmethod
     def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
@@ -85,6 +85,17 @@ class WeightSource(ABC):
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return some columns of a matrix of `shape`: [shape[0], shard.size]."""
         return self.stacked_columns([name], shard, shape)[0]
+
+    def tied_rows(
+        self, embedding: str, head: str, shard: Shard, shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows of an embedding and of a head, each of `shape`, that the configuration ties: one tensor twice,
+        unless both are stored and these rows differ, as after training of the head alone."""
+        stored = [name for name in (embedding, head) if self.has(name)] or [embedding]
+        tables = [self.rows([name], [shard], shape) for name in stored]
+        if tables[0].is_meta or torch.equal(tables[0], tables[-1]):  # a rehearsal has no numbers to compare
+            return tables[0], tables[0]
+        return tables[0], tables[-1]
 
     def _given_dtype(self, stored: torch.dtype, num_dims: int) -> torch.dtype:
         """Return the dtype in which a weight that is stored as `stored` is returned."""

@@ -107,18 +107,18 @@ class _Builder:
         bias = None
         if getattr(outputs, "bias", None) is not None:
             bias = self._weights.rows([self._name(f"{target}.bias")], [shard], (rows,))
-        tied = self._config.tie_word_embeddings
+        stored, shape = (self._name(f"{source}.weight"), self._name(f"{target}.weight")), (rows, width)
         plain = type(inputs) is nn.Embedding
-        table = None
-        if plain or tied:
-            table = self._weights.rows([self._name(f"{source}.weight")], [shard], (rows, width))
-        head = table
-        if head is None or not tied:
-            head = self._weights.rows([self._name(f"{target}.weight")], [shard], (rows, width))
+        table: torch.Tensor | None
+        if self._config.tie_word_embeddings:
+            table, head = self._weights.tied_rows(*stored, shard, shape)
+        else:
+            table = self._weights.rows(stored[:1], [shard], shape) if plain else None
+            head = self._weights.rows(stored[1:], [shard], shape)
         packed = self._weights.pack(head, bias)
         self._set(target, Head(VocabParallelHead(packed, rows, self._comm)))
         if plain and table is not None:
-            lookup: Any = packed if tied else lmi_kernels.pack(table)
+            lookup: Any = packed if head is table else lmi_kernels.pack(table)
             lookup = table if lookup.native is None else lookup
             self._set(source, Embedding(VocabParallelEmbedding(lookup, shard, self._comm)))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engines.models.architectures import read_config
 from engines.mpi.runner.loading import LoadedModel
@@ -221,6 +222,24 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, paged: bool, tmp_
         logits = run_plans(runner, plans)
         tokens.append(int(logits[0, len(tokens) - 1].argmax()))
     assert tokens == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox"])
+@pytest.mark.parametrize("stored", ["both", "both alike", "head"])
+def test_a_stored_head_counts_though_the_configuration_ties_it(
+    kind: str, stored: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, kind)
+    file, names = tmp_path / "model.safetensors", read_config(tmp_path).names
+    tensors = load_file(file)
+    head, embedding = f"{names.head}.weight", f"{names.prefix}{names.embedding}.weight"
+    tensors[head] = tensors[embedding].clone()
+    if stored == "both":
+        tensors[head][-1] *= -2
+    if stored == "head":
+        del tensors[embedding]
+    save_file(tensors, file, {"format": "pt"})
+    _compare(make_runner(tmp_path), load_oracle(tmp_path, "fp32"), SHUFFLED, [[12, 9], [17], [3]])
 
 
 def test_a_sequence_gets_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:

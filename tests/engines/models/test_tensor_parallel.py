@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from engines.models.architectures import read_config
 from engines.models.decoder import build_decoder
@@ -101,13 +102,17 @@ class _LoneRank(Communicator):
 @pytest.mark.parametrize(("variant", "degree"), representatives(CASES, IN_MAKE_TEST))
 def test_logits_are_those_of_transformers(variant: str, degree: int, tmp_path: Path) -> None:
     _save(tmp_path, variant)
-    oracle = load_oracle(tmp_path, "fp32")
+    _compare(tmp_path, degree)
+
+
+def _compare(folder: Path, degree: int) -> None:
+    oracle = load_oracle(folder, "fp32")
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (25, 18)]
     plans = plans_in_chunks(prompts, TABLES, CHUNKS)
 
     def rank(comm: ThreadCommunicator) -> dict[tuple[int, int], torch.Tensor]:
-        return run_plans(make_runner(tmp_path, comm), plans)
+        return run_plans(make_runner(folder, comm), plans)
 
     found, *others = run_ranks(degree, rank)
     expected = [oracle_logits(oracle, prompt) for prompt in prompts]
@@ -154,6 +159,16 @@ def _kv_head_bytes(folder: Path, element: int) -> int:
     config = read_config(folder)
     columns = config.hidden_size + (1 if config.qkv_bias else 0)
     return 2 * config.num_layers * config.head_dim * columns * element
+
+
+def test_the_head_of_some_ranks_may_differ_from_a_table_that_it_is_tied_to(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    head[-1] *= -2  # of the last rank
+    save_file({**tensors, "lm_head.weight": head}, file, {"format": "pt"})
+    _compare(tmp_path, 3)
 
 
 @pytest.mark.parametrize(

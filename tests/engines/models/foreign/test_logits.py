@@ -197,6 +197,25 @@ def test_weights_are_streamed(tmp_path: Path) -> None:
     assert torch.equal(streamed, run_plans(foreign_runner(whole), plans)[0, 2])
 
 
+@pytest.mark.parametrize("stored", ["both", "both alike", "head"])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_stored_head_counts_though_the_configuration_ties_it(
+    stored: str, degree: int, tmp_path: Path
+) -> None:
+    save_foreign(tmp_path, "cohere")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    if stored == "both":
+        tensors["lm_head.weight"][-1] *= -2
+    if stored == "head":
+        del tensors["model.embed_tokens.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    worst, same = differences(tmp_path, degree)
+    assert worst < 1e-4
+    assert same
+
+
 def test_our_own_architectures_run_that_way_too(tmp_path: Path) -> None:
     save_llama(tmp_path)
     worst, same = differences(tmp_path)
