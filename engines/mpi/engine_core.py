@@ -114,6 +114,9 @@ class EngineCore:
         for output in outputs:
             self._ended(output)
         step = self._scheduler.schedule()
+        for sequence in self._scheduler.take_started():
+            self.metrics.queue_time.observe(max(0.0, now - sequence.request.arrival_time))
+            self.metrics.prompt_tokens += sequence.num_prompt_tokens
         if step is None and self._in_flight is None:
             self._executor.lead(StepPlan(PlanKind.BEAT))
             self._trace.flush()
@@ -244,9 +247,6 @@ class EngineCore:
     def _count(self, step: Step, outputs: list[RequestOutput], started: float) -> None:
         metrics = self.metrics
         now = self._clock()
-        for sequence in self._scheduler.take_started():
-            metrics.queue_time.observe(max(0.0, started - sequence.request.arrival_time))
-            metrics.prompt_tokens += sequence.num_prompt_tokens
         for sequence in self._scheduler.take_answered():
             metrics.time_to_first_token.observe(max(0.0, now - sequence.request.arrival_time))
         metrics.tokens_generated += sum([len(output.token_ids) for output in outputs])

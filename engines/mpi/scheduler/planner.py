@@ -224,8 +224,8 @@ class StepPlanner:
         self.waiting.remove(sequence)
         self.waiting.policy.admitted(sequence)
         hits = sequence.num_computed_tokens
-        self.num_prefix_hit_tokens += hits
         if sequence.num_preemptions == 0:
+            self.num_prefix_hit_tokens += hits
             sequence.num_cached_tokens = hits
             self.started.append(sequence)
         for one in (sequence, *sequence.companions):
@@ -288,6 +288,12 @@ class StepPlanner:
         for pair in copies or ():
             self._copies.extend(pair)
         return copies is not None
+
+    def share_prompt(self, sequence: Sequence) -> None:
+        """It ends with its first token: those that wait for its prompt take that over before its blocks are free."""
+        for one in self.running.values():
+            if one.sibling is sequence:
+                self._is_ready(one)
 
     def remove(self, sequence: Sequence) -> None:
         """Free what it holds, running or waiting."""

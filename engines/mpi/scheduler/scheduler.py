@@ -170,24 +170,27 @@ class Scheduler:
         """The step is in flight, and the next one is planned before its tokens are known: what it computes counts as
         computed, and an unknown token stands where each of its tokens will be. `finish` takes them in."""
         planner, decodes = self._planner, step.num_decodes
-        # Beams do not run ahead: which of them go on is decided by all of a step's results.
         for sequence, start in zip(step.sequences[:decodes], step.plan.starts[:decodes], strict=True):
-            if not (sequence.is_beam or sequence.done):
-                sequence.num_computed_tokens = start + 1
-                sequence.num_in_flight += 1
+            if sequence.done:
+                continue
+            sequence.num_computed_tokens = start + 1
+            sequence.num_in_flight += 1
+            # Beams do not run ahead: which of them go on is decided by all of a step's results.
+            if not sequence.is_beam:
                 sequence.num_pending += 1
                 sequence.token_ids.append(UNKNOWN_TOKEN)
                 if start + 2 >= sequence.max_num_tokens:
                     planner.completes(sequence)
         for sequence, start, count, want in step.prefills:
-            if not (sequence.is_beam or sequence.done):
-                sequence.num_computed_tokens = start + count
-                sequence.num_in_flight += count
-                if want & WANT_LOGITS:
-                    sequence.num_pending += 1
-                    sequence.token_ids.append(UNKNOWN_TOKEN)
-                    if not sequence.is_complete:
-                        planner.generates(sequence)
+            if sequence.done:
+                continue
+            sequence.num_computed_tokens = start + count
+            sequence.num_in_flight += count
+            if want & WANT_LOGITS and not sequence.is_beam:
+                sequence.num_pending += 1
+                sequence.token_ids.append(UNKNOWN_TOKEN)
+                if not sequence.is_complete:
+                    planner.generates(sequence)
 
     def finish(
         self,
@@ -204,7 +207,7 @@ class Scheduler:
         decodes = step.num_decodes
         places = []
         for sequence, start, count, want in step.prefills:
-            _settle(sequence, start, count)
+            _settle(sequence, count)
             if want & WANT_LOGITS:
                 places.append(start + count)
         for (sequence, _, _), scores in zip(step.scored, prompt_logprobs, strict=True):
@@ -234,7 +237,7 @@ class Scheduler:
                     self._blocks.keep(sequence)
                 outputs.append(_new(RequestOutput, (sequence.id, (token_id,), (), (), (), None, "", "", 0)))
             else:
-                _settle(sequence, start, 1)
+                _settle(sequence, 1)
                 outputs += self._take(sequence, token, now, start + 1)
         return outputs
 
@@ -258,6 +261,8 @@ class Scheduler:
         elif place + 1 >= sequence.max_num_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
+            if place == sequence.num_prompt_tokens:
+                self._planner.share_prompt(sequence)
             self._remove(sequence)
         elif not sequence.num_pending and not sequence.waits:
             self._planner.generates(sequence)
@@ -302,11 +307,9 @@ class Scheduler:
                 one.check()
 
 
-def _settle(sequence: Sequence, start: int, count: int) -> None:
-    """What a step computed of it counts from now on, unless it has been preempted since."""
-    if sequence.is_beam:
-        sequence.num_computed_tokens = start + count
-    elif not sequence.waits:
+def _settle(sequence: Sequence, count: int) -> None:
+    """So many of its tokens are computed, unless it has been preempted since."""
+    if not sequence.waits:
         sequence.num_in_flight -= count
 
 

@@ -134,7 +134,7 @@ class Sequence:
             "more is computed than there are tokens": computed <= len(self.token_ids),
             "more is in flight than computed": 0 <= self.num_in_flight <= computed,
             "ranks know more blocks than it has": self.num_reported_blocks <= len(self.block_table),
-            "a beam is in flight": not (self.is_beam and (self.num_in_flight or self.num_pending)),
+            "a beam runs ahead": not (self.is_beam and self.num_pending),
         }
         broken = [what for what, holds in rules.items() if not holds]
         if broken:

@@ -13,7 +13,8 @@ from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import UNKNOWN_TOKEN, WANT_LOGITS, StepPlan
-from tests.engines.mpi.fakes import NUM_IDS, VOCAB, FakeModel, continue_alone, make_request
+from tests.engines.mpi.fakes import NUM_IDS, VOCAB, continue_alone, make_request
+from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, search_alone
 
 Mode = tuple[str, bool, bool, bool, bool]
 """Admission mode; paged; prefix cache; chunks; sliding window."""
@@ -31,7 +32,7 @@ MODES = [
 ]
 
 
-class LateModel(FakeModel):
+class LateModel(BeamModel):
     """Remembers by row what it sampled last, and takes that for what the plan does not know."""
 
     def __init__(self, block_size: int, window: int | None = None) -> None:
@@ -59,8 +60,10 @@ class LateEngine:
         self.blocks = blocks
         self.window = window
         self.got: dict[str, list[RequestOutput]] = {}
+        self.computed: list[tuple[str, int, int]] = []
+        """Of every prompt's chunk: the sequence's id, where it starts and its length."""
         self._model = LateModel(blocks.block_size, window)
-        self._in_flight: tuple[Step, list[int]] | None = None
+        self._in_flight: tuple[Step, list[SampledToken]] | None = None
 
     @property
     def busy(self) -> bool:
@@ -68,21 +71,38 @@ class LateEngine:
 
     def turn(self, now: float) -> None:
         step = self.scheduler.schedule()
-        in_flight = None
-        if step is not None:
-            for sequence, start, length in zip(
-                step.sequences, step.plan.starts, step.plan.query_lens, strict=True
-            ):
-                if start + length >= sequence.max_num_tokens:
-                    raise AssertionError(f"{sequence.id}: its last token is computed")
-            in_flight = (step, self._model.run(step.plan))
-            self.scheduler.begin(step)
-        before, self._in_flight = self._in_flight, in_flight
-        if before is not None:
-            tokens = [SampledToken(token) for token in before[1]]
-            for output in self.scheduler.finish(before[0], tokens, now):
-                self.got.setdefault(output.id, []).append(output)
+        if step is None:
+            self._collect(now)
+        else:
+            self._run(step, now)
         self.scheduler.check()
+
+    def _run(self, step: Step, now: float) -> None:
+        for sequence, start, length in zip(
+            step.sequences, step.plan.starts, step.plan.query_lens, strict=True
+        ):
+            if start + length >= sequence.max_num_tokens:
+                raise AssertionError(f"{sequence.id}: its last token is computed")
+        self.computed += [(sequence.id, start, count) for sequence, start, count, _ in step.prefills]
+        tokens = self._model.sample(step)
+        if any(
+            sequence.is_beam for sequence in step.sampled
+        ):  # the host chooses, so the step is not left alone
+            self._collect(now)
+            self._got(self.scheduler.update(step, tokens, now))
+        else:
+            self.scheduler.begin(step)
+            self._collect(now)
+            self._in_flight = (step, tokens)
+
+    def _collect(self, now: float) -> None:
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
+            self._got(self.scheduler.finish(*before, now))
+
+    def _got(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self.got.setdefault(output.id, []).append(output)
 
 
 def make_engine(mode: Mode, rng: random.Random) -> LateEngine:
@@ -133,6 +153,10 @@ def _requests(engine: LateEngine, rng: random.Random) -> dict[str, Request]:
     requests: dict[str, Request] = {}
     for number in range(25):
         prompt = [rng.randrange(3) for _ in range(rng.randint(1, limit // 3))]
+        if rng.random() < 0.1:
+            num_tokens = rng.randint(1, limit // 6)
+            requests[f"r{number}"] = beam_request(f"r{number}", prompt[: limit // 6], 2, num_tokens)
+            continue
         sibling = rng.choice([None, *requests]) if requests else None
         request = make_request(
             f"r{number}",
@@ -152,7 +176,11 @@ def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random)
     while waiting or engine.busy:
         now += 1.0
         while waiting and rng.random() < 0.3:
-            engine.scheduler.add(waiting.pop(0))
+            request = waiting.pop(0)
+            if request.sampling.num_beams > engine.scheduler.settings.max_num_seqs:
+                del requests[request.id]
+            else:
+                engine.scheduler.add(request)
         if rng.random() < 0.03 and engine.scheduler.request_ids():
             aborted.add(name := rng.choice(engine.scheduler.request_ids()))
             engine.scheduler.abort(name)
@@ -163,6 +191,11 @@ def _serve(engine: LateEngine, requests: dict[str, Request], rng: random.Random)
 
 
 def _is_right(request: Request, outputs: list[RequestOutput], aborted: bool, window: int | None) -> bool:
+    if request.sampling.num_beams > 1:
+        best = search_alone(request, window)
+        return aborted or [(one.token_ids, one.finish_reason) for one in outputs] == [
+            (best.token_ids, best.finish_reason)
+        ]
     tokens, reason = continue_alone(request, window)
     got = [token for output in outputs for token in output.token_ids]
     if aborted:

@@ -9,8 +9,10 @@ import pytest
 from engines.config import SchedulerConfig
 from engines.core import FinishReason, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.scheduler import Scheduler
 from tests.engines.mpi.fakes import NUM_IDS, continue_alone, make_request
+from tests.engines.mpi.scheduler.beams_lab import beam_request, search_alone
 from tests.engines.mpi.scheduler.late_steps import MODES, LateEngine, Mode, run_episodes
 from tests.support.randomness import random_seed
 
@@ -41,3 +43,24 @@ def test_a_stop_token_is_seen_one_step_late() -> None:
     assert engine.got["a"][-1].finish_reason is FinishReason.EOS_TOKEN
     assert len(engine.got["a"]) == count
     assert turns == count + 2
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_beam_searchs_prompt_is_computed_once(windowed: bool) -> None:
+    """In chunks, beside a request that decodes, so that its steps are left in flight."""
+    window = Window(8, max_chunk=10) if windowed else None
+    blocks = make_block_manager(64, 4, paged=True, window=window)
+    settings = SchedulerSettings(4, 10, 10, max_waiting=4)
+    scheduler = Scheduler(SchedulerConfig(settings), blocks, 60, NUM_IDS)
+    engine = LateEngine(scheduler, blocks, window and window.num_tokens)
+    scheduler.add(make_request("decodes", [1, 2], max_new_tokens=30))
+    engine.turn(0.0)
+    request = beam_request("beams", [*range(40)], 2, 4)
+    scheduler.add(request)
+    while engine.busy:
+        engine.turn(1.0)
+    chunks = [(start, count) for name, start, count in engine.computed if name == "beams"]
+    assert len(chunks) > 3
+    assert [start for start, _ in chunks[1:]] == [start + count for start, count in chunks[:-1]]
+    (output,) = engine.got["beams"]
+    assert output.token_ids == search_alone(request, engine.window).token_ids

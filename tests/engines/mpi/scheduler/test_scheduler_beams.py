@@ -3,69 +3,23 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Sequence as AnySequence
 from dataclasses import replace
 
 import pytest
 
-from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams, TokenLogprobs
+from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
-from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
 from engines.mpi.scheduler.sequence import Sequence
-from engines.mpi.scheduler.step import Step
-from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
-from tests.engines.mpi.fakes import FakeModel, continue_alone, make_request, next_token
+from tests.engines.mpi.fakes import continue_alone, make_request
+from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, search_alone
 from tests.engines.mpi.scheduler.scheduler_lab import BLOCK_SIZE, Lab
-
-_VOCAB = 12
-
-
-def _candidates(history: AnySequence[int]) -> TokenLogprobs:
-    """A pure function of all tokens so far; among equal ones, which abound, the order is any."""
-    numbers = random.Random(zlib.crc32(bytes(history)))
-    return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
-
-
-def _alone(request: Request) -> BeamResult:
-    """What the search comes to when hypotheses are plain lists."""
-    search = BeamSearch(request.sampling)
-    live = [request.prompt_token_ids]
-    while not search.done:
-        going_on = search.advance([_candidates(tokens) for tokens in live])
-        live = [(*live[parent], token) for parent, token in going_on]
-    return search.best()
-
-
-def _beams(
-    name: str, prompt: AnySequence[int], num_beams: int, max_new_tokens: int, **params: object
-) -> Request:
-    sampling = SamplingParams(max_new_tokens, num_beams=num_beams, **params)  # type: ignore[arg-type]
-    return Request(name, tuple(prompt), sampling, 0.0)
-
-
-class _BeamModel(FakeModel):
-    """Gives candidates along with the next token, from what it finds in its cache."""
-
-    def sample(self, step: Step) -> list[SampledToken]:
-        self.apply(step.plan)
-        self.compute(step.plan)
-        return [SampledToken(next_token(tokens), top=_candidates(tokens)) for tokens in self.found(step.plan)]
-
-    def found(self, plan: StepPlan) -> list[list[int]]:
-        return [
-            [self.slots[self._slot(row, position)] for position in range(start + count)]
-            for row, start, count, want in zip(
-                plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True
-            )
-            if want & WANT_LOGITS
-        ]
 
 
 def _lab(**options: object) -> Lab:
     lab = Lab(**options)  # type: ignore[arg-type]
-    lab.model = _BeamModel(BLOCK_SIZE)
+    lab.model = BeamModel(BLOCK_SIZE)
     return lab
 
 
@@ -101,7 +55,7 @@ def _expect(request: Request, outputs: list[RequestOutput]) -> None:
         assert [token for output in outputs for token in output.token_ids] == tokens
         assert outputs[-1].finish_reason is reason
         return
-    best = _alone(request)
+    best = search_alone(request)
     assert len(outputs) == 1
     assert outputs[0].token_ids == best.token_ids
     assert outputs[0].finish_reason is best.finish_reason
@@ -114,7 +68,7 @@ def _random_request(name: str, numbers: random.Random) -> Request:
     stop = tuple(range(numbers.randrange(4)))
     if numbers.random() < 0.4:
         return make_request(name, prompt, numbers.randrange(1, 12), stop)
-    return _beams(
+    return beam_request(
         name,
         prompt,
         numbers.randrange(2, 5),
@@ -155,7 +109,7 @@ def test_answers_are_those_of_the_search_alone(policy: str, cache: str, chunked:
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_step_that_holds_only_some_of_the_beams_changes_nothing(chunked: bool) -> None:
     lab = _lab(max_num_seqs=6, max_num_batched_tokens=3, max_prefill_tokens=3, chunked_prefill=chunked)
-    requests = [_beams("a", [1, 2, 3], 4, 10), make_request("b", [4, 5, 6], 10)]
+    requests = [beam_request("a", [1, 2, 3], 4, 10), make_request("b", [4, 5, 6], 10)]
     outputs = _run(lab, requests)
     for request in requests:
         _expect(request, outputs[request.id])
@@ -163,7 +117,7 @@ def test_a_step_that_holds_only_some_of_the_beams_changes_nothing(chunked: bool)
 
 def test_prompt_pages_are_computed_once_and_shared() -> None:
     lab = _lab()
-    lab.scheduler.add(_beams("a", range(1, 14), 4, 8))
+    lab.scheduler.add(beam_request("a", range(1, 14), 4, 8))
     computed = 0
     while lab.scheduler.has_work:
         step, _ = lab.step()
@@ -176,15 +130,15 @@ def test_prompt_pages_are_computed_once_and_shared() -> None:
 @pytest.mark.parametrize("options", [{"paged": False}, {}, {"prefix_caching": True}])
 def test_the_largest_request_that_is_accepted_runs(options: dict[str, bool]) -> None:
     lab = _lab(num_blocks=12, **options)
-    request = _beams("a", range(1, 10), 4, 4)
+    request = beam_request("a", range(1, 10), 4, 4)
     with pytest.raises(InvalidRequest):
-        lab.scheduler.add(_beams("b", range(1, 10), 4, 5))
+        lab.scheduler.add(beam_request("b", range(1, 10), 4, 5))
     _expect(request, _run(lab, [request])["a"])
 
 
 def test_what_took_another_sequences_place_is_found_in_the_prefix_cache() -> None:
     blocks = make_block_manager(32, BLOCK_SIZE, paged=True, prefix_caching=True)
-    request = _beams("a", range(1, 7), 2, 20)
+    request = beam_request("a", range(1, 7), 2, 20)
     one, other = Sequence(request), Sequence(request)
     for sequence, token in ((one, 7), (other, 8)):
         assert blocks.admit(sequence, reserve=True)
@@ -210,7 +164,7 @@ def _compute(blocks: BlockManager, sequence: Sequence, tokens: list[int]) -> Non
 
 def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
     blocks = make_block_manager(32, BLOCK_SIZE, paged=True)
-    one, other = (Sequence(_beams("a", range(1, 7), 2, 20)) for _ in range(2))
+    one, other = (Sequence(beam_request("a", range(1, 7), 2, 20)) for _ in range(2))
     assert blocks.admit(one, reserve=True)
     assert blocks.admit(other, reserve=False)
     _compute(blocks, one, [])
@@ -223,7 +177,7 @@ def test_to_give_pages_up_for_a_fork_needs_a_reservation() -> None:
 def test_beams_are_never_preempted_and_others_are() -> None:
     lab = _lab(policy="max_utilization", num_blocks=12, max_num_seqs=8, max_model_len=40)
     requests = [make_request(f"r{i}", [i + 1, 2, 3], 20) for i in range(3)]
-    requests.insert(1, _beams("a", [9, 8, 7], 2, 12))
+    requests.insert(1, beam_request("a", [9, 8, 7], 2, 12))
     outputs = _run(lab, requests)
     assert lab.scheduler.num_preemptions > 0
     for request in requests:
@@ -233,7 +187,7 @@ def test_beams_are_never_preempted_and_others_are() -> None:
 def test_all_beams_are_let_in_or_none() -> None:
     lab = _lab(max_num_seqs=4)
     lab.scheduler.add(make_request("first", max_new_tokens=3))
-    lab.scheduler.add(_beams("a", [1, 2], 4, 4))
+    lab.scheduler.add(beam_request("a", [1, 2], 4, 4))
     step, _ = lab.step()
     assert [sequence.id for sequence in step.sequences] == ["first"]
     assert lab.scheduler.num_running == 1
@@ -244,7 +198,7 @@ def test_all_beams_are_let_in_or_none() -> None:
 def test_abort_and_deadline_free_all_beams(after: int) -> None:
     for end in ("abort", "deadline"):
         lab = _lab()
-        lab.scheduler.add(replace(_beams("a", [1, 2, 3], 4, 20), deadline=5.0))
+        lab.scheduler.add(replace(beam_request("a", [1, 2, 3], 4, 20), deadline=5.0))
         for _ in range(after):
             lab.step()
         if end == "abort":
@@ -262,7 +216,7 @@ def test_abort_and_deadline_free_all_beams(after: int) -> None:
 def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
     lab = _lab(max_num_seqs=8)
     neighbour = make_request("b", [4, 5, 6], 10)
-    lab.scheduler.add(_beams("a", [1, 2, 3], 4, 20))
+    lab.scheduler.add(beam_request("a", [1, 2, 3], 4, 20))
     lab.scheduler.add(neighbour)
     outputs: list[RequestOutput] = []
     for _ in range(3):
@@ -288,7 +242,7 @@ def test_one_beam_that_fails_ends_its_request_alone(bad: int) -> None:
 
 def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_computed() -> None:
     lab = _lab()
-    lab.scheduler.add(_beams("a", [1, 2, 3], 2, 20))
+    lab.scheduler.add(beam_request("a", [1, 2, 3], 2, 20))
     lab.step()
     step = lab.scheduler.schedule()
     assert step is not None
@@ -305,26 +259,26 @@ def test_a_step_that_fails_for_one_beam_ends_the_request_though_others_were_comp
 def test_what_can_never_fit_is_refused() -> None:
     lab = _lab(max_num_seqs=4, num_blocks=8, max_model_len=64)
     with pytest.raises(InvalidRequest, match="num_beams=5 needs as many places, and there are 4"):
-        lab.scheduler.add(_beams("a", [1], 5, 2))
-    lab.scheduler.add(_beams("b", [1], 4, 8))
+        lab.scheduler.add(beam_request("a", [1], 5, 2))
+    lab.scheduler.add(beam_request("b", [1], 4, 8))
     with pytest.raises(
         InvalidRequest, match="come to 10 for each of 4 beams, more than the limit of 9 tokens"
     ):
-        lab.scheduler.add(_beams("c", [1], 4, 9))
+        lab.scheduler.add(beam_request("c", [1], 4, 9))
 
 
 def test_log_probabilities_come_with_the_answer_where_asked_for() -> None:
     lab = _lab()
-    request = _beams("a", [1, 2, 3], 3, 6, stop_token_ids=(0,), logprobs=True)
+    request = beam_request("a", [1, 2, 3], 3, 6, stop_token_ids=(0,), logprobs=True)
     (output,) = _run(lab, [request])["a"]
-    assert output.logprobs == _alone(request).logprobs
+    assert output.logprobs == search_alone(request).logprobs
     assert output.finish_reason in (FinishReason.EOS_TOKEN, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "pauses"])
 def test_beams_have_their_turn_where_a_step_does_not_hold_all_that_run(chunked: bool) -> None:
     lab = _lab(max_num_seqs=8, num_blocks=256, chunked_prefill=chunked)
-    request = _beams("beams", [7, 8], 2, 5)
+    request = beam_request("beams", [7, 8], 2, 5)
     for name in "abc":
         lab.scheduler.add(make_request(name, [1, 2], 40))
     lab.scheduler.add(request)
@@ -332,5 +286,5 @@ def test_beams_have_their_turn_where_a_step_does_not_hold_all_that_run(chunked: 
     lab.scheduler.reconfigure(replace(lab.scheduler.settings, max_num_batched_tokens=2))
     outputs = [output for _ in range(16) for output in lab.step()[1]]
     (found,) = [output.token_ids for output in outputs if output.id == "beams"]
-    assert found == _alone(request).token_ids
+    assert found == search_alone(request).token_ids
     assert lab.scheduler.num_running == 3

@@ -88,6 +88,7 @@ def test_what_was_found_in_the_cache_is_not_computed_again() -> None:
     without.run()
     assert lab.scheduler.num_preemptions > 0
     assert lab.scheduler.num_recomputed_tokens < without.scheduler.num_recomputed_tokens
+    assert lab.scheduler.num_prefix_hit_tokens == 0, "no prompt began like another's"
 
 
 def test_an_abort_in_the_queue_after_a_preemption_leaves_nothing() -> None:

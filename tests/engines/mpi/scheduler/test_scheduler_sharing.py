@@ -110,3 +110,23 @@ def test_another_prompt_or_tenant_is_no_sibling() -> None:
     lab.scheduler.add(dataclasses.replace(make_request("c", range(1, 10), 4), same_prompt_as="a"))
     step, _ = lab.step()
     assert counts(step) == [9, 9, 9]
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_answers_of_one_token_compute_their_prompt_once(paged: bool) -> None:
+    lab = Lab(paged, max_prefill_tokens=64)
+    first = make_request("a", range(18), 1)
+    requests = [first, *(_sibling(first, name) for name in "bcd")]
+    for request in requests:
+        lab.scheduler.add(request)
+    computed = []
+    outputs = {}
+    while lab.scheduler.has_work:
+        step, ended = lab.step()
+        computed.append(counts(step))
+        outputs.update({output.id: output for output in ended})
+    assert computed == [[18], [1, 1, 1]]
+    for request in requests:
+        assert list(outputs[request.id].token_ids) == continue_alone(request)[0]
+    assert [outputs[name].num_cached_tokens for name in "bcd"] == [17] * 3
+    assert lab.blocks.num_used == 0
