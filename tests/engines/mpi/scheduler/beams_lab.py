@@ -1,0 +1,55 @@
+"""Beam search without tensors: what a search comes to alone, and a model that gives candidates."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+
+from engines.core import Request, SampledToken, SamplingParams, TokenLogprobs
+from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
+from engines.mpi.scheduler.step import Step
+from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
+from tests.engines.mpi.fakes import FakeModel, next_token
+
+_VOCAB = 12
+
+
+def candidates(history: Sequence[int]) -> TokenLogprobs:
+    """A pure function of all tokens so far; among equal ones, which abound, the order is any."""
+    numbers = random.Random(zlib.crc32(bytes(history)))
+    return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
+
+
+def search_alone(request: Request, window: int | None = None) -> BeamResult:
+    """What the search comes to when hypotheses are plain lists."""
+    search = BeamSearch(request.sampling)
+    live = [request.prompt_token_ids]
+    while not search.done:
+        going_on = search.advance([candidates(tokens[-(window or len(tokens)) :]) for tokens in live])
+        live = [(*live[parent], token) for parent, token in going_on]
+    return search.best()
+
+
+def beam_request(
+    name: str, prompt: Sequence[int], num_beams: int, max_new_tokens: int, **params: object
+) -> Request:
+    sampling = SamplingParams(max_new_tokens, num_beams=num_beams, **params)  # type: ignore[arg-type]
+    return Request(name, tuple(prompt), sampling, 0.0)
+
+
+class BeamModel(FakeModel):
+    """Gives candidates along with the next token, from what it finds in its cache."""
+
+    def sample(self, step: Step) -> list[SampledToken]:
+        self.run(step.plan)
+        return [SampledToken(next_token(seen), top=candidates(seen)) for seen in self._found(step.plan)]
+
+    def _found(self, plan: StepPlan) -> list[list[int]]:
+        return [
+            [self.slots[self._slot(row, position)] for position in self._seen(start + count)]
+            for row, start, count, want in zip(
+                plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True
+            )
+            if want & WANT_LOGITS
+        ]

@@ -1,0 +1,98 @@
+"""The engine's counters where steps are planned before the last one has ended, as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engines.config import SchedulerConfig
+from engines.core import SampledToken, SchedulerSettings
+from engines.mpi.cache.block_manager import make_block_manager
+from engines.mpi.engine_core import EngineCore
+from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.scheduler.scheduler import Scheduler
+from engines.mpi.scheduler.step_plan import StepPlan
+from engines.mpi.trace import StepTrace
+from engines.sampling.batch import SamplingRow
+from engines.stopwatch import Stopwatch
+from tests.engines.mpi.fakes import NUM_IDS, make_request
+from tests.engines.mpi.leader_lab import INFO, ScriptedSampler
+from tests.engines.mpi.scheduler.late_steps import LateModel
+
+_HOST, _DEVICE = 0.001, 0.02
+"""Seconds of a step."""
+
+
+class _Device:
+    """A clock, and an executor that returns at once and computes for `_DEVICE` seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._free = 0.0
+        self._model = LateModel(4)
+
+    def lead(self, plan: StepPlan, targets: Any = None, rows: Sequence[SamplingRow] = ()) -> StepResult:
+        self.now += _HOST
+        self._free = max(self.now, self._free) + _DEVICE
+        tokens = [SampledToken(token) for token in self._model.run(plan)]
+        return StepResult(choices=_Choices(self, self._free, tokens))
+
+    def wait(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+
+class _Choices:
+    host_rows: Sequence[int] = ()
+
+    def __init__(self, device: _Device, ready: float, tokens: list[SampledToken]) -> None:
+        self._device = device
+        self._ready = ready
+        self._tokens = tokens
+
+    def take(self) -> list[SampledToken]:
+        self._device.wait(self._ready)
+        return self._tokens
+
+
+@pytest.fixture
+def device() -> _Device:
+    return _Device()
+
+
+@pytest.fixture
+def core(device: _Device) -> EngineCore:
+    blocks = make_block_manager(64, 4, paged=True)
+    scheduler = Scheduler(SchedulerConfig(SchedulerSettings(4, 16, 64, 100)), blocks, 64, NUM_IDS)
+
+    def clock() -> float:
+        return device.now
+
+    parts: list[Any] = [scheduler, blocks, device, ScriptedSampler(), Stopwatch(clock), StepTrace("")]
+    return EngineCore(*parts, clock=clock)
+
+
+def _sum(core: EngineCore, name: str) -> float:
+    (found,) = [one for one in core.stats(INFO).histograms if one.name == name]
+    return found.sum
+
+
+def test_a_request_has_waited_until_its_own_step_was_planned(device: _Device, core: EngineCore) -> None:
+    core.add(make_request("first", max_new_tokens=9))
+    core.step()
+    core.step()
+    arrival = device.now
+    device.wait(arrival + 0.008)
+    core.add(make_request("later", arrival_time=arrival, max_new_tokens=9))
+    core.step()
+    core.step()
+    assert _sum(core, "lmi_queue_seconds") == pytest.approx(0.008)
+
+
+def test_waiting_for_the_device_is_the_models_time(device: _Device, core: EngineCore) -> None:
+    core.add(make_request("first", max_new_tokens=9))
+    while core.has_work:
+        core.step()
+    assert device.now > 9 * _DEVICE
+    assert _sum(core, "lmi_step_overhead_seconds") < _DEVICE
