@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +39,9 @@ def run_worker(
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
     link: Link[Any] = Link(Connection(arguments.socket), msgspec.msgpack.Decoder(incoming))
+    # The dispatcher learns of our end by the socket's: no process that the handler starts may keep it open.
+    os.set_inheritable(arguments.socket, False)
+    os.register_at_fork(after_in_child=link.close)
     try:
         serve = load(arguments, link)
     except Exception as error:  # the process edge: the cause must reach the dispatcher before we end

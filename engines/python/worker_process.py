@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -60,8 +62,9 @@ class WorkerProcess(Generic[Incoming]):
         self.send(Forget(request_id))
 
     def kill(self) -> None:
-        """Send SIGKILL: the process keeps nothing that needs an orderly end. Idempotent."""
-        self._process.kill()
+        """Send SIGKILL to the process and to those that it has started. It keeps nothing. Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def restart(self) -> None:
@@ -70,7 +73,7 @@ class WorkerProcess(Generic[Incoming]):
         self._start()
 
     def close(self) -> None:
-        """Kill the process and close the socket."""
+        """Kill the process and those that it has started, and close the socket."""
         self.kill()
         self._outbox.close()
         self._link.close()
@@ -83,6 +86,7 @@ class WorkerProcess(Generic[Incoming]):
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 close_fds=True,
+                process_group=0,  # not a session: the supervisor finds all processes of the engine by theirs
             )
         self._link: Link[Incoming] = Link(ours, self._decoder)
         self._outbox = Outbox(self._link)
