@@ -8,6 +8,7 @@ from pathlib import Path
 from lmi_server.properties.handler import BUILT_IN, REQUIREMENTS, HandlerFile
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.problems import Problem, Source
+from lmi_server.text.json_file import read_json
 
 _MODE = "SAGEMAKER_SECURE_MODE"
 _CONTROLS = "SAGEMAKER_SECURITY_CONTROLS"
@@ -25,13 +26,18 @@ _KNOWN = (
 def violations(
     environ: Mapping[str, str], folder: Path, values: Mapping[str, OptionValue], code: HandlerFile | None
 ) -> list[Problem]:
-    """Return a problem for each thing that a control in force forbids, and for each control that is not known.
+    """Return a problem for each thing that a control in force forbids.
+
+    Controls that are not set or not known, and channels that are not folders, are problems too.
 
     code: the user's file with a handler or formatters.
     """
     if environ.get(_MODE, "").strip().lower() != "true":
         return []
-    controls = [name.strip() for name in environ.get(_CONTROLS, "").split(",") if name.strip()]
+    if _CONTROLS not in environ:
+        reason = f"{_CONTROLS} is not set; it lists the controls in force, and may be empty"
+        return [Problem(Source(variable=_MODE), "", "true", reason)]
+    controls = _names(environ, _CONTROLS)
     unknown = [name for name in controls if name not in _KNOWN]
     found = [
         Problem(
@@ -39,16 +45,22 @@ def violations(
         )
         for name in unknown
     ]
-    channels = [
-        folder,
-        *(Path(name.strip()) for name in environ.get(_CHANNELS, "").split(",") if name.strip()),
-    ]
+    channels = [folder, *map(Path, _names(environ, _CHANNELS))]
+    found += (
+        Problem(Source(variable=_CHANNELS), "", str(channel), "is not a folder")
+        for channel in channels[1:]
+        if not channel.is_dir()
+    )
     for control in controls:
         found += (
             Problem(source, "", "", f"is forbidden here by {control} ({_CONTROLS})")
             for source in _forbidden(control, channels, values, code)
         )
     return found
+
+
+def _names(environ: Mapping[str, str], variable: str) -> list[str]:
+    return [name.strip() for name in environ.get(variable, "").split(",") if name.strip()]
 
 
 def _forbidden(
@@ -65,15 +77,22 @@ def _forbidden(
         case "DISALLOW_REQUIREMENTS_TXT":
             yield from _files(channels, lambda path: path.name == REQUIREMENTS)
         case "DISALLOW_PICKLE_FILES":
-            yield from _files(channels, lambda path: path.suffix in _PICKLES)
+            yield from _files(channels, lambda path: path.suffix.lower() in _PICKLES)
         case "DISALLOW_TRUST_REMOTE_CODE":
             trust = values.get("option.trust_remote_code")
             if trust is not None and trust.value is True:
                 yield trust.source
         case "DISALLOW_CHAT_TEMPLATE":
-            yield from _files(
-                channels, lambda path: path.suffix == ".jinja" or path.name == "chat_template.json"
-            )
+            yield from _files(channels, _has_chat_template)
+
+
+def _has_chat_template(path: Path) -> bool:
+    if path.name != "tokenizer_config.json":
+        return path.suffix == ".jinja" or path.name == "chat_template.json"
+    try:
+        return "chat_template" in read_json(path)
+    except ValueError:
+        return False  # no tokenizer is loaded from it either
 
 
 def _files(channels: list[Path], forbidden: Callable[[Path], bool]) -> Iterator[Source]:

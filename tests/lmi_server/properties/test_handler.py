@@ -157,45 +157,6 @@ def test_without_a_handler_workers_are_copies_of_the_model(folder: Path, engine:
     assert (options.min_workers, options.max_workers) == (2, 3)
 
 
-def test_secure_mode_forbids_what_its_controls_name(folder: Path) -> None:
-    (folder / "requirements.txt").write_text("x\n")
-    (folder / "weights").mkdir()
-    (folder / "weights" / "model.bin").write_text("x")
-    (folder / "chat_template.jinja").write_text("x")
-    line = "option.trust_remote_code=true"
-
-    def forbidden(control: str) -> str:
-        return refusal(folder, line, SAGEMAKER_SECURE_MODE="true", SAGEMAKER_SECURITY_CONTROLS=control)
-
-    for control, name in {
-        "DISALLOW_CUSTOM_INFERENCE_SCRIPTS": "model.py",
-        "DISALLOW_REQUIREMENTS_TXT": "requirements.txt",
-        "DISALLOW_PICKLE_FILES": "weights/model.bin",
-        "DISALLOW_CHAT_TEMPLATE": "chat_template.jinja",
-        "DISALLOW_TRUST_REMOTE_CODE": "serving.properties:1",
-    }.items():
-        assert (
-            forbidden(control)
-            == f"{folder / name}: is forbidden here by {control} (SAGEMAKER_SECURITY_CONTROLS)"
-        )
-    assert len(forbidden("DISALLOW_REQUIREMENTS_TXT, DISALLOW_PICKLE_FILES").splitlines()) == 2
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tools.jinja").write_text("x")
-    assert len(forbidden("DISALLOW_CHAT_TEMPLATE").splitlines()) == 2
-    assert "is no control that this server knows" in forbidden("DISALLOW_EVERYTHING")
-    controls = "DISALLOW_REQUIREMENTS_TXT"
-    assert handler(folder, SAGEMAKER_SECURITY_CONTROLS=controls), "the mode is off"
-
-
-def test_secure_mode_looks_at_untrusted_channels(folder: Path) -> None:
-    channel = folder.parent / "channel"
-    channel.mkdir()
-    (channel / "model.pkl").write_text("x")
-    environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES"}
-    assert handler(folder, **environ)
-    assert "model.pkl" in refusal(folder, **environ, SAGEMAKER_UNTRUSTED_CHANNELS=str(channel))
-
-
 def test_an_archive_is_not_unpacked(folder: Path) -> None:
     archive = folder.parent / "model.tar.gz"
     with tarfile.open(archive, "w:gz") as file:

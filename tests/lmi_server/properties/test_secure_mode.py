@@ -1,0 +1,96 @@
+"""What the platform forbids in SageMaker's secure mode keeps the server from starting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi_server.properties.loader import load
+from lmi_server.properties.problems import PropertiesError
+
+PICKLES = "DISALLOW_PICKLE_FILES"
+TEMPLATES = "DISALLOW_CHAT_TEMPLATE"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a handler, which is judged without running it."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.py").write_text("def handle(inputs):\n    return None\n")
+    return folder
+
+
+def environ(controls: str, **others: str) -> dict[str, str]:
+    return {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": controls, **others}
+
+
+def refusal(folder: Path, environ: dict[str, str]) -> str:
+    with pytest.raises(PropertiesError) as caught:
+        load(folder, environ)
+    return str(caught.value)
+
+
+def test_forbids_what_its_controls_name(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("x\n")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "model.bin").write_text("x")
+    (folder / "chat_template.jinja").write_text("x")
+    (folder / "serving.properties").write_text("option.trust_remote_code=true\n")
+    for control, name in {
+        "DISALLOW_CUSTOM_INFERENCE_SCRIPTS": "model.py",
+        "DISALLOW_REQUIREMENTS_TXT": "requirements.txt",
+        PICKLES: "weights/model.bin",
+        TEMPLATES: "chat_template.jinja",
+        "DISALLOW_TRUST_REMOTE_CODE": "serving.properties:1",
+    }.items():
+        assert (
+            refusal(folder, environ(control))
+            == f"{folder / name}: is forbidden here by {control} (SAGEMAKER_SECURITY_CONTROLS)"
+        )
+    assert len(refusal(folder, environ(f"DISALLOW_REQUIREMENTS_TXT, {PICKLES}")).splitlines()) == 2
+    assert "is no control that this server knows" in refusal(folder, environ("DISALLOW_EVERYTHING"))
+    assert load(folder, {"SAGEMAKER_SECURITY_CONTROLS": PICKLES}), "the mode is off"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("additional_chat_templates/tools.jinja", "x"),
+        ("chat_template.json", "{}"),
+        ("tokenizer_config.json", '{"chat_template": "x"}'),
+        ("below/tokenizer_config.json", '{"chat_templat\\u0065": [{"name": "default", "template": "x"}]}'),
+    ],
+)
+def test_finds_chat_templates_wherever_a_model_has_them(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    assert refusal(folder, environ(TEMPLATES)).startswith(f"{folder / name}: is forbidden")
+
+
+@pytest.mark.parametrize("text", ['{"bos_token": "<s>"}', "not JSON, so that no template is read from it"])
+def test_a_tokenizer_without_a_chat_template_is_allowed(folder: Path, text: str) -> None:
+    (folder / "tokenizer_config.json").write_text(text)
+    assert load(folder, environ(TEMPLATES))
+
+
+def test_finds_pickle_files_whatever_the_case_of_their_names(folder: Path) -> None:
+    (folder / "model.BIN").write_text("x")
+    assert "model.BIN: is forbidden" in refusal(folder, environ(PICKLES))
+
+
+def test_looks_at_untrusted_channels(folder: Path) -> None:
+    channel = folder.parent / "channel"
+    variables = environ(PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=str(channel))
+    assert f"value '{channel}': is not a folder" in refusal(folder, variables)
+    channel.mkdir()
+    assert load(folder, variables)
+    (channel / "model.pkl").write_text("x")
+    assert "model.pkl: is forbidden" in refusal(folder, variables)
+
+
+def test_needs_its_controls(folder: Path) -> None:
+    text = refusal(folder, {"SAGEMAKER_SECURE_MODE": "true"})
+    assert "SAGEMAKER_SECURITY_CONTROLS is not set" in text
+    assert load(folder, environ(""))
