@@ -198,8 +198,19 @@ def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -
     if not used or not fields.flag("use_sliding_window", True):
         return (wide,) * num_layers
     narrow = replace(wide, window=fields.count("sliding_window"))
-    kinds = fields.layer_types(["sliding_attention"] * num_layers)
+    kinds = _layer_types(fields, source, num_layers)
     return tuple(narrow if kind == "sliding_attention" else wide for kind in kinds)
+
+
+def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
+    sliding = ["sliding_attention"] * num_layers
+    if fields.given("layer_types") or "layer_types" not in source.defaults:
+        return fields.layer_types(sliding)
+    # Older files have a pattern. What other classes of transformers make of no types, only their code says.
+    pattern = fields.count_or_none("sliding_window_pattern")
+    if pattern is None:
+        raise KeyError("layer_types")
+    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

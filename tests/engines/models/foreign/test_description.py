@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from engines.models.config import UnsupportedModel
 from engines.models.foreign.description import describe
@@ -54,6 +55,17 @@ def test_layers_have_their_own_windows(tmp_path: Path) -> None:
     assert [spec.window for spec in found.attention] == [None, 8, None]
 
 
+@pytest.mark.parametrize(("kind", "name"), [("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
+def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
+    changes = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "num_hidden_layers": 7}
+    pattern = {"sliding_window": 8, "sliding_window_pattern": 3, "num_key_value_heads": 4}
+    found = describe(_write(tmp_path, **changes, **pattern))
+    theirs = AutoConfig.from_pretrained(tmp_path).layer_types
+    assert [spec.window for spec in found.attention] == [
+        8 if each == "sliding_attention" else None for each in theirs
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -75,6 +87,10 @@ def test_layers_have_their_own_windows(tmp_path: Path) -> None:
             "rope type 'longrope'",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; an object is needed"),
+        (
+            {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8},
+            "no field 'layer_types'",
+        ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )
