@@ -106,9 +106,9 @@ class Goal:
 
 
 def cost(measure: Measure, values: Mapping[str, float]) -> float:
-    """The value, negative where a high one is good; infinite where there is none."""
+    """The value, negative where a high one is good; infinite where there is none, or a rate of 0."""
     value = values[measure.key]
-    if math.isnan(value):
+    if math.isnan(value) or (measure.higher_is_better and not value):
         return math.inf
     return -value if measure.higher_is_better else value
 

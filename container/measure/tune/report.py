@@ -81,9 +81,10 @@ def _verdict(tuning: Tuning) -> str:
         return f"None of {candidates} meets the goal. The closest is {name}: it {missed}."
     if best is base:
         return f"The file needs no change: it is the best of {candidates}."
-    if tuning.comparison is None:
+    seen = tuning.ratio(best)
+    if seen is None:
         return f"{name} is the best of {candidates}: {effect(tuning)}."
-    verdict = in_words(tuning.ratio(best), best.name, base.name, goal.objective)
+    verdict = in_words(seen, best.name, base.name, goal.objective)
     return f"{name} is the best of {candidates}: {goal.objective.title}: {verdict}."
 
 
@@ -107,11 +108,11 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
 
 def effect(tuning: Tuning) -> str:
     """What the best configuration gains over the file as it was, such as `tokens/s +23.0 % [18.1, 28.3]`."""
-    key, found = tuning.goal.objective.key, tuning.ratio(tuning.best)
+    measure, found = tuning.goal.objective, tuning.ratio(tuning.best)
+    key = measure.key
     if found is None:
-        before = tuning.baseline.values[key]
-        gain = tuning.best.values[key] / before if before else math.nan
-        return f"{key} {_gain(gain)} % over the file as it was (predicted)"
+        after, before = (show(measure, tuning.values(one)[key]) for one in (tuning.best, tuning.baseline))
+        return f"{key} {after} instead of {before} ({'measured' if tuning.comparison else 'predicted'})"
     rounds = f"{found.count} round{'s' if found.count > 1 else ''}"
     if not found.differs:
         return f"{key} {_gain(found.value)} % over the file as it was ({rounds}: too few to be certain)"

@@ -164,7 +164,18 @@ class Tuning:
         if self.comparison is not None:
             names = [config.name for config in self.comparison.configs]
             found = [one for one in found if one.name in names]
-        return sorted(found, key=self._rank)
+        ratios = {one.name: self.ratio(one) for one in found if one is not self.baseline}
+
+        def rank(one: Proposal) -> Rank:
+            """By the ratio of paired rounds where all have one."""
+            excess, objective = self.goal.rank(self.values(one))
+            if None not in ratios.values():
+                seen = ratios.get(one.name)
+                value = seen.value if seen else 1.0
+                objective = -value if self.goal.objective.higher_is_better else value
+            return excess, objective
+
+        return sorted(found, key=rank)
 
     @property
     def best(self) -> Proposal:
@@ -181,24 +192,19 @@ class Tuning:
         return {key: found.value if found else math.nan for key, found in medians.items()}
 
     def ratio(self, proposal: Proposal) -> Ratio | None:
-        """The objective over that of the file as it is; None for that file, and where nothing was run."""
+        """The objective over that of the file as it is.
+
+        None for that file, where nothing was run, and where one of both has no figure above 0 in some round.
+        """
         made = self.comparison
         if made is None or proposal is self.baseline:
             return None
         scenario = made.plan.scenarios[0].name
-        return ratio(made, proposal.name, self.baseline.name, scenario, self.goal.objective, num_measures=1)
+        found = ratio(made, proposal.name, self.baseline.name, scenario, self.goal.objective, num_measures=1)
+        return found if found and found.count == made.num_rounds else None
 
     @property
     def goal_is_met(self) -> bool:
         """Whether the best configuration keeps all limits."""
-        excess, objective = self._rank(self.best)
+        excess, objective = self.goal.rank(self.values(self.best))
         return not excess and math.isfinite(objective)
-
-    def _rank(self, proposal: Proposal) -> Rank:
-        """By the ratio of paired rounds where there are any."""
-        excess, objective = self.goal.rank(self.values(proposal))
-        if self.comparison is not None and math.isfinite(objective):
-            found = self.ratio(proposal)
-            value = found.value if found else 1.0
-            objective = -value if self.goal.objective.higher_is_better else value
-        return excess, objective

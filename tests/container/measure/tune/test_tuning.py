@@ -1,0 +1,79 @@
+"""Which of the configurations that were run is the best, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from container.explain.target import this_machine
+from container.measure.bench.figures import Figures
+from container.measure.compare.configurations import NamedPath
+from container.measure.compare.plan import Plan
+from container.measure.tune.goal import parse_goal
+from container.measure.tune.report import effect, sentences
+from container.measure.tune.tuning import Explorer, Tuning
+from container.progress import LogLines
+from tests.container.measure.compare.made_up import (
+    SCENARIO,
+    make_comparison,
+    make_configuration,
+    make_figures,
+    make_round,
+)
+from tests.container.measure.compare.test_configurations import MACHINE
+from tests.container.measure.tune.made_up import make_proposal
+
+FILE = "file"
+
+
+def tuning_of(goal_text: str, rounds: Mapping[str, Sequence[Figures]]) -> Tuning:
+    """By configuration, the figures of its rounds; predictions are equal."""
+    goal, plan = parse_goal(goal_text), Plan((SCENARIO,), 1, 0)
+    file, view = NamedPath(FILE, Path(FILE)), LogLines(io.StringIO())
+    explorer = Explorer(file, plan, goal, this_machine(MACHINE), None, {}, Path(), view)
+    explorer.proposals += [make_proposal(name, goal, {} if name == FILE else {"a": name}) for name in rounds]
+    results = [
+        make_round(name, number, figures)
+        for name, several in rounds.items()
+        for number, figures in enumerate(several, start=1)
+    ]
+    made = make_comparison([make_configuration(name) for name in rounds], results)
+    return Tuning(explorer, made, len(results))
+
+
+def goodputs(*values: float) -> list[Figures]:
+    return [replace(make_figures(), goodput=value) for value in values]
+
+
+def test_a_file_without_goodput_loses_to_one_that_has_some() -> None:
+    tuning = tuning_of("max goodput", {FILE: goodputs(0, 0, 0), "other": goodputs(2, 2, 2)})
+    assert tuning.best.name == "other"
+    assert effect(tuning) == "goodput 2.00 instead of 0 (measured)"
+    assert sentences(tuning)[0] == (
+        "other is the best of the 2 configurations that were run: goodput 2.00 instead of 0 (measured)."
+    )
+
+
+def test_rounds_without_goodput_count_against_a_configuration() -> None:
+    rounds = {FILE: goodputs(1, 1, 1, 1, 1), "lucky": goodputs(0, 0, 0, 9, 9), "steady": goodputs(*[1.5] * 5)}
+    tuning = tuning_of("max goodput", rounds)
+    assert [one.name for one in tuning.candidates] == ["steady", FILE, "lucky"]
+    # The ratio of the rounds that have one is not that of the configuration.
+    assert [tuning.ratio(one) is None for one in tuning.candidates] == [False, True, True]
+
+
+def test_a_goal_is_not_met_without_any_goodput() -> None:
+    tuning = tuning_of("max goodput", {FILE: goodputs(0, 0), "other": goodputs(0, 0)})
+    assert not tuning.goal_is_met
+    assert "None of the 2 configurations that were run meets the goal" in sentences(tuning)[0]
+    assert sentences(tuning)[0].endswith("it has no goodput.")
+
+
+def test_a_goal_is_not_met_where_the_file_has_no_figure() -> None:
+    failed = make_figures(0.0, math.nan, errors=("full", "full"))
+    tuning = tuning_of("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
+    assert not tuning.goal_is_met
+    assert sentences(tuning)[0].endswith("it has no p95 latency.")
