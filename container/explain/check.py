@@ -82,7 +82,7 @@ def check(
         basis = folder or (describe(config.source) if config.handler is None else None)
         plan = _decide(report, config, folder, basis, target.machine, allow_remote_code)
         if basis is not None and plan is not None:
-            _predict(report, plan.config, config, basis, target, length)
+            _predict(report, plan.config, config, basis, target.divided(plan.copies), length)
         _judge(report, plan, config, folder, basis, target)
         # Sources are relative to the folder, which is at the head of the report.
         report.values = tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from container.explain import hardware
 from container.explain.hardware import Device, Instance
@@ -32,6 +32,11 @@ class ServingTarget:
         if not self.machine.gpu_count:
             return self.machine.memory_available_bytes
         return self.device.memory_bytes if self.device else None
+
+    def divided(self, copies: int) -> ServingTarget:
+        """What each of several copies of the model has of the memory; GPUs are not shared."""
+        memory = self.machine.memory_available_bytes // copies
+        return replace(self, machine=replace(self.machine, memory_available_bytes=memory))
 
 
 def this_machine(machine: Machine) -> ServingTarget:

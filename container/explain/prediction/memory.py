@@ -15,7 +15,7 @@ from container.explain.target import ServingTarget
 from engines.config import MpiEngineConfig, PythonEngineConfig
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
-from engines.models.foreign.description import describe
+from engines.models.foreign.description import ForeignConfig, describe
 from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import SPARE, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
@@ -156,7 +156,10 @@ def _shortage(needed: int, available: int, on_gpu: bool) -> str:
 
 def _remedy(engine: MpiEngineConfig, model: ModelConfig, target: ServingTarget, length: int | None) -> str:
     """Name the smallest larger tensor-parallel degree that fits, else the options to change."""
-    for degree in range(engine.parallel.tp_size + 1, min(target.machine.gpu_count, model.num_kv_heads) + 1):
+    most = min(target.machine.gpu_count, model.num_kv_heads)
+    if isinstance(model, ForeignConfig) and model.one_rank_only:
+        most = 1
+    for degree in range(engine.parallel.tp_size + 1, most + 1):
         larger = replace(engine, parallel=replace(engine.parallel, tp_size=degree))
         found = _predict_rolling(larger, model, target, length)
         if found is not None and not found.shortage:

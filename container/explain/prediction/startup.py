@@ -12,6 +12,7 @@ from container.explain.prediction.memory import gigabytes
 from container.explain.target import ServingTarget
 from container.models import files as model_files
 from engines.models.config import ModelConfig
+from engines.models.gguf_index import read_index
 from lmi_server.config import LmiConfig
 
 DISK_RATE = 1e9
@@ -42,11 +43,12 @@ class StartPrediction:
 def predict_start(
     config: LmiConfig, folder: Path, model: ModelConfig, target: ServingTarget
 ) -> StartPrediction | None:
-    """Predict the start; None for random weights. folder: has the files of weights, their headers, or config.json."""
+    """Predict the start; None for random weights. folder: has weights, their index or headers, or config.json."""
     if config.source.load_format == "dummy":
         return None
-    on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    size = on_disk or model.weight_bytes(4 if model.dtype == "float32" else 2)
+    gguf = read_index(folder)
+    sizes = gguf.sizes.values() if gguf else (file.stat().st_size for file in folder.glob("*.safetensors"))
+    size = sum(sizes) or model.weight_bytes(4 if model.dtype == "float32" else 2)
     network = target.instance.network if target.instance else None
     if config.source.load_format == "stream":
         return StartPrediction(size, 0.0, size / (network or DISK_RATE))

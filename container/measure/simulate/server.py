@@ -99,6 +99,7 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
     """
     source = replace(config.source, load_format="dummy")  # weights are not looked for
     resolved = resolve(replace(config, source=source), folder, target.machine)
+    share = target.divided(resolved.copies)
     engine, timeout, copies = resolved.config, config.server.predict_timeout, resolved.copies
     notes = tuple(note for note in resolved.notes if "load_format" not in note)
     if copies > 1:
@@ -111,13 +112,13 @@ def resolve_server(config: LmiConfig, folder: Path, target: ServingTarget) -> Si
     if model is None:
         raise CannotSimulateError(f"{folder}: the architecture in config.json is not known")
     if isinstance(engine, PythonEngineConfig):
-        memory = predict_dynamic(engine, folder, model, target)
+        memory = predict_dynamic(engine, folder, model, share)
         if memory is not None and memory.weights > memory.available:
             raise CannotServe(memory.shortage)
         # It starts, and may run out of memory on the longest requests.
         notes += (memory.shortage,) if memory is not None and memory.shortage else ()
         return SimulatedServer(engine, model, timeout, copies=copies, notes=notes)
-    memory = predict_rolling(engine, model, target)
+    memory = predict_rolling(engine, model, share)
     if memory is None:
         raise CannotSimulateError("--device: not given, and the memory of this machine's GPUs is not known")
     if memory.shortage:

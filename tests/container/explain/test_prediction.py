@@ -9,6 +9,7 @@ import pytest
 
 from container.explain.target import device_target, instance_target, this_machine
 from container.machine import Machine
+from engines.models.gguf_index import GgufIndex
 from tests.container.explain.predictions import (
     FALCON_40B,
     LLAMA_3_8B,
@@ -49,6 +50,18 @@ def test_what_does_not_fit_names_the_degree_that_does(tmp_path: Path) -> None:
     assert "the KV cache holds 0 tokens" in found.shortage
     assert found.shortage.endswith("option.tensor_parallel_degree=5 fits")
     assert not predict(tmp_path, FALCON_40B, "option.tensor_parallel_degree=5\n", "A10G", 8).shortage
+
+
+def test_no_degree_is_named_for_a_model_that_runs_on_one_rank_only(tmp_path: Path) -> None:
+    stable_lm = LLAMA_3_8B | {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
+    found = predict(tmp_path, stable_lm, "option.kv_cache_gb=20\n", "A10G", 4)
+    assert "lower option.max_model_len" in found.shortage
+    assert (
+        "option.tensor_parallel_degree=2 fits"
+        in predict(
+            tmp_path, LLAMA_3_8B, "option.kv_cache_gb=20\noption.tensor_parallel_degree=1\n", "A10G", 4
+        ).shortage
+    )
 
 
 def test_what_fits_nowhere_names_the_options(tmp_path: Path) -> None:
@@ -119,6 +132,19 @@ def test_ranks_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
     assert not report.memory.shortage
 
 
+def test_copies_on_a_cpu_share_its_memory(tmp_path: Path) -> None:
+    config = LLAMA_3_8B | {"num_hidden_layers": 2, "max_position_embeddings": 2048}
+    text = "option.load_format=dummy\noption.kv_cache_gb=6\n"
+    alone = check_model(tmp_path, config, text).memory
+    assert alone is not None
+    assert not alone.shortage
+    copies = check_model(tmp_path, config, f"{text}minWorkers=2\n")
+    assert copies.memory is not None
+    assert copies.memory.available == 8 * GIB
+    assert "are needed, and there are 8.59 GB" in copies.memory.shortage
+    assert any(warning.startswith("it does not fit: ") for warning in copies.warnings)
+
+
 def test_a_shortage_here_only_warns_because_the_server_measures(tmp_path: Path) -> None:
     config = LLAMA_3_8B | {"num_hidden_layers": 1, "max_position_embeddings": 256}
     text = "option.load_format=dummy\noption.max_num_batched_tokens=100000\noption.kv_cache_gb=2\n"
@@ -179,3 +205,15 @@ def test_the_download_is_as_fast_as_network_and_disk(tmp_path: Path) -> None:
     assert slow.file_bytes == pytest.approx(16.06e9, rel=0.01)
     assert slow.download_seconds == pytest.approx(slow.file_bytes / 312.5e6)
     assert fast.download_seconds == fast.load_seconds == fast.file_bytes / 1e9
+
+
+def test_the_files_of_a_quantised_model_are_those_that_are_loaded(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    sizes = {"a-00001-of-00002.gguf": 3000, "a-00002-of-00002.gguf": 2000}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    GgufIndex(str(tmp_path), sizes, "llama", 32, "float32", {}, 0.0, {}).save(model)
+    start = check_model(tmp_path, LLAMA_3_8B | {"num_hidden_layers": 2}).start
+    assert start is not None
+    assert start.file_bytes == 5000

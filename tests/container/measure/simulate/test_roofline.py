@@ -126,3 +126,10 @@ def test_one_of_several_copies_is_simulated(llama: Path) -> None:
     assert found.notes[-1].startswith("one of 2 copies of the model is simulated")
     assert not any("load_format" in note for note in found.notes)
     assert server(llama, EIGHT, tensor_parallel_degree=8).notes == ()
+
+
+def test_copies_on_a_cpu_have_their_share_of_its_memory(llama: Path) -> None:
+    here = this_machine(HERE)
+    assert server(llama, here, kv_cache_gb=20).copies == 1
+    with pytest.raises(CannotServe, match="are needed, and there are 34.4 GB"):
+        server(llama, here, kv_cache_gb=20, min_workers=2)
