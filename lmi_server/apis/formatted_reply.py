@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,21 +19,22 @@ _DATA = "data: "
 
 
 class FormattedReply:
-    """A reply whose records a user's formatter rewrites."""
+    """A reply whose records a user's formatter rewrites. Mutable: it counts the tokens of each answer."""
 
     def __init__(self, reply: Reply, formatter: Formatter) -> None:
         self._reply = reply
         self._formatter = formatter
-        self._num_tokens = 0
+        self._num_tokens: Counter[int] = Counter()
         self.streamed = reply.streamed
         self.content_type = reply.content_type
 
     def whole(self, result: GenerationResult) -> Any:
         first = result.completions[0]
+        rest = first.text[sum(len(token.shown) for token in first.tokens) :]
         content = {
             "id": 0,
             "records": [self._reply.whole(result)],
-            "tokens": [_token(token) for token in first.tokens],
+            "tokens": _tokens(first.tokens, rest, ended=True),
             "num_before": 0,
             "finish_reason": first.finish_reason,
         }
@@ -42,19 +45,16 @@ class FormattedReply:
         return self._reply.start()
 
     def records(self, output: TextOutput) -> str:
-        text = self._reply.records(output)
-        frames = [line for line in text.splitlines() if line]
-        if not frames:
-            return text
-        framed = frames[0].startswith(_DATA)
+        frames = [line for line in self._reply.records(output).splitlines() if line]
+        framed = bool(frames) and frames[0].startswith(_DATA)
         content = {
             "id": output.index,
             "records": [msgspec.json.decode(frame.removeprefix(_DATA)) for frame in frames],
-            "tokens": [_token(token) for token in output.tokens],
-            "num_before": self._num_tokens,
+            "tokens": _tokens(output.tokens, output.rest, ended=output.completion is not None),
+            "num_before": self._num_tokens[output.index],
             "finish_reason": output.completion.finish_reason if output.completion is not None else None,
         }
-        self._num_tokens += len(output.tokens)
+        self._num_tokens[output.index] += len(output.tokens)
         return "".join(_framed(value, framed) for value in self._formatter.answer(content))
 
     def end(self, result: GenerationResult) -> str:
@@ -64,13 +64,22 @@ class FormattedReply:
         return self._reply.failure(error)
 
 
-def _token(token: TokenText) -> dict[str, Any]:
-    return {
-        "id": token.id,
-        "text": token.text,
-        "log_prob": token.logprob,
-        "special_token": token.special or None,
-    }
+def _tokens(tokens: Sequence[TokenText], rest: str, *, ended: bool) -> list[dict[str, Any]]:
+    """Return tokens whose texts, joined, are what can be shown; the last one ends with `rest`."""
+    entries: list[dict[str, Any]] = [
+        {
+            "id": token.id,
+            "text": token.shown,
+            "log_prob": token.logprob,
+            "special_token": token.special or None,
+        }
+        for token in tokens
+    ]
+    if ended and not entries:  # the last output has no token
+        entries.append({"id": -1, "text": "", "log_prob": 0.0, "special_token": True})
+    if entries:
+        entries[-1]["text"] += rest
+    return entries
 
 
 def _framed(value: Any, as_events: bool) -> str:
