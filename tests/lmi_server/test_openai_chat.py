@@ -108,7 +108,11 @@ def test_unknown_extras_are_ignored_with_a_log_line(
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert post(client, my_extra=[1, 2]).status_code == 200
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        assert post(client, stream=True, stream_options=options).status_code == 200
     assert "my_extra" in caplog.text
+    assert "stream_options.continuous_usage_stats" in caplog.text
+    assert "include_usage" not in caplog.text
 
 
 @pytest.mark.parametrize(("path", "status"), list(zip(PATHS, [400, 424], strict=True)))

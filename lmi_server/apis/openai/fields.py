@@ -36,14 +36,12 @@ def read_fields(
     parameters = parse_parameters(
         rest, names, own_defaults=context.openai_defaults if samples else {}, refuse_unknown_names=False
     )
-    if parameters.unknown:
-        _logger.info("unknown fields are ignored: %s", names_in_log(parameters.unknown))
-    return BodyFields(
-        parameters,
-        SSE if streamed else None,
-        model_name(body.get("model")),
-        _include_usage(body.get("stream_options"), streamed),
-    )
+    options = body.get("stream_options")
+    include_usage = _include_usage(options, streamed)
+    ignored = [f"stream_options.{name}" for name in options or () if name != "include_usage"]
+    if unknown := [*parameters.unknown, *ignored]:
+        _logger.info("unknown fields are ignored: %s", names_in_log(unknown))
+    return BodyFields(parameters, SSE if streamed else None, model_name(body.get("model")), include_usage)
 
 
 def model_name(value: Any) -> str:
