@@ -1,16 +1,16 @@
 """Read parts of tensors from a folder of safetensors files: exactly the requested bytes, never a whole file.
 
-The `safetensors` library reads headers. Tensors are not read with it: it maps files into memory, where reading a part
-reads more than that part, and a file that is cut meanwhile ends the process.
+The `safetensors` library validates headers. Tensors are not read with it: it maps files into memory, where reading a
+part reads more than that part, and a file that is cut meanwhile ends the process.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,19 +25,19 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class _Entry:
     file: Path
-    dtype: torch.dtype
+    kind: str
+    """The dtype in the words of the header."""
     shape: tuple[int, ...]
     offset: int
     """Of the first byte in the file."""
 
     @property
-    def stop(self) -> int:
-        """Behind the last byte in the file."""
-        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self.kind]
 
 
 class SafetensorsFiles(TensorFiles):
-    """All tensors of a folder."""
+    """All tensors of a folder. Those of a dtype that is not supported are refused when they are asked for."""
 
     def __init__(self, folder: Path, ranges: ByteRanges | None = None) -> None:
         """Read the headers in `folder`, and tensors from `ranges`; None: from the same files.
@@ -84,10 +84,14 @@ class SafetensorsFiles(TensorFiles):
         return len(target)
 
     def _entry(self, name: str) -> _Entry:
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise BadCheckpoint(f"the checkpoint has no tensor {name!r}") from None
+        entry = self._entries.get(name)
+        if entry is None:
+            raise BadCheckpoint(f"the checkpoint has no tensor {name!r}")
+        if entry.kind not in _DTYPES:
+            raise BadCheckpoint(
+                f"tensor {name!r} of {entry.file} has dtype {entry.kind}; known are {', '.join(_DTYPES)}"
+            )
+        return entry
 
     def _read(self, entry: _Entry, offset: int, target: memoryview) -> None:
         """offset: in the tensor, bytes."""
@@ -104,21 +108,15 @@ def _bytes_of(entry: _Entry, out: torch.Tensor) -> memoryview:
 
 
 def _read_entries(path: Path) -> Iterator[tuple[str, _Entry]]:
-    """The library validates the header: tensors cover the rest of the file, in the order of `offset_keys`."""
     try:
-        file: Any = safe_open(path, "pt")
+        with safe_open(path, "pt"):
+            pass  # the header is whole, and its tensors cover the rest of the file
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{path} is not a whole safetensors file: {error}") from None
     with path.open("rb") as raw:
-        offset = 8 + int.from_bytes(raw.read(8), "little")
-    with file:
-        for name in file.offset_keys():
-            part = file.get_slice(name)
-            kind = part.get_dtype()
-            if kind not in _DTYPES:
-                raise BadCheckpoint(
-                    f"tensor {name!r} of {path} has dtype {kind}; known are {', '.join(_DTYPES)}"
-                )
-            entry = _Entry(path, _DTYPES[kind], tuple(part.get_shape()), offset)
-            yield name, entry
-            offset = entry.stop
+        length = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(length))
+    header.pop("__metadata__", None)
+    for name, tensor in header.items():
+        offset = 8 + length + tensor["data_offsets"][0]
+        yield name, _Entry(path, tensor["dtype"], tuple(tensor["shape"]), offset)

@@ -90,6 +90,27 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         files.shape("b")
 
 
+def test_a_tensor_of_integers_is_refused_only_when_it_is_asked_for(tmp_path: Path) -> None:
+    """Old checkpoints of GPT-2 and GPT-NeoX hold causal masks."""
+    values = torch.randn(3, 4, generator=fresh_generator())
+    masks = {"h.0.bias": torch.ones(5, 7, dtype=torch.bool), "h.1.bias": torch.ones(9, dtype=torch.uint8)}
+    wide = {"steps": torch.ones(3, dtype=torch.int64), "scale": torch.ones(2, 2, dtype=torch.float8_e4m3fn)}
+    save_file({"w": values, "z": values + 1, **masks, **wide}, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path)
+    for name, expected in (("w", values), ("z", values + 1)):
+        out = torch.empty(3, 4)
+        files.read_rows(name, 0, 3, out)
+        assert torch.equal(out, expected)
+    kinds = {"h.0.bias": "BOOL", "h.1.bias": "U8", "steps": "I64", "scale": "F8_E4M3"}
+    for name, kind in kinds.items():
+        assert name in files
+        with pytest.raises(
+            BadCheckpoint, match=rf"'{name}' of .* has dtype {kind}; known are F32, F16, BF16"
+        ):
+            files.dtype(name)
+    files.close()
+
+
 def test_a_target_of_another_dtype_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     files = SafetensorsFiles(tmp_path)
@@ -126,7 +147,7 @@ BAD_HEADERS: dict[str, Any] = {
     "not JSON": b"{",
     "a list": [],
     "no offsets": {"a": {"dtype": "F32", "shape": [1]}},
-    "unknown dtype": {"a": _tensor(dtype="I64")},
+    "unknown dtype": {"a": _tensor(dtype="Q4")},
     "wrong dtype": {"a": _tensor(dtype="F16")},
     "beyond the end": {"a": _tensor(offsets=[8, 32])},
     "negative shape": {"a": _tensor(shape=[-2, -3])},
