@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from werkzeug.test import TestResponse
 
 from engines.core import FinishReason, GenerateParams
@@ -67,6 +67,22 @@ def test_the_length_of_an_encoder_decoders_output_leaves_the_prompt_out(
     client = create_app(web_config(folder, engine="Python"), engine, text).test_client()
     assert post(client, "/invocations", max_length=3).status_code == 200
     assert engine.requests[-1].sampling.max_new_tokens == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(stream: bool, tmp_path: Path) -> None:
+    folder = build_model_folder(tmp_path)
+    vocabulary = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "▁Wie": 3, "▁alt": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for is_encoder_decoder, expected in ((True, "Wie alt"), (False, " Wie alt")):
+        (folder / "config.json").write_text(json.dumps({"is_encoder_decoder": is_encoder_decoder}))
+        text = TextModel.from_folder(folder)
+        engine = FakeEngine(lambda request: tokens(request, (3, 4)))
+        client = create_app(web_config(folder), engine, text).test_client()
+        reply = client.post("/invocations", json={"inputs": "Wie alt", "stream": stream}).text
+        assert json.loads(reply.splitlines()[-1])["generated_text"] == expected
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -70,7 +70,7 @@ def text_rules(context: ApiContext, parameters: Parameters, *, continues_prompt:
     """Decide how tokens become text."""
     named = frozenset(parameters["stop_token_ids"])
     return TextRules(
-        continues_prompt,
+        continues_prompt and not context.text.is_encoder_decoder,
         stop_strings=parameters["stop"],
         stop_token_ids=named - frozenset(_eos_token_ids(context, parameters)),
         include_stop=parameters["include_stop_str_in_output"],
