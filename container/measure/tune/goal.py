@@ -16,7 +16,7 @@ from container.measure.compare.summary import Measure
 from container.measure.numbers import NOTHING, number, percent, seconds
 from lmi_server.values.nearest import nearest
 
-_ERRORS = "errors"
+ERRORS = "errors"
 _RATES = {
     "tokens/s": "output_tokens_per_second",
     "requests/s": "requests_per_second",
@@ -29,13 +29,13 @@ METRICS: Mapping[str, Measure] = {
     measure.key: measure
     for measure in (
         *(Measure(name, name, "/s", operator.attrgetter(field)) for name, field in _RATES.items()),
-        Measure(_ERRORS, _ERRORS, "%", lambda figures: figures.num_errors / figures.num_requests),
+        Measure(ERRORS, ERRORS, "%", lambda figures: figures.num_errors / figures.num_requests),
         *(Measure(name, name, "s", operator.attrgetter(field)) for name, field in _TIMES_OF.items()),
     )
 }
 """By name: rates, the share of failed requests, and times in seconds, as `lmi bench` reports them."""
 _ACCEPTED = (
-    f"{', '.join(_RATES)}, {_ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
+    f"{', '.join(_RATES)}, {ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
 )
 _EXAMPLE = "limits and one objective, such as p95 ttft < 500ms, errors < 1%, max tokens/s"
 _BOUNDS = {"s": "a time above 0, such as 500ms or 2s", "%": "a share, such as 1%", "/s": "a number above 0"}
@@ -84,13 +84,9 @@ class Goal:
             found[other.key] = other
         return tuple(found.values())
 
-    @property
-    def all_measures(self) -> tuple[Measure, ...]:
-        """The share of failed requests too."""
-        return (*self.measures, METRICS[_ERRORS])
-
     def values(self, figures: Figures) -> dict[str, float]:
-        return {measure.key: measure.of(figures) for measure in self.all_measures}
+        """The share of failed requests too."""
+        return {measure.key: measure.of(figures) for measure in (*self.measures, METRICS[ERRORS])}
 
     def excess(self, values: Mapping[str, float]) -> float:
         """The sum over all limits."""
@@ -139,8 +135,8 @@ def parse_goal(text: str) -> Goal:
             raise BenchError(f"--goal: neither a limit nor an objective (got {clause}); allowed: {_EXAMPLE}")
     if len(objectives) != 1:
         raise BenchError(f"--goal: {len(objectives)} objectives (got {text}); allowed: {_EXAMPLE}")
-    if all(limit.measure.key != _ERRORS for limit in limits):
-        limits.append(Limit(METRICS[_ERRORS], "<=", 0.0))
+    if all(limit.measure.key != ERRORS for limit in limits):
+        limits.append(Limit(METRICS[ERRORS], "<=", 0.0))
     return Goal(tuple(limits), objectives[0])
 
 
@@ -155,8 +151,8 @@ def _measure(name: str) -> Measure:
 def _objective(direction: str, name: str) -> Measure:
     measure = _measure(name)
     wanted = "max" if measure.higher_is_better else "min"
-    if direction != wanted or name == _ERRORS:
-        allowed = f"{_ERRORS} < 1%" if name == _ERRORS else f"{wanted} {name}"
+    if direction != wanted or name == ERRORS:
+        allowed = f"{ERRORS} < 1%" if name == ERRORS else f"{wanted} {name}"
         raise BenchError(f"--goal: no objective (got {direction} {name}); allowed: {allowed}")
     return measure
 

@@ -20,7 +20,7 @@ from container.measure.compare.server_process import ServerFailed
 from container.measure.compare.summary import over_rounds, ratio
 from container.measure.simulate.server import CannotSimulateError, read_server
 from container.measure.simulate.simulation import simulate
-from container.measure.tune.goal import Goal
+from container.measure.tune.goal import ERRORS, Goal
 from container.measure.tune.real_runs import TimesOf
 from container.measure.tune.search import WORST, Proposal, Rank, best_alike, search
 from container.measure.tune.space import Point, SearchSpace, search_spaces
@@ -183,13 +183,18 @@ class Tuning:
         return candidates[0] if self.comparison else best_alike(candidates, self.goal)[0]
 
     def values(self, proposal: Proposal) -> dict[str, float]:
-        """The figures of the goal: the medians of the rounds, or predicted ones where nothing was run."""
+        """The figures of the goal: predicted ones where nothing was run.
+
+        Else medians of the rounds, and the share of all their requests that failed.
+        """
         made = self.comparison
         if made is None:
             return proposal.values
         scenario = made.plan.scenarios[0].name
-        medians = {one.key: over_rounds(made, proposal.name, scenario, one) for one in self.goal.all_measures}
-        return {key: found.value if found else math.nan for key, found in medians.items()}
+        medians = {one.key: over_rounds(made, proposal.name, scenario, one) for one in self.goal.measures}
+        rounds = [result.figures for result in made.of(proposal.name, scenario)]
+        failed = sum(one.num_errors for one in rounds) / sum(one.num_requests for one in rounds)
+        return {key: found.value if found else math.nan for key, found in medians.items()} | {ERRORS: failed}
 
     def ratio(self, proposal: Proposal) -> Ratio | None:
         """The objective over that of the file as it is.

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from container.explain.target import this_machine
 from container.measure.bench.figures import Figures
 from container.measure.compare.configurations import NamedPath
@@ -77,3 +79,15 @@ def test_a_goal_is_not_met_where_the_file_has_no_figure() -> None:
     tuning = tuning_of("errors <= 100%, min p95 latency", {FILE: [failed, failed]})
     assert not tuning.goal_is_met
     assert sentences(tuning)[0].endswith("it has no p95 latency.")
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_met"), [("", False), ("errors < 5%, ", True), ("errors < 4%, ", False)]
+)
+def test_failed_requests_of_all_rounds_count(limit: str, is_met: bool) -> None:
+    """One of ten in two of five rounds."""
+    failed = replace(make_figures(), num_requests=10, num_errors=1)
+    fine = replace(make_figures(), num_requests=10)
+    tuning = tuning_of(f"{limit}max tokens/s", {FILE: [fine, fine, fine, failed, failed]})
+    assert tuning.values(tuning.baseline)["errors"] == 0.04
+    assert tuning.goal_is_met == is_met
