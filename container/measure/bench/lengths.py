@@ -137,12 +137,15 @@ class RecordedLengths:
     least: int = 1
     """Smaller counts become this one."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(max(self.least, count) for count in self.tokens))
+
     @property
     def mean(self) -> float:
         return statistics.fmean(self.tokens)
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        return [max(self.least, tokens) for tokens in self.tokens[:count]]
+        return list(self.tokens[:count])
 
     def scaled(self, factor: float) -> RecordedLengths:
         return replace(self, tokens=tuple(times(tokens, factor) for tokens in self.tokens))

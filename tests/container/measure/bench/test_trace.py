@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from container.measure.bench.arrivals import RecordedArrivals
 from container.measure.bench.choice import LoadChoice
+from container.measure.bench.lengths import Fixed
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.trace import read_trace
 from container.measure.bench.workload import BenchError, make_requests
@@ -100,6 +101,15 @@ def test_what_is_no_trace_is_named_with_its_line(tmp_path: Path, text: str, said
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"cannot read .*nothing: No such file"):
         read_trace(tmp_path / "nothing")
+
+
+def test_a_trace_without_generated_tokens_has_answers_of_one(tmp_path: Path) -> None:
+    path = trace(tmp_path, '{"timestamp": 1, "input_length": 3, "output_length": 0}\n' * 2)
+    found = LoadChoice(trace=path).scenario(PRESETS["aws-1"])
+    assert found.workload.title == "8 tokens in, 1 out on average"
+    assert found.warm_up().workload.outputs == Fixed(1)
+    longer = LoadChoice(trace=path, output_tokens=16).scenario(PRESETS["aws-1"])
+    assert longer.workload.outputs.draw(2, None) == [16, 16]  # type: ignore[arg-type]
 
 
 def test_a_trace_is_scaled_and_cut_like_a_preset(tmp_path: Path) -> None:

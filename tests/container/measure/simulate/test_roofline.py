@@ -131,5 +131,5 @@ def test_one_of_several_copies_is_simulated(llama: Path) -> None:
 def test_copies_on_a_cpu_have_their_share_of_its_memory(llama: Path) -> None:
     here = this_machine(HERE)
     assert server(llama, here, kv_cache_gb=20).copies == 1
-    with pytest.raises(CannotServe, match="are needed, and there are 34.4 GB"):
+    with pytest.raises(CannotServe, match=r"are needed, and there are 34\.4 GB"):
         server(llama, here, kv_cache_gb=20, min_workers=2)
