@@ -95,11 +95,13 @@ class LoadChoice:
 
     def _workload(self, base: Scenario) -> Workload:
         workload = base.workload
+        factor = (self.input_tokens or workload.prompts.mean) / workload.prompts.mean
         return replace(
             workload,
             prompts=self._lengths(workload.prompts, self.input_tokens, Uniform.around),
             outputs=self._lengths(workload.outputs, self.output_tokens, _spread_answers),
             num_requests=self.requests or self._num_requests(base),
+            prefixes=workload.prefixes and workload.prefixes.scaled(factor),
         )
 
     def _num_requests(self, base: Scenario) -> int:

@@ -90,6 +90,13 @@ def test_given_sizes_win(options: dict[str, object], workload: Workload) -> None
     assert chosen(**options).workload == workload
 
 
+def test_shared_prefixes_are_the_same_part_of_shorter_prompts(tiny_tokenizer: Tokenizer) -> None:
+    short = chosen(preset="shared-prefix", input_tokens=160, requests=16).workload
+    assert (short.prompts, short.prefixes) == (Fixed(160), SharedPrefixes(8, 128))
+    prompts = [one.prompt.split() for one in make_requests(short, tiny_tokenizer, 0)]
+    assert len({tuple(words[:20]) for words in prompts}) <= 8
+
+
 @pytest.mark.parametrize(
     ("options", "arrivals"),
     [
