@@ -17,7 +17,6 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from engines.errors import InvalidRequest
-from lmi_server.text.template_files import DEFAULT
 from lmi_server.text.template_limits import LimitedEnvironment
 
 # What a template may raise about messages that it refuses; none of these are errors of the server.
@@ -31,7 +30,6 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-_TOOL_USE = "tool_use"
 
 
 class RenderedTooLong(InvalidRequest):
@@ -70,19 +68,17 @@ def _tojson(
 
 
 class ChatTemplate:
-    """A model's compiled templates with its special tokens."""
+    """A model's compiled template with its special tokens."""
 
     def __init__(
         self,
-        sources: Mapping[str, str],
+        source: str,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`sources`: by name; `default` is there, and `tool_use` is for messages with tools.
+        """`special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
 
-        `special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
-
-        Raises `ValueError`: a source is not a template.
+        Raises `ValueError`: `source` is not a template.
         """
         environment = self._environment = LimitedEnvironment(
             trim_blocks=True,
@@ -93,37 +89,26 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
-
-        def compiled(name: str) -> jinja2.Template:
-            try:
-                return environment.limited_template(sources[name])
-            except jinja2.TemplateSyntaxError as error:
-                raise ValueError(f"chat template '{name}', line {error.lineno}: {error}") from error
-
-        self._default = compiled(DEFAULT)
-        self._with_tools = compiled(_TOOL_USE) if _TOOL_USE in sources else self._default
+        try:
+            self._template = environment.limited_template(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"chat template, line {error.lineno}: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        max_chars: int,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
         """Return the prompt text, ready for the assistant's turn.
 
         Raises:
             InvalidRequest: the template refuses the messages, or takes too much time or memory for them.
             RenderedTooLong: the text exceeds `max_chars`.
         """
-        template = self._default if tools is None else self._with_tools
         parts: list[str] = []
         size = 0
         try:
             with self._environment.limits():
-                for part in template.generate(
+                for part in self._template.generate(
                     messages=[dict(message) for message in messages],
-                    tools=tools,
+                    tools=None,
                     documents=None,
                     add_generation_prompt=True,
                     **self._special_tokens,

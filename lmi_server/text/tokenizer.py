@@ -64,7 +64,7 @@ class TextModel:
             eos_token_ids=_eos_token_ids(folder, tokenizer, named),
             special_tokens=special,
             special_ids=frozenset(special.values()),
-            chat_template=ChatTemplate(templates, named) if DEFAULT in templates else None,
+            chat_template=ChatTemplate(templates[DEFAULT], named) if DEFAULT in templates else None,
             longest_token=max(map(len, vocabulary), default=1),
             vocabulary_size=_vocabulary_size(folder, vocabulary),
             is_encoder_decoder=read_json(folder / "config.json").get("is_encoder_decoder") is True,

@@ -16,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "Hi <b>"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, max_chars: int = 1000) -> str:
-    template = ChatTemplate({"default": source}, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
+    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
     return template.render(messages or MESSAGES, max_chars)
 
 
@@ -119,14 +119,6 @@ def test_what_python_cannot_interrupt_is_refused(source: str) -> None:
         render(source)
 
 
-def test_messages_with_tools_take_their_own_template() -> None:
-    sources = {"default": "plain", "tool_use": "{{ tools[0].name }}", "rag": "{% broken"}
-    template = ChatTemplate(sources, {})
-    assert template.render(MESSAGES, 100) == "plain"
-    assert template.render(MESSAGES, 100, [{"name": "weather"}]) == "weather"
-    assert ChatTemplate({"default": "plain"}, {}).render(MESSAGES, 100, []) == "plain"
-
-
-def test_a_source_that_is_no_template_is_named() -> None:
-    with pytest.raises(ValueError, match=r"chat template 'default', line 2: .*endfor"):
-        ChatTemplate({"default": "x\n{% for a in b %}"}, {})
+def test_the_line_where_a_source_is_no_template_is_named() -> None:
+    with pytest.raises(ValueError, match=r"chat template, line 2: .*endfor"):
+        ChatTemplate("x\n{% for a in b %}", {})

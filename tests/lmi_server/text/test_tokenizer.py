@@ -125,6 +125,13 @@ def test_templates_see_all_named_tokens(tmp_path: Path) -> None:
     assert text.chat_template.render(MESSAGE, 1000) == expected == "<image><|im_end|>False"
 
 
+def test_templates_that_are_not_used_may_be_broken(tmp_path: Path) -> None:
+    build_model_folder(tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{% broken")
+    assert TextModel.from_folder(tmp_path).chat_template is not None
+
+
 def test_no_template(tmp_path: Path) -> None:
     build_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
