@@ -25,9 +25,9 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
     def snapshot(self) -> HistogramData:
         return HistogramData(self._name, self._bounds, tuple(self._counts), self._sum, dict(self._labels))

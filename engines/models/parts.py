@@ -45,9 +45,12 @@ class Parts:
 
     @property
     def prefix(self) -> str:
-        """Of the names of all tensors but the head's. Checkpoints that were made without a head leave it out."""
+        """Of the names of all tensors but the head's. Checkpoints that were made without a head leave out all of it or
+        its first parts."""
         names = self.config.names
-        stored = (each for each in (names.prefix, "") if self.weights.has(f"{each}{names.last_norm}.weight"))
+        parts = names.prefix.split(".")
+        prefixes = (".".join(parts[left_out:]) for left_out in range(len(parts)))
+        stored = (each for each in prefixes if self.weights.has(f"{each}{names.last_norm}.weight"))
         return next(stored, names.prefix)
 
     def layer_prefix(self, layer: int) -> str:

@@ -27,9 +27,9 @@ def test_each_observation_is_in_exactly_one_bucket(values: list[float]) -> None:
 
 def test_a_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram("h", _BOUNDS, {"part": "model"})
-    histogram.observe(2.0, times=3)
+    histogram.observe(2.0)
     data = histogram.snapshot()
-    assert (data.counts, data.sum, data.labels) == ((0, 3, 0, 0), 6.0, {"part": "model"})
+    assert (data.counts, data.sum, data.labels) == ((0, 1, 0, 0), 2.0, {"part": "model"})
 
 
 def _histogram_sums(stats: EngineStats) -> dict[tuple[str, str], tuple[int, float]]:

@@ -21,7 +21,7 @@ class WeightNames:
     layer's parts."""
 
     prefix: str = "model."
-    """Some checkpoints leave it out."""
+    """Some checkpoints leave out all of it or its first parts."""
     embedding: str = "embed_tokens"
     embedding_norm: str | None = None
     last_norm: str = "norm"

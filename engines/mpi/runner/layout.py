@@ -73,19 +73,17 @@ class StepLayout:
         return tables[self.rows[self.owners], positions // block_size] * block_size + positions % block_size
 
 
-def lay_out(plan: StepPlan, order: Sequence[int] | None = None) -> StepLayout:
-    """
-    order: the plan's sequences as their rows follow each other, single tokens first; None: otherwise as in the plan.
+def lay_out(plan: StepPlan) -> StepLayout:
+    """Single tokens come first, otherwise the order is the plan's.
 
-    Raises:
-        ValueError: the plan does not hold as many tokens as it says.
+    Raises ValueError: the plan does not hold as many tokens as it says.
     """
     num_tokens = sum(plan.query_lens)
     if plan.num_tokens != num_tokens:
         raise ValueError(f"the plan holds {plan.num_tokens} tokens and says {num_tokens}")
     rows, starts, wants, token_ids = map(_numbers, (plan.rows, plan.starts, plan.wants, plan.token_ids))
     sampled, scored = np.flatnonzero(wants & WANT_LOGITS), np.flatnonzero(wants & WANT_PROMPT_LOGPROBS)
-    if order is None and num_tokens == len(rows):  # as in most steps: one token each
+    if num_tokens == len(rows):  # as in most steps: one token each
         counting = np.arange(num_tokens + 1, dtype=np.int32)
         return StepLayout(
             rows,
@@ -99,7 +97,7 @@ def lay_out(plan: StepPlan, order: Sequence[int] | None = None) -> StepLayout:
         )
     query_lens = _numbers(plan.query_lens)
     # Stable: most plans are in this order already.
-    at = np.argsort(query_lens > 1, kind="stable") if order is None else np.asarray(order, dtype=np.int64)
+    at = np.argsort(query_lens > 1, kind="stable")
     places = np.empty_like(at)
     places[at] = np.arange(len(at))
     lens = query_lens[at]

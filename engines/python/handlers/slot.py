@@ -39,7 +39,7 @@ def worker_command(settings: HandlerSettings, config: Path, number: int) -> list
     """Return the command of a worker, which sees its own GPUs only. More workers than groups of GPUs share them."""
     groups = settings.worker_gpus
     sees = ["env", f"CUDA_VISIBLE_DEVICES={groups[number % len(groups)]}"] if groups else []
-    return [*sees, settings.python or sys.executable, "-m", _MODULE, "--config", str(config)]
+    return [*sees, settings.python or sys.executable, "-P", "-m", _MODULE, "--config", str(config)]
 
 
 @dataclass(slots=True)
