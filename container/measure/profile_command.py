@@ -91,7 +91,7 @@ def _run(config: MpiEngineConfig, shapes: list[tuple[int, int, int]], repeats: i
         paths = RuntimePaths(folder)
         paths.engine_config.write_text(config.to_json(), encoding="utf-8")
         command = [
-            *(sys.executable, "-m", "engines.mpi.runner.profile", "--config", str(paths.engine_config)),
+            *(sys.executable, "-P", "-m", "engines.mpi.runner.profile", "--config", str(paths.engine_config)),
             *("--shapes", " ".join(",".join(map(str, shape)) for shape in shapes), "--repeats", str(repeats)),
         ]
         environment = launch.engine_environment(launch.environment(), config, paths)

@@ -31,7 +31,7 @@ def advice(folder: str, paths: Iterable[str]) -> str:
         return ""
     # `./`: a name that begins with a dash is no option.
     names = [shlex.quote(f"./{path}") for path in weights]
-    command = f'{shlex.quote(sys.executable)} -c "{_PROGRAM}" model.safetensors {" ".join(names)}'
+    command = f'{shlex.quote(sys.executable)} -P -c "{_PROGRAM}" model.safetensors {" ".join(names)}'
     if folder.startswith("/"):
         return f"convert them once: cd {shlex.quote(folder)} && {command}"
     return f"download the folder, convert them in it, and upload model.safetensors: {command}"

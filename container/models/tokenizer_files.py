@@ -153,7 +153,7 @@ def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressVi
 
 def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
     """Run the conversion in a child process. Raises: ModelNotAvailable."""
-    command = [sys.executable, "-m", "container.models.tokenizer_convert", str(model), str(part)]
+    command = [sys.executable, "-P", "-m", "container.models.tokenizer_convert", str(model), str(part)]
     env = {**environ, "HF_HUB_OFFLINE": "1"}  # the conversion needs no network
     failed = f"the tokenizer of {model} ({_kind(model)}) cannot be converted"
     try:

@@ -1,6 +1,8 @@
 """Argument lists and environments of the child processes, and the files of one run.
 
 Pure functions except `environment`, the only place of this package that reads the process environment.
+
+Every Python is started with `-P`: without it, it would import modules from the current folder, which may be a model's.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ _ENGINE_MODULES = {
 def engine_command(engine: str, paths: RuntimePaths) -> list[str]:
     """One rank of engine=MPI, or a dispatcher of engine=Python, which starts the processes that compute."""
     return [
-        *(sys.executable, "-m", _ENGINE_MODULES[engine]),
+        *(sys.executable, "-P", "-m", _ENGINE_MODULES[engine]),
         *("--config", str(paths.engine_config)),
         *("--status", str(paths.status)),
         *("--address", paths.engine_address),
@@ -234,7 +236,7 @@ def web_command(
 ) -> list[str]:
     """gunicorn on the listening socket with file descriptor `listener`, with at most `connections` for each worker."""
     return [
-        *(sys.executable, "-m", "gunicorn", "--config", f"file:{conf}"),
+        *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{conf}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
         *("--worker-connections", str(connections)),
         app,

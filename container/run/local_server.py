@@ -32,7 +32,7 @@ Command = Callable[[Path], Sequence[str]]
 
 
 def serve_command(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "container", "serve", str(folder), "--host", HOST]
+    return [sys.executable, "-P", "-m", "container", "serve", str(folder), "--host", HOST]
 
 
 @functools.cache

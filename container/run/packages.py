@@ -69,7 +69,7 @@ def _create(folder: Path) -> None:
 
 def _install(python: Path, requirements: Path, wheels: Path, environ: Mapping[str, str]) -> None:
     """Raises CannotServe."""
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", "--quiet"]
+    command = [sys.executable, "-P", "-m", "pip", "--python", str(python), "install", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--requirement", str(requirements)]
     if wheels.is_dir():
         command += ["--find-links", str(wheels)]

@@ -50,6 +50,15 @@ def _environment(node: ast.AST) -> str:
     return ""
 
 
+def _current_folder(node: ast.AST) -> str:
+    """A command of Python that imports from the current folder, which may be that of a model."""
+    match node:
+        case ast.List(elts=words) | ast.Tuple(elts=words):
+            values = [word.value if isinstance(word, ast.Constant) else None for word in words]
+            return "-m without -P" if ("-m" in values and "-P" not in values) else ""
+    return ""
+
+
 def _assert(node: ast.AST) -> str:
     return "assert" if isinstance(node, ast.Assert) else ""
 
@@ -66,6 +75,11 @@ def _found(rule: Callable[[ast.AST], str], among: Callable[[Module], bool]) -> l
 
 def test_no_code_is_read_from_data() -> None:
     wrong = _found(_unsafe, lambda module: True)
+    assert not wrong, wrong
+
+
+def test_no_process_imports_from_the_current_folder() -> None:
+    wrong = _found(_current_folder, lambda module: True)
     assert not wrong, wrong
 
 
@@ -108,6 +122,7 @@ def test_a_rank_reads_nothing_but_its_number_from_the_environment() -> None:
         (_environment, "os.environ['A']"),
         (_environment, "from os import getenv"),
         (_assert, "assert x"),
+        (_current_folder, "run([sys.executable, '-m', 'module'])"),
     ],
 )
 def test_the_rules_find_what_they_look_for(rule: Callable[[ast.AST], str], code: str) -> None:

@@ -75,10 +75,11 @@ class Server:
         environment: Mapping[str, str] | None = None,
         pass_port: bool = True,
         served: Path | None = None,
+        cwd: Path = REPO_ROOT,
     ) -> None:
         """Write `properties` into `folder` and start. `pass_port=False` leaves out `--port`.
 
-        served: what is served in place of `folder`.
+        served: what is served in place of `folder`; cwd: the folder in which it is started.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
@@ -89,7 +90,8 @@ class Server:
         self.client = Client(f"http://127.0.0.1:{self.port}")
         extra = {name: value.replace("{port}", str(self.port)) for name, value in (environment or {}).items()}
         extra.setdefault("LMI_ADMIN_TOKEN", ADMIN_TOKEN)
-        command = [sys.executable, "-m", "container", "serve", str(served or folder), "--host", "127.0.0.1"]
+        command = [sys.executable, "-P", "-m", "container", "serve", str(served or folder)]
+        command += ["--host", "127.0.0.1"]
         command[:0] = _on_one_core(properties)
         if pass_port:
             command += ["--port", str(self.port)]
@@ -100,7 +102,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=REPO_ROOT,
+                cwd=cwd,
                 env=child_environment({**extra, processes.MARK: self._mark}),
                 start_new_session=True,
             )

@@ -108,7 +108,7 @@ class ServerProcess:
         """Start and wait until `/ping` answers 200. Raises ServerFailed."""
         if config.path is None:
             raise ValueError(f"{config.name} is a running server")
-        command = [sys.executable, "-m", "container", "serve", str(config.path.resolve())]
+        command = [sys.executable, "-P", "-m", "container", "serve", str(config.path.resolve())]
         command += ["--host", HOST, "--port"]
         return cls.launch(config.name, command, config.loading_timeout + _SPARE_SECONDS, log_path, environ)
 

@@ -44,7 +44,7 @@ def bundled_file() -> Path:
 
 def _convert(source: Path, folder: Path, view: ProgressView) -> None:
     """Run the conversion in a child process, which gives its memory back at its end."""
-    command = [sys.executable, "-m", "container.models.gguf_convert", str(source), str(folder)]
+    command = [sys.executable, "-P", "-m", "container.models.gguf_convert", str(source), str(folder)]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,

@@ -69,7 +69,7 @@ def _folder(file: Path, cache: Path) -> Path | None:
 
 def _describe(file: Path, part: Path) -> None:
     """Run the description in a child process. Raises: ModelNotAvailable."""
-    command = [sys.executable, "-m", "container.models.gguf_describe", str(file), str(part)]
+    command = [sys.executable, "-P", "-m", "container.models.gguf_describe", str(file), str(part)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"

@@ -45,8 +45,8 @@ def test_every_kind_of_name_is_one_argument_of_a_command_that_loads_no_code(name
     with pytest.raises(ModelNotAvailable) as caught:
         choice.choose(Snapshot("s3://bucket/model/", files))
     _, _, command = str(caught.value).partition("upload model.safetensors: ")
-    _, option, program, target, *arguments = shlex.split(command)
-    assert (option, target, arguments) == ("-c", "model.safetensors", [f"./{name}"])
+    _, *options, program, target, path = shlex.split(command)
+    assert (options, target, path) == (["-P", "-c"], "model.safetensors", f"./{name}")
     assert program.count("torch.load") == program.count("weights_only=True") == 1
 
 

@@ -30,8 +30,8 @@ CONFIG = MpiEngineConfig(
 )
 def test_an_engine_is_told_its_files_and_its_address(engine: str, module: str) -> None:
     command = launch.engine_command(engine, PATHS)
-    assert command[1:3] == ["-m", module]
-    assert dict(zip(command[3::2], command[4::2], strict=True)) == {
+    assert command[1:4] == ["-P", "-m", module]
+    assert dict(zip(command[4::2], command[5::2], strict=True)) == {
         "--config": "/run/lmi-x/engine.json",
         "--status": "/run/lmi-x/status",
         "--address": "ipc:///run/lmi-x/engine.sock",
