@@ -26,6 +26,7 @@ OLMO2 = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+_WINDOW = {"sliding_window": 8, "num_key_value_heads": 4}
 
 
 class _LoneRank(Communicator):
@@ -55,11 +56,16 @@ def test_layers_have_their_own_windows(tmp_path: Path) -> None:
     assert [spec.window for spec in found.attention] == [None, 8, None]
 
 
+def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    changes = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+    found = describe(_write(tmp_path, use_sliding_window=False, **changes, **_WINDOW))
+    assert {spec.window for spec in found.attention} == {None}
+
+
 @pytest.mark.parametrize(("kind", "name"), [("cohere2", "Cohere2"), ("exaone4", "Exaone4")])
 def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name: str, tmp_path: Path) -> None:
     changes = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "num_hidden_layers": 7}
-    pattern = {"sliding_window": 8, "sliding_window_pattern": 3, "num_key_value_heads": 4}
-    found = describe(_write(tmp_path, **changes, **pattern))
+    found = describe(_write(tmp_path, sliding_window_pattern=3, **changes, **_WINDOW))
     theirs = AutoConfig.from_pretrained(tmp_path).layer_types
     assert [spec.window for spec in found.attention] == [
         8 if each == "sliding_attention" else None for each in theirs
@@ -90,6 +96,16 @@ def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name:
         (
             {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8},
             "no field 'layer_types'",
+        ),
+        (
+            {"architectures": ["PhimoeForCausalLM"], "model_type": "phimoe"} | _WINDOW,
+            "PhimoeForCausalLM applies sliding_window by masks",
+        ),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+            | _WINDOW
+            | {"use_sliding_window": True},
+            "Qwen2MoeForCausalLM applies sliding_window by masks",
         ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
