@@ -66,8 +66,8 @@ class Explorer:
         self.spaces += search_spaces(self.file, settings, self.made, self._effective)
         for space in self.spaces:
             try:
-                times = times_of(space)
                 server = read_server(space.origin.path, self.model, self.target)
+                times = times_of(space)
                 self.step_times[space.origin.name] = times(server).describe()
                 self._explore(space, times, max(1, most // len(self.spaces)))
             except (*_REFUSALS, BadConfiguration, ServerFailed) as error:

@@ -150,6 +150,19 @@ def test_the_nearest_to_a_goal_that_nothing_meets_is_named(
     assert not (configuration / "serving.properties.tuned").exists()
 
 
+def test_a_file_that_cannot_be_served_here_is_an_error_for_people(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its step times are learnt: nothing is run."""
+    fake = FakeRuns({})
+    monkeypatch.setattr(tune_command, "detect", lambda environ: Machine(2, 8 << 30))
+    monkeypatch.setattr(tune_command, "RealRuns", fake)
+    (configuration / "serving.properties").write_text("engine=MPI\noption.tensor_parallel_degree=64\n")
+    done = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *SMALL])
+    assert (done.exit_code, "option.tensor_parallel_degree" in done.stderr) == (1, True), done.output
+    assert fake.run_files == []
+
+
 def test_for_another_machine_everything_is_predicted(configuration: Path, tmp_path: Path) -> None:
     output = tmp_path / "tuned.properties"
     arguments = (configuration, "--model", configuration, "--device", "A10G", "--output", output)
