@@ -90,6 +90,12 @@ class Deployment:
     """`WaiterConfig` of `endpoint_in_service`."""
     notes: tuple[str, ...]
 
+    @property
+    def config_name(self) -> str:
+        """The endpoint's configuration once it is deployed."""
+        name: str = self.calls[-1].parameters["EndpointConfigName"]
+        return name
+
 
 def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool = False) -> Deployment:
     """Plan an endpoint; `update` replaces one that runs. May list the model's files in S3 or on the Hub.

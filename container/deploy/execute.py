@@ -22,7 +22,7 @@ def execute(
 ) -> None:
     """Make the calls and wait until the endpoint is in service. A call that fails takes back those before it.
 
-    sagemaker: boto3's client. Raises: CannotDeploy.
+    sagemaker: boto3's client. Raises: CannotDeploy, also when the platform rolls an update back.
     """
     calls = [ApiCall(call.method, revealed(call.parameters, environ)) for call in deployment.calls]
     made: list[ApiCall] = []
@@ -38,9 +38,15 @@ def execute(
     waiter = sagemaker.get_waiter("endpoint_in_service")
     try:
         waiter.wait(EndpointName=deployment.endpoint, WaiterConfig=deployment.waiter)
+        found = sagemaker.describe_endpoint(EndpointName=deployment.endpoint)
     except WaiterError as error:
         reason = error.last_response.get("FailureReason") or error
         raise CannotDeploy(f"{deployment.endpoint} is not in service: {reason}") from error
+    except (ClientError, BotoCoreError) as error:
+        raise CannotDeploy(f"describe_endpoint: {error}") from error
+    if (config := found["EndpointConfigName"]) != deployment.config_name:
+        reason = found.get("FailureReason", "the platform gives no reason")
+        raise CannotDeploy(f"{deployment.endpoint} is in service with {config} as before: {reason}")
     say(f"{deployment.endpoint} is in service")
 
 

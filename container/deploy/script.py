@@ -31,6 +31,11 @@ def as_script(deployment: Deployment) -> str:
     lines += [_call(f"sagemaker.{call.method}", call.parameters) for call in deployment.calls]
     wait = {"EndpointName": deployment.endpoint, "WaiterConfig": deployment.waiter}
     lines.append(_call('sagemaker.get_waiter("endpoint_in_service").wait', wait))
+    # After a rollback the endpoint is in service, too.
+    lines.append(_call("found = sagemaker.describe_endpoint", {"EndpointName": deployment.endpoint}))
+    lines.append(f"config = {_source(deployment.config_name, '', 0)}")
+    lines.append('if found["EndpointConfigName"] != config:')
+    lines.append("    raise SystemExit(f\"not deployed: {found.get('FailureReason')}\")")
     return "\n".join(lines) + "\n"
 
 

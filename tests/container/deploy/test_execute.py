@@ -49,12 +49,12 @@ def expect(stub: Stubber, deployment: Deployment, *methods: str) -> None:
             stub.add_response(call.method, ANSWERS[call.method], revealed(call.parameters, SHELL))
 
 
-def described(stub: Stubber, status: str, **more: str) -> None:
+def described(stub: Stubber, status: str, config: str = "any", **more: str) -> None:
     moment = "2026-01-01T00:00:00Z"
     answer = {
         "EndpointName": "chat",
         "EndpointStatus": status,
-        "EndpointConfigName": "any",
+        "EndpointConfigName": config,
         **more,
         "EndpointArn": ANSWERS["create_endpoint"]["EndpointArn"],
         "CreationTime": moment,
@@ -67,7 +67,8 @@ def test_the_calls_are_made_in_order_with_their_secrets(
     deployment: Deployment, client: Any, stub: Stubber
 ) -> None:
     expect(stub, deployment, *ANSWERS)
-    described(stub, "InService")
+    for _ in ("the waiter", "the comparison"):
+        described(stub, "InService", deployment.config_name)
     said: list[str] = []
     execute(deployment, client, SHELL, said.append)
     stub.assert_no_pending_responses()
@@ -104,6 +105,16 @@ def test_a_failed_endpoint_stays_with_its_reason(deployment: Deployment, client:
     with pytest.raises(CannotDeploy, match="chat is not in service: the container did not pass"):
         execute(deployment, client, SHELL, lambda line: None)
     stub.assert_no_pending_responses()
+
+
+def test_an_endpoint_that_cannot_be_described_is_an_error(
+    deployment: Deployment, client: Any, stub: Stubber
+) -> None:
+    expect(stub, deployment, *ANSWERS)
+    described(stub, "InService")
+    stub.add_client_error("describe_endpoint", "AccessDenied", "may not")
+    with pytest.raises(CannotDeploy, match=r"describe_endpoint: .*may not"):
+        execute(deployment, client, SHELL, lambda line: None)
 
 
 def test_a_missing_secret_stops_before_the_first_call(

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from container.cli import main
-from container.deploy import differences
+from container.deploy import CannotDeploy, differences
 from container.deploy.deployment import Deployment, VariantSpec, plan
 from container.deploy.execute import execute
 from container.deploy.script import as_script
@@ -46,8 +46,8 @@ def s3() -> Iterator[FakeS3]:
         yield server
 
 
-def deployment(folder: Path, size: int, update: bool = False) -> Deployment:
-    """Two variants, nine to one; the platform's copy of the model is a folder of this machine."""
+def deployment(folder: Path, size: int, update: bool = False, **more: str) -> Deployment:
+    """Two variants, nine to one; the platform's copy of the model is a folder of this machine. more: variables."""
     model = write_model(folder / "model", num_bytes=1000)
     variants = []
     for name, weight, batch in (("A", 9.0, size), ("B", 1.0, 2 * size)):
@@ -55,7 +55,8 @@ def deployment(folder: Path, size: int, update: bool = False) -> Deployment:
         write_model(path, f"option.max_rolling_batch_size={batch}", num_bytes=1000)
         variants.append(VariantSpec(name, path, weight))
     secrets = {"HF_TOKEN": ShellSecret("HF_TOKEN")}
-    planned = plan(spec(model_data=f"file://{model}/", environment=secrets), variants, update)
+    environment = {**secrets, **more}
+    planned = plan(spec(model_data=f"file://{model}/", environment=environment), variants, update)
     return dataclasses.replace(planned, waiter={"Delay": 1, "MaxAttempts": 200})
 
 
@@ -81,6 +82,23 @@ def test_an_endpoint_is_created_compared_and_updated(
     execute(second, platform.sagemaker, SHELL, lambda line: None)
     platform.wait("InService", name="chat")
     assert sorted(batch_sizes(containers)) == ["32", "64"]
+
+
+def test_an_update_that_is_rolled_back_is_an_error(
+    platform: EndpointLab, containers: FakeContainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(deployment(tmp_path, 8), platform.sagemaker, SHELL, lambda line: None)
+    broken = {"UNHEALTHY": "the weights are gone"}
+    said: list[str] = []
+    with pytest.raises(CannotDeploy, match=r"in service with chat-.* as before: .*the weights are gone"):
+        execute(deployment(tmp_path, 32, update=True, **broken), platform.sagemaker, SHELL, said.append)
+    assert "chat is in service" not in said
+    monkeypatch.setenv("HF_TOKEN", SHELL["HF_TOKEN"])
+    monkeypatch.setattr(boto3, "client", lambda service: platform.sagemaker)
+    program = as_script(deployment(tmp_path, 64, update=True, **broken))
+    with pytest.raises(SystemExit, match=r"not deployed: .*the weights are gone"):
+        exec(compile(program, "deploy.py", "exec"), {})  # noqa: S102
+    assert sorted(batch_sizes(containers)) == ["16", "8"]
 
 
 def test_the_program_creates_the_endpoint(

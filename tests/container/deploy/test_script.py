@@ -28,13 +28,15 @@ def deployment(tmp_path: Path) -> Deployment:
     return planned(write_model(tmp_path, "engine=MPI"), environment=environment)
 
 
-def run(program: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Run a program with a boto3 that only records."""
+def run(
+    program: str, monkeypatch: pytest.MonkeyPatch, found: dict[str, str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Run a program with a boto3 that only records. found: how the endpoint is described."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class Client:
         def __getattr__(self, method: str) -> Any:
-            return lambda **parameters: calls.append((method, parameters))
+            return lambda **parameters: calls.append((method, parameters)) or found
 
         def get_waiter(self, name: str) -> Any:
             return SimpleNamespace(wait=lambda **parameters: calls.append((name, parameters)))
@@ -48,10 +50,11 @@ def run(program: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[s
 
 
 def test_the_program_makes_the_same_calls(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = run(as_script(deployment), monkeypatch)
+    calls = run(as_script(deployment), monkeypatch, {"EndpointConfigName": deployment.config_name})
     expected = [(call.method, revealed(call.parameters, SHELL)) for call in deployment.calls]
     waiting = {"EndpointName": "chat", "WaiterConfig": deployment.waiter}
-    assert calls == [*expected, ("endpoint_in_service", waiting)]
+    looking = {"EndpointName": "chat"}
+    assert calls == [*expected, ("endpoint_in_service", waiting), ("describe_endpoint", looking)]
 
 
 def test_the_program_reads_secrets_from_its_environment(deployment: Deployment) -> None:
@@ -68,14 +71,15 @@ def test_without_secrets_the_program_imports_boto3_only(tmp_path: Path) -> None:
 
 def test_a_note_is_no_code(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     program = as_script(replace(deployment, notes=('a prefix """ + boom + """ \\',)))
-    assert run(program, monkeypatch)
+    assert run(program, monkeypatch, {"EndpointConfigName": deployment.config_name})
 
 
-def test_the_program_is_formatted(deployment: Deployment) -> None:
+@pytest.mark.parametrize("name", ["chat", "c" * 35, "c" * 36])
+def test_the_program_is_formatted(name: str, deployment: Deployment) -> None:
     ruff = Path(sys.executable).with_name("ruff")
     if not ruff.exists():
         pytest.skip("ruff is not installed")
-    program = as_script(deployment)
+    program = as_script(replace(deployment, endpoint=name))
     command = [ruff, "format", "--isolated", "--stdin-filename", "deploy.py", "-"]
     done = subprocess.run(command, input=program, capture_output=True, text=True, check=True, cwd=REPO_ROOT)
     assert done.stdout == program
