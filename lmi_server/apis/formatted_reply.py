@@ -13,6 +13,7 @@ from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import dump
 
 _DATA = "data: "
@@ -21,9 +22,10 @@ _DATA = "data: "
 class FormattedReply:
     """A reply whose records a user's formatter rewrites. Mutable: it counts the tokens of each answer."""
 
-    def __init__(self, reply: Reply, formatter: Formatter) -> None:
+    def __init__(self, reply: Reply, formatter: Formatter, client: ClientWatch) -> None:
         self._reply = reply
         self._formatter = formatter
+        self._client = client
         self._num_tokens: Counter[int] = Counter()
         self.streamed = reply.streamed
         self.content_type = reply.content_type
@@ -38,7 +40,7 @@ class FormattedReply:
             "num_before": 0,
             "finish_reason": first.finish_reason,
         }
-        (value,) = self._formatter.answer(content)
+        (value,) = self._formatter.answer(content, self._client)
         return msgspec.Raw(value.encode()) if isinstance(value, str) else value
 
     def start(self) -> str:
@@ -55,7 +57,7 @@ class FormattedReply:
             "finish_reason": output.completion.finish_reason if output.completion is not None else None,
         }
         self._num_tokens[output.index] += len(output.tokens)
-        return "".join(_framed(value, framed) for value in self._formatter.answer(content))
+        return "".join(_framed(value, framed) for value in self._formatter.answer(content, self._client))
 
     def end(self, result: GenerationResult) -> str:
         return self._reply.end(result)

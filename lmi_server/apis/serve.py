@@ -40,10 +40,14 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     if health.state is not EngineState.READY:
         raise Unavailable(health.summary())
     tenant = tenant_of(request.headers)
-    with _body(context) as body:
-        call = parse(context, body)
+    try:
+        with _body(context) as body:
+            call = parse(context, body)
+    except ClientGone:
+        return _client_gone(record)
     if context.formatter is not None and context.formatter.writes_answers:
-        call = replace(call, reply=FormattedReply(call.reply, context.formatter))
+        client = ClientWatch.of(request.environ)
+        call = replace(call, reply=FormattedReply(call.reply, context.formatter, client))
     generation = TextGeneration(
         _http_request(context, call, record, tenant),
         call.requests,
@@ -56,21 +60,28 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         return _respond(call, generation, record)
     except ClientGone:
         generation.close()
-        record.finish = "client_gone"
-        return Response(status=CLIENT_GONE_STATUS)
+        return _client_gone(record)
     except BaseException:
         # Also when a worker is stopped: the engine must not go on computing an answer that nobody gets.
         generation.close()
         raise
 
 
+def _client_gone(record: RequestRecord) -> Response:
+    record.finish = "client_gone"
+    return Response(status=CLIENT_GONE_STATUS)
+
+
 @contextmanager
 def _body(context: ApiContext) -> Iterator[dict[str, Any]]:
-    """Read the body of the current request, which a user's formatter may rewrite. Raises `EngineError`."""
+    """Read the body of the current request, which a user's formatter may rewrite.
+
+    Raises `EngineError`, and `ClientGone` where the client leaves while the formatter runs.
+    """
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
         with context.bodies.raw(request) as data:
-            yield formatter.body(data, dict(request.headers.items()))
+            yield formatter.body(data, dict(request.headers.items()), ClientWatch.of(request.environ))
     else:
         with context.bodies.json_object(request) as body:
             yield body

@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 
-from engines.base import HandlerEngine
+from engines.base import HandlerEngine, InvocationStream
+from engines.core import AbortReason
 from engines.errors import DeadlineExceeded, InvalidRequest, RequestFailed, error_from_kind
 from engines.invocations import Invocation, InvocationOutput
+from lmi_server.generation.generation import POLL_SECONDS, ClientGone
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import dump
 
 
 class Formatter:
-    """Asks the formatters' process."""
+    """Asks the formatters' process. Calls raise `EngineError`, and `ClientGone` where the client leaves meanwhile."""
 
     def __init__(self, engine: HandlerEngine, roles: Collection[str], timeout: float) -> None:
         """roles: of `input_formatter` and `output_formatter`, those that the user supplies; timeout: seconds."""
@@ -25,9 +28,9 @@ class Formatter:
         self._roles = roles
         self._timeout = timeout
 
-    def body(self, data: bytearray, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return a request's body as the user's formatter rewrites it. Raises `EngineError`."""
-        return parse_object(self._call("input", bytes(data), headers))
+    def body(self, data: bytearray, headers: Mapping[str, str], client: ClientWatch) -> dict[str, Any]:
+        """Return a request's body as the user's formatter rewrites it."""
+        return parse_object(self._call("input", bytes(data), headers, client))
 
     @property
     def reads_bodies(self) -> bool:
@@ -37,23 +40,35 @@ class Formatter:
     def writes_answers(self) -> bool:
         return "output_formatter" in self._roles
 
-    def answer(self, content: dict[str, Any]) -> list[Any]:
-        """Return the rewritten records. Raises `EngineError`."""
-        results: list[Any] = msgspec.json.decode(self._call("output", dump(content).encode(), {}))
+    def answer(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
+        """Return the rewritten records."""
+        results: list[Any] = msgspec.json.decode(self._call("output", dump(content).encode(), {}, client))
         return results
 
-    def _call(self, stage: str, data: bytes, headers: Mapping[str, str]) -> bytearray:
+    def _call(self, stage: str, data: bytes, headers: Mapping[str, str], client: ClientWatch) -> bytearray:
         name = uuid.uuid4().hex
         properties = {**headers, "stage": stage, "requestId": name}
         stream = self._engine.invoke(Invocation(name, time.monotonic(), properties, (("data", data),)))
+        try:
+            return self._read(stage, stream, client)
+        finally:
+            # Without effect once the last output is here.
+            self._engine.abort(name, AbortReason.FAILED)
+
+    def _read(self, stage: str, stream: InvocationStream, client: ClientWatch) -> bytearray:
         deadline = time.monotonic() + self._timeout
         body = bytearray()
         status = 0
         output: InvocationOutput | None = None
         while output is None or not output.finished:
-            output = stream.next(deadline - time.monotonic())
-            if output is None:
+            if client.left:
+                raise ClientGone
+            wait = min(POLL_SECONDS, deadline - time.monotonic())
+            if wait <= 0:
                 raise DeadlineExceeded(f"the {stage} formatter took longer than {self._timeout:g} s")
+            output = stream.next(wait)
+            if output is None:
+                continue
             body += output.body
             status = output.head.status if output.head is not None else status
         if output.error_kind:

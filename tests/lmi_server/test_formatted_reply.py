@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from engines.core import FinishReason, RequestOutput
 from lmi_server.app import create_app
 from lmi_server.generation.formatter import Formatter
+from lmi_server.http.client_gone import ClientWatch
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, says, tokens, web_config
@@ -33,7 +34,7 @@ class TokenFormatter(Formatter):
     def writes_answers(self) -> bool:
         return True
 
-    def answer(self, content: dict[str, Any]) -> list[Any]:
+    def answer(self, content: dict[str, Any], client: ClientWatch) -> list[Any]:
         self.contents.append(content)
         return ["".join(token["text"] for token in content["tokens"])]
 

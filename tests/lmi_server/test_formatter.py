@@ -1,0 +1,81 @@
+"""Calls of a user's formatters that nobody waits for any more."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.base import HandlerEngine
+from engines.core import AbortReason
+from engines.errors import DeadlineExceeded
+from engines.invocations import Invocation, InvocationOutput
+from lmi_server.app import create_app
+from lmi_server.generation.formatter import Formatter
+from lmi_server.http.client_gone import ClientWatch
+from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.fakes import FakeEngine, web_config
+
+
+class SilentStream:
+    def next(self, timeout: float) -> InvocationOutput | None:
+        return None
+
+
+class SilentEngine(HandlerEngine):
+    """Never answers; remembers which calls it has, and which were aborted."""
+
+    def __init__(self, on_call: Callable[[], None] = lambda: None) -> None:
+        self.calls: list[str] = []
+        self.aborted: list[str] = []
+        self._on_call = on_call
+
+    def invoke(self, invocation: Invocation) -> SilentStream:
+        self.calls.append(invocation.id)
+        self._on_call()
+        return SilentStream()
+
+    def abort(self, request_id: str, reason: AbortReason) -> None:
+        self.aborted.append(request_id)
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    server, client = socket.socketpair()
+    with server, client:
+        yield server, client
+
+
+def test_a_call_that_takes_too_long_is_aborted() -> None:
+    engine = SilentEngine()
+    formatter = Formatter(engine, ("input_formatter",), timeout=0)
+    with pytest.raises(DeadlineExceeded, match="the input formatter took longer than 0 s"):
+        formatter.body(bytearray(b"{}"), {}, ClientWatch(None))
+    assert len(engine.calls) == 1
+    assert engine.aborted == engine.calls
+
+
+@pytest.mark.parametrize("role", ["input_formatter", "output_formatter"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_whose_client_leaves_is_aborted(
+    role: str,
+    stream: bool,
+    connection: tuple[socket.socket, socket.socket],
+    engine: FakeEngine,
+    text_model: TextModel,
+) -> None:
+    server, peer = connection
+    formatting = SilentEngine(on_call=peer.close)
+    app = create_app(web_config(Path("/none")), engine, text_model, Formatter(formatting, (role,), 60))
+    reply = app.test_client().post(
+        "/invocations",
+        json={"inputs": "Hello", "stream": stream},
+        environ_overrides={"gunicorn.socket": server},
+    )
+    assert reply.text == ""
+    assert len(formatting.calls) == 1
+    assert formatting.aborted == formatting.calls
+    if role == "input_formatter" or not stream:
+        assert reply.status_code == 499
