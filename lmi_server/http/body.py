@@ -30,10 +30,6 @@ class Bodies:
         self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
         self._in_flight = 0
 
-    @property
-    def bytes_in_flight(self) -> int:
-        return self._in_flight
-
     @contextmanager
     def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
         """Read the JSON object in a request's body, which counts as in flight until the block is left.

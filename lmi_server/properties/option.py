@@ -54,7 +54,7 @@ class Option:
     reason: str = ""
     """Why it is refused, or why ignoring it changes nothing."""
     neutral: tuple[Scalar, ...] = ()
-    """Values of a refused option that change nothing. One that ends in `...` stands for all texts that begin so."""
+    """Values of a refused option that change nothing."""
     lmi_default: str = ""
     """LMI's default, for options that are no field of `LmiConfig`."""
     secret: bool = False
@@ -77,10 +77,7 @@ class Option:
 
     def changes_nothing(self, value: Scalar) -> bool:
         """Whether this value can be ignored without changing what the server does."""
-        if self.status is Status.NO_EFFECT or is_one_of(value, self.neutral):
-            return True
-        prefixes = tuple(str(one)[:-3] for one in self.neutral if str(one).endswith("..."))
-        return isinstance(value, str) and value.startswith(prefixes)
+        return self.status is Status.NO_EFFECT or is_one_of(value, self.neutral)
 
 
 @dataclass(frozen=True, slots=True)
