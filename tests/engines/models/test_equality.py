@@ -106,7 +106,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": True, "mlp_only_layers": [1], "num_experts": 8, "num_experts_per_tok": 3},
     ),
-    "qwen3-moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2, "tie_word_embeddings": False}),
+    "qwen3-moe-every-second": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "tie_word_embeddings": False}
+        | {"use_sliding_window": True, "sliding_window": 7},
+    ),
     "gemma": ("gemma", {}),
     "gemma-one-kv-head": ("gemma", {"num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 32}),
     "gemma2": ("gemma2", {}),
@@ -240,6 +244,19 @@ def test_a_stored_head_counts_though_the_configuration_ties_it(
         del tensors[embedding]
     save_file(tensors, file, {"format": "pt"})
     _compare(make_runner(tmp_path), load_oracle(tmp_path, "fp32"), SHUFFLED, [[12, 9], [17], [3]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("opt", "model."), ("opt", "model.decoder."), ("llama", "model.")]
+)
+def test_names_in_a_checkpoint_may_lack_the_first_parts(kind: str, left_out: str, tmp_path: Path) -> None:
+    """OPT of 6.7 billion and more has `decoder.` only."""
+    save_model(tmp_path, kind)
+    oracle = load_oracle(tmp_path, "fp32")
+    file = tmp_path / "model.safetensors"
+    renamed = {name.removeprefix(left_out): tensor for name, tensor in load_file(file).items()}
+    save_file(renamed, file, {"format": "pt"})
+    _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
 
 
 def test_a_sequence_gets_the_same_alone_and_in_a_batch(tmp_path: Path) -> None:
