@@ -25,6 +25,7 @@ class RequestTiming:
     sent: float
     first_token: float | None
     """None without a token."""
+    last_token: float | None
     ended: float
     """When the answer was complete, or given up."""
     prompt_tokens: int
@@ -40,9 +41,9 @@ class RequestTiming:
     @property
     def tpot(self) -> float:
         """Time per output token after the first; NaN for less than two tokens."""
-        if self.first_token is None or self.output_tokens < 2:
+        if self.first_token is None or self.last_token is None or self.output_tokens < 2:
             return math.nan
-        return (self.ended - self.first_token) / (self.output_tokens - 1)
+        return (self.last_token - self.first_token) / (self.output_tokens - 1)
 
     @property
     def latency(self) -> float:
@@ -54,6 +55,7 @@ class RequestTiming:
             due=outcome.scheduled,
             sent=outcome.sent,
             first_token=next(iter(outcome.token_times), None),
+            last_token=next(reversed(outcome.token_times), None),
             ended=outcome.ended,
             prompt_tokens=request.prompt_tokens,
             output_tokens=outcome.output_tokens,

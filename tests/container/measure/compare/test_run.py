@@ -112,6 +112,8 @@ def test_every_request_has_its_times_on_the_rounds_clock(model: Path, tmp_path: 
         assert (one.prompt_tokens, one.output_tokens, one.error) == (8, 4, "")
     latencies = [one.ended - one.due for one in first.requests]
     assert first.figures.latency.mean == pytest.approx(statistics.fmean(latencies))
+    times_per_token = statistics.fmean(one.tpot for one in first.requests)
+    assert first.figures.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
 
 
 def test_rounds_go_on_until_the_rule_says_stop(model: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def _requests(speed: float, seed: str) -> tuple[RequestTiming, ...]:
         first = due + rng.uniform(0.2, 0.9) * 80 / speed
         ended = first + (tokens - 1) * rng.uniform(5, 9) / speed
         free_at[free_at.index(due)] = ended
-        made.append(RequestTiming(due, due, first, ended, 32, tokens, ""))
+        made.append(RequestTiming(due, due, first, ended, ended, 32, tokens, ""))
     return tuple(made)
 
 
