@@ -180,6 +180,21 @@ def test_some_layers_have_a_sliding_window(data: dict[str, Any], tmp_path: Path)
             windows(**on | {"layer_types": wrong})
 
 
+@pytest.mark.parametrize("changes", [{}, {"max_window_layers": 1}, {"layer_types": ["full_attention"] * 2}])
+def test_all_layers_of_qwen3_with_experts_have_the_sliding_window(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    data = QWEN3_06B | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 2,
+        "sliding_window": 300,
+    }
+    for used, window in ((True, 300), (False, None)):
+        config = _read(tmp_path, data | changes | {"use_sliding_window": used})
+        assert [spec.window for spec in config.attention] == [window] * 2
+        assert all(spec.query_key_norms for spec in config.attention)
+
+
 def test_qwen3(tmp_path: Path) -> None:
     assert _read(tmp_path, QWEN3_06B | {"sliding_window": 4096}).max_position_embeddings == 40960
     assert _read(tmp_path, QWEN3_06B).head_dim == 128
