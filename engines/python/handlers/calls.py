@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from djl_python import Input, Output
 
@@ -23,6 +23,8 @@ class Calls:
     def __init__(self, handler: Handler, link: Link[ToWorker]) -> None:
         self._handler = handler
         self._link = link
+        self._unwanted: set[str] = set()
+        """Requests of this batch that nobody waits for any more."""
 
     def load(self, properties: dict[str, str]) -> None:
         """Make the call by which the handler loads its model. Raises whatever it raises, and `CannotAnswer`."""
@@ -42,9 +44,12 @@ class Calls:
 
     def run(self, batch: Sequence[Invocation]) -> bool:
         """Answer a batch. Returns False if the call with all of them failed, and each has to run again alone."""
+        self._unwanted.clear()
         if len(batch) == 1 or not self._handler.takes_batches:
             for invocation in batch:
-                self._run_alone(invocation)
+                self._unwanted.update(forgotten(self._link))
+                if invocation.id not in self._unwanted:
+                    self._run_alone(invocation)
             return True
         try:
             output = self._handler(batch_input(batch))
@@ -76,10 +81,10 @@ class Calls:
         """Send a stream piece by piece. An error before the first piece is raised; a later one ends the stream."""
         pieces = answers.stream_of(output)
         first = next(pieces, b"")
-        forgotten = self._deliver(InvocationOutput(request_id, answers.head(output), first))
+        self._deliver(InvocationOutput(request_id, answers.head(output), first))
         try:
-            while request_id not in forgotten and (piece := next(pieces, None)) is not None:
-                forgotten = self._deliver(InvocationOutput(request_id, body=piece))
+            while request_id not in self._unwanted and (piece := next(pieces, None)) is not None:
+                self._deliver(InvocationOutput(request_id, body=piece))
         except Exception as error:
             self._deliver(answers.stream_failure(request_id, error))
         finally:
@@ -90,10 +95,9 @@ class Calls:
         for piece in pieces:
             self._deliver(piece)
 
-    def _deliver(self, piece: InvocationOutput) -> Collection[str]:
-        """Send a piece of an answer. Returns the ids of requests that want no more."""
+    def _deliver(self, piece: InvocationOutput) -> None:
         self._link.send(Answered([piece]))
-        return forgotten(self._link)
+        self._unwanted.update(forgotten(self._link))
 
 
 def load_input(properties: dict[str, str]) -> Input:
@@ -105,6 +109,7 @@ def load_input(properties: dict[str, str]) -> Input:
 
 def single_input(invocation: Invocation) -> Input:
     inputs = load_input(invocation.properties)
+    inputs.properties.pop("batch_size", None)  # a client's, who could make it look like a batch
     inputs.request_id = invocation.properties.get("requestId", invocation.id)
     for name, value in invocation.content:
         inputs.content.add(name, value)

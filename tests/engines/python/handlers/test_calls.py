@@ -15,20 +15,25 @@ from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers.calls import Calls
 from engines.python.handlers.entry import FunctionHandler
 from engines.python.handlers.messages import Answered
+from engines.python.messages import Forget
 
 
 class Line:
     """A handler's calls, and the dispatcher's end of their link: the outputs, in order."""
 
-    def __init__(self, handle: Callable[[Input], Any]) -> None:
+    def __init__(self, handle: Callable[[Input], Any], takes_batches: bool = True) -> None:
         self.outputs: list[InvocationOutput] = []
-        self.calls = Calls(FunctionHandler(handle), self)  # type: ignore[arg-type]
+        self.messages: list[Forget] = []
+        """That the dispatcher has sent."""
+        handler = FunctionHandler(handle)
+        handler.takes_batches = takes_batches
+        self.calls = Calls(handler, self)  # type: ignore[arg-type]
 
     def send(self, message: Answered) -> None:
         self.outputs += message.outputs
 
-    def receive(self, timeout: float) -> None:
-        return None
+    def receive(self, timeout: float) -> Forget | None:
+        return self.messages.pop(0) if self.messages else None
 
     def run(self, *bodies: bytes) -> bool:
         """Returns whether the call did not fail."""
@@ -161,3 +166,28 @@ def test_inputs_are_forgiving_about_names() -> None:
         inputs.get_as_bytes("other")
     with pytest.raises(KeyError):
         Input().get_as_bytes()
+
+
+def test_a_client_cannot_make_a_request_look_like_a_batch() -> None:
+    seen: list[Input] = []
+    line = Line(lambda inputs: seen.extend(inputs.get_batches()))
+    properties = {"batch_size": "3", "Accept": "text/plain"}
+    assert line.calls.run([Invocation("r0", 0.0, properties, (("data", b"x"),))])
+    (inputs,) = seen
+    assert not inputs.is_batch()
+    assert inputs.get_as_bytes() == b"x"
+    assert inputs.properties["Accept"] == "text/plain"
+
+
+def test_who_has_left_while_another_request_ran_is_not_served() -> None:
+    served: list[bytes] = []
+
+    def handle(inputs: Input) -> Output:
+        served.append(inputs.get_as_bytes())
+        line.messages = [Forget("r1")] if len(served) == 1 else []
+        return Output().add("done")
+
+    line = Line(handle, takes_batches=False)
+    assert line.run(b"x", b"y", b"z")
+    assert served == [b"x", b"z"]
+    assert list(line.bodies()) == ["r0", "r2"]
