@@ -29,6 +29,8 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
         share = copies.share(options, machine)
         found += (_do_not_fit(count, reason) for reason in engine.obstacles(options, share))
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
+    if "input_formatter" in config.formatter_roles:
+        found += handler.body_obstacles(config, "an input formatter")
     return (*found, *([lack] if lack else []))
 
 

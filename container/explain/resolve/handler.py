@@ -18,14 +18,17 @@ _MAX_BODY_BYTES = 128 * 1024 * 1024
 
 def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
     """Why it cannot be served here."""
-    degree, body_bytes = config.options.tensor_parallel_degree, config.server.max_request_size
+    degree = config.options.tensor_parallel_degree
     if isinstance(degree, int) and degree > max(1, machine.gpu_count):
         has = machine.gpu_count or "none"
         yield f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; this machine has {has}"
-    if body_bytes > _MAX_BODY_BYTES:
-        yield (
-            f"max_request_size={body_bytes} is more than a handler can be given; allowed: at most {_MAX_BODY_BYTES}"
-        )
+    yield from body_obstacles(config, "a handler")
+
+
+def body_obstacles(config: LmiConfig, receiver: str) -> Iterator[str]:
+    """Why bodies cannot be passed to the receiver."""
+    if (size := config.server.max_request_size) > _MAX_BODY_BYTES:
+        yield f"max_request_size={size} is more than {receiver} can be given; allowed: at most {_MAX_BODY_BYTES}"
 
 
 def resolve(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from container.explain.check import check
-from container.explain.resolve import CannotServe, resolve
+from container.explain.resolve import CannotServe, obstacles, resolve
 from container.machine import Machine
 from engines.config import BatchConfig, HandlerEngineConfig
+from lmi_server.config import ServerConfig
 from lmi_server.properties.loader import load
-from tests.container.explain.questions import CPU, GPUS
+from tests.container.explain.questions import CPU, GPUS, config
 
 
 @pytest.fixture
@@ -57,6 +59,15 @@ def test_gpus_of_a_worker_must_be_there(folder: Path) -> None:
 def test_a_body_must_fit_into_a_message(folder: Path) -> None:
     with pytest.raises(CannotServe, match="allowed: at most 134217728"):
         engine(folder, SERVING_MAX_REQUEST_SIZE="134217729")
+
+
+def test_a_body_for_an_input_formatter_must_fit_too() -> None:
+    large = dataclasses.replace(config(), server=ServerConfig(max_request_size=134217729))
+    assert obstacles(dataclasses.replace(large, formatter_roles=("output_formatter",)), CPU) == ()
+    (reason,) = obstacles(dataclasses.replace(large, formatter_roles=("input_formatter",)), CPU)
+    assert reason == (
+        "max_request_size=134217729 is more than an input formatter can be given; allowed: at most 134217728"
+    )
 
 
 def test_check_explains_a_handler(folder: Path) -> None:
