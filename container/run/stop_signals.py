@@ -11,8 +11,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 
-class StopRequested(Exception):
-    """Stop at once: nothing is being served."""
+class StopRequested(BaseException):
+    """Stop at once: nothing is being served. No `Exception`, which boto3 would take for a failed request."""
 
 
 class StopSignals:

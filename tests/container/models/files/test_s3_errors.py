@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from container.models.files.s3 import remote
+from container.run.stop_signals import StopRequested, StopSignals
 from tests.container.models.files.s3_lab import S3Lab, same
 from tests.support.faulty_proxy import (
+    Answer,
+    Asked,
     Matches,
     answer,
     corrupt,
@@ -187,3 +192,21 @@ def test_keys_that_lead_elsewhere_are_refused_by_name(name: str, s3: S3Lab, tiny
     assert "refused" in sentence
     assert not [asked for asked in s3.proxy.requests if asked.key]
     assert not (s3.cache / "models" / "x.json").exists()
+
+
+@pytest.mark.parametrize("where", [listing, head_of("config.json")])
+def test_a_signal_to_stop_ends_a_request(where: Matches, s3: S3Lab, tiny_model: Path) -> None:
+    s3.upload(tiny_model)
+    ended = threading.Event()
+
+    def stop(asked: Asked, given: Answer) -> Answer:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        ended.wait()
+        return given
+
+    s3.proxy.fault(where, stop, times=1)
+    try:
+        with StopSignals(), pytest.raises(StopRequested):
+            s3.obtain()
+    finally:
+        ended.set()
