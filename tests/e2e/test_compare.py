@@ -86,7 +86,7 @@ def test_live_settings_are_changed_on_one_server_until_the_time_is_over(
     one, two = names = [config["name"] for config in data["configurations"]]
     assert names == ["max_rolling_batch_size=1", "max_rolling_batch_size=2"]
     (stay,) = data["stays"]
-    assert (stay["configuration"], stay["configurations"]) == (one, names)
+    assert stay["configurations"] == names
     assert data["stopped"]
     largest = {
         name: max(result["batches"]["mean"] for result in data["rounds"] if result["configuration"] == name)

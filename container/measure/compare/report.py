@@ -127,7 +127,7 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, 
 
 
 def _served(stay: StayResult) -> str:
-    first, *others = stay.configurations or (stay.configuration,)
+    first, *others = stay.configurations
     return f"{first}, then by changed settings {' and '.join(others)}" if others else first
 
 

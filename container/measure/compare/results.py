@@ -92,14 +92,12 @@ class RoundResult:
 class StayResult:
     """The life of one server, or one use of a server that was running before."""
 
-    configuration: str
-    """The configuration that it started with."""
+    configurations: tuple[str, ...]
+    """Those that it served, that which it started with first: several where live settings were changed."""
     rounds: tuple[int, ...]
     start_up_seconds: float | None
     """None for a server that was running before."""
     peak_memory_bytes: int | None
-    configurations: tuple[str, ...] = ()
-    """All configurations that it served: several where live settings were changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,10 @@ class _Life:
     def stop(self) -> StayResult:
         """Raises: as `ReadyServer.stop`."""
         result = StayResult(
-            configuration=self.served[0],
+            configurations=tuple(dict.fromkeys(self.served)),
             rounds=tuple(dict.fromkeys(self.rounds)),
             start_up_seconds=self.server.start_up_seconds,
             peak_memory_bytes=self.server.peak_memory(),
-            configurations=tuple(dict.fromkeys(self.served)),
         )
         self.server.stop()
         if self.step_trace and not self.step_trace.exists() and self.own_trace.is_file():

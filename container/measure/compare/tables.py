@@ -129,9 +129,7 @@ def configurations_table(comparison: Comparison) -> Table:
     """Each configuration, with the start-up time and peak memory of its server."""
     rows = []
     for config in comparison.configs:
-        lives = [
-            stay for stay in comparison.stays if config.name in (stay.configuration, *stay.configurations)
-        ]
+        lives = [stay for stay in comparison.stays if config.name in stay.configurations]
         peaks = [stay.peak_memory_bytes for stay in lives if stay.peak_memory_bytes is not None]
         start = median(stay.start_up_seconds for stay in lives if stay.start_up_seconds is not None)
         rows.append(

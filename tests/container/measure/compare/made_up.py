@@ -98,7 +98,7 @@ def make_comparison(
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
     lives = tuple(
-        StayResult(stay.configuration, stay.rounds, 3.0, 1 << 30)
+        StayResult((stay.configuration,), stay.rounds, 3.0, 1 << 30)
         for stay in stays([config.name for config in configs], num_rounds)
     )
     plan = plan or Plan(tuple(scenarios), num_rounds, seed=0)

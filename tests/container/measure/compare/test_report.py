@@ -144,8 +144,8 @@ def test_the_report_says_why_rounds_ended_and_which_servers_were_changed_or_runn
         make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
         stopped="the time was over",
         stays=(
-            StayResult("a", (1,), 2.0, 1 << 30, ("a", "c")),
-            StayResult("b", (1,), None, None, ("b",)),
+            StayResult(("a", "c"), (1,), 2.0, 1 << 30),
+            StayResult(("b",), (1,), None, None),
         ),
     )
     text = report.make_report(made, PROVENANCE).markdown()
