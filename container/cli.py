@@ -39,7 +39,3 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""
-
-
-if __name__ == "__main__":
-    main()

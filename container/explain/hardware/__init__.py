@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or the CPU of a machine. Rates are a data sheet's: dense, without sparsity."""
+    """One accelerator, or the CPU of a machine. Rates are dense, without sparsity."""
 
     name: str
     memory_bytes: int
@@ -30,8 +30,6 @@ class Device:
     """Bytes a second, one way, from one device to the others of an instance."""
     source: str
     """Where the figures are published."""
-    measured: bool = False
-    """Whether the figures were measured, and not taken from a data sheet."""
     compute_capability: str = ""
     """Of NVIDIA's GPUs; empty: this server's GPU kernels do not run on it."""
 

@@ -37,10 +37,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Number and size of requests.
-
-    Raises BenchError when there is none, or when a trace has fewer.
-    """
+    """Number and size of requests."""
 
     prompts: Lengths
     """Tokens of prompts, special tokens included."""
@@ -49,10 +46,6 @@ class Workload:
     num_requests: int
     prefixes: Prefixes | None = None
     """Shared prefixes of the prompts; None: no prefixes."""
-
-    def __post_init__(self) -> None:
-        if self.num_requests < 1:
-            raise BenchError(f"num_requests: got {self.num_requests}; allowed: 1 or more")
 
     @property
     def title(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +55,7 @@ class SlotUse:
         return 1 - sum(span.end - span.start for span in self.spans) / total if total > 0 else 0.0
 
 
-def read_step_trace(path: Path, began: float = -math.inf, ended: float = math.inf) -> SlotUse | None:
+def read_step_trace(path: Path, began: float, ended: float) -> SlotUse | None:
     """The slots in the steps that started between two times of the trace's clock.
 
     None when the file cannot be read, is larger than 256 MiB, or has no such step. What follows a line that is cut off

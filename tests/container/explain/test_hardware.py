@@ -13,7 +13,7 @@ FORMATS = {"fp32", "fp16", "bf16", "fp8", "int8"}
 @pytest.mark.parametrize("name", list(devices()))
 def test_every_figure_has_a_source_and_a_plausible_size(name: str) -> None:
     found = device(name)
-    assert found.source.startswith("docs/" if found.measured else "https://")
+    assert found.source.startswith("docs/" if name == CPU else "https://")
     assert set(found.flops) <= FORMATS
     assert 10e9 < found.memory_bytes < 300e9
     assert 10e9 < found.bandwidth < 10e12
@@ -38,8 +38,7 @@ def test_an_instance_has_known_devices(name: str) -> None:
     assert found.source.startswith("https://")
 
 
-def test_the_cpu_was_measured_and_is_no_accelerator() -> None:
-    assert [found.name for found in devices().values() if found.measured] == [CPU]
+def test_the_cpu_is_no_accelerator() -> None:
     assert not device(CPU).compute_capability
 
 

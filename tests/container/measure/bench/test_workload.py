@@ -130,11 +130,6 @@ def test_more_prompts_than_there_are_is_refused(tiny_tokenizer: Tokenizer) -> No
         make_requests(replace(WORK, prompts=Fixed(1), num_requests=5000), tiny_tokenizer, 0)
 
 
-def test_a_workload_has_at_least_one_request() -> None:
-    with pytest.raises(BenchError, match="num_requests: got 0; allowed: 1 or more"):
-        replace(WORK, num_requests=0)
-
-
 def test_a_tokenizer_is_read_from_its_folder_or_its_file_and_never_cuts(
     tiny_model: Path, tmp_path: Path
 ) -> None:

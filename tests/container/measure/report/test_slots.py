@@ -71,7 +71,7 @@ def test_only_the_steps_of_a_round_are_read_and_a_broken_last_line_is_left_out(t
     assert use.is_traced
     assert use.seconds == pytest.approx(5 * STEP_SECONDS, rel=0.02)
     assert read_step_trace(path, 300.0, 400.0) is None
-    assert read_step_trace(tmp_path / "none.jsonl") is None
+    assert read_step_trace(tmp_path / "none.jsonl", 0.0, 400.0) is None
 
 
 def test_without_a_trace_slots_are_estimated_from_first_and_last_tokens() -> None:
@@ -97,4 +97,4 @@ def test_a_file_that_is_no_step_trace_is_no_error(tmp_path: Path) -> None:
         '{"time": 1.0, "arrivals": [], "plan": [1]}\n',
     ):
         path.write_text(text, encoding="utf-8")
-        assert read_step_trace(path) is None
+        assert read_step_trace(path, 0.0, 2.0) is None
