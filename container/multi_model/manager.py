@@ -252,7 +252,7 @@ class ModelManager:
     def _admit(self, model: ServedModel, evict: bool) -> MemoryNeed:
         """Wait for room for a model, and note what it needs. Raises NoMemory, BadModel.
 
-        evict: unload others, the least recently used first.
+        evict: unload others, the least recently used first; none if the model does not fit without them either.
         """
         with self._admission:
             while True:
@@ -262,6 +262,10 @@ class ModelManager:
                 if room.holds(need):
                     model.need = need
                     return need
+                if evict and others:
+                    alone = self._account.room_without(others)
+                    if not alone.holds(need := self._predict(model.folder, alone)):
+                        raise NoMemory(_no_room(need, alone, "would be free without the other models"))
                 with self._changed:
                     self._refuse_when_stopped(model)
                     ready = [other for other in others if other.state is ModelState.READY]
@@ -306,8 +310,8 @@ class ModelManager:
             raise Unavailable("it was stopped while it was loading")
 
 
-def _no_room(need: MemoryNeed, room: Room) -> str:
+def _no_room(need: MemoryNeed, room: Room, when: str = "are free") -> str:
     host, free = need.host / 1e9, room.machine.memory_available_bytes / 1e9
     if need.gpu > room.gpu:
-        return f"no room: the model needs {need.gpu / 1e9:.3g} GB of each GPU, and {room.gpu / 1e9:.3g} GB are free"
-    return f"no room: the model needs {host:.3g} GB, and {free:.3g} GB are free"
+        return f"no room: the model needs {need.gpu / 1e9:.3g} GB of each GPU, and {room.gpu / 1e9:.3g} GB {when}"
+    return f"no room: the model needs {host:.3g} GB, and {free:.3g} GB {when}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from container.explain.check import check
 from container.explain.prediction.memory import CONTEXT_BYTES
@@ -100,7 +100,18 @@ class MemoryAccount:
             promised_gpu += 0 if user.is_ready else user.need.gpu
         if self._limit is not None:
             free = min(free, self._limit - taken)
-        gpu = free_gpu_bytes(self._environ) - promised_gpu if machine.gpu_count else 0
+        gpu = gpu_bytes("free", self._environ) - promised_gpu if machine.gpu_count else 0
+        return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
+
+    def room_without(self, users: Iterable[MemoryUser]) -> Room:
+        """An upper bound of the room if `users`, which are all other models, were gone."""
+        # Measured before the look: what ends in between counts twice, not never.
+        freed = sum(self.measured(user) for user in users)
+        machine = self._look(self._environ)
+        free = machine.memory_available_bytes - self._reserved + freed
+        if self._limit is not None:
+            free = min(free, self._limit)
+        gpu = gpu_bytes("total", self._environ) if machine.gpu_count else 0
         return Room(replace(machine, memory_available_bytes=max(free, 0)), gpu)
 
     def measured(self, user: MemoryUser) -> int:
@@ -164,9 +175,9 @@ def _resident(process: Path) -> int:
     return 0
 
 
-def free_gpu_bytes(environ: Mapping[str, str]) -> int:
-    """Free memory of the fullest visible GPU; 0 where the driver does not say."""
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+def gpu_bytes(kind: Literal["free", "total"], environ: Mapping[str, str]) -> int:
+    """Memory of the visible GPU that has the least of this kind; 0 where the driver does not say."""
+    command = ["nvidia-smi", f"--query-gpu=memory.{kind}", "--format=csv,noheader,nounits"]
     if visible := environ.get(VISIBLE_GPUS):
         command += ["-i", visible]
     try:

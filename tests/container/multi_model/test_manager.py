@@ -198,15 +198,28 @@ def test_the_least_recently_used_model_makes_room() -> None:
     manager.close()
 
 
-def test_several_models_make_room_for_a_large_one_and_none_for_one_that_is_too_large() -> None:
+def test_several_models_make_room_for_a_large_one() -> None:
     lab = FakeModels(limit=30)
-    lab.needs |= {"large": 25, "huge": 31}
-    manager = lab.manager("a", "b", "huge", "large")
+    lab.needs["large"] = 25
+    manager = lab.manager("a", "b", "large")
     for name in ("a", "b", "large"):
         assert served_by(manager, name) == name
     assert lab.up() == ["large"]
-    with pytest.raises(NoMemory):
+    manager.close()
+
+
+@pytest.mark.parametrize("limit", [30, None])
+def test_no_model_makes_room_for_one_that_is_too_large_without_them(limit: int | None) -> None:
+    lab = FakeModels(limit=limit)
+    lab.needs["huge"] = 31
+    manager = lab.manager("a", "b", "huge")
+    for number, name in enumerate(("a", "b")):
+        assert served_by(manager, name) == name
+        lab.taken[lab.servers[number].number] = 10
+    lab.free = 10
+    with pytest.raises(NoMemory, match="would be free without the other models"):
         manager.lease("huge")
+    assert lab.up() == ["a", "b"]
     manager.close()
 
 

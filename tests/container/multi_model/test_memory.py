@@ -96,15 +96,27 @@ def test_memory_of_descendants_counts() -> None:
                 subprocess.run(["kill", "-9", str(pid)], check=True)
 
 
+@pytest.mark.parametrize(("limit", "free"), [(None, 75), (60, 60)])
+def test_without_other_models_what_they_take_is_free(limit: int | None, free: int) -> None:
+    machine = replace(CPU, memory_available_bytes=50)
+    account = MemoryAccount({}, limit, 5, lambda pid: 30, lambda environ: machine)
+    user = _User(MemoryNeed(20), ready=True)
+    assert account.room_without([user]).machine.memory_available_bytes == free
+
+
 def test_gpu_memory_is_what_the_fullest_gpu_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
-    smi.write_text('#!/bin/sh\necho "$@" > "$0.arguments"\nprintf "900\\n700\\n"\n')
+    smi.write_text(
+        '#!/bin/sh\necho "$@" > "$0.arguments"\n'
+        'case "$1" in *free) printf "900\\n700\\n";; *) printf "2000\\n3000\\n";; esac\n'
+    )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(memory, "_SMI_SECONDS", 200.0)
     machine = replace(CPU, gpu_count=2)
     account = MemoryAccount({"CUDA_VISIBLE_DEVICES": "0,2"}, None, 0, lambda pid: 0, lambda environ: machine)
     loading = _User(MemoryNeed(0, 300 << 20), ready=False)
+    assert account.room_without([loading]).gpu == 2000 << 20
     assert account.room([loading]).gpu == 400 << 20
     assert "-i 0,2" in (tmp_path / "nvidia-smi.arguments").read_text()
     loading.is_ready = True
