@@ -30,9 +30,8 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
     `use_sliding_window` is for all layers.
     """
     config = read_qwen3(fields.with_defaults(num_key_value_heads=4))
-    window = (
-        fields.count_or_none("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
-    )
+    used = fields.flag("use_sliding_window", False)
+    window = fields.count_or_none("sliding_window", 4096) if used else None
     config = llama.with_windows(config, [window] * config.num_layers)
     # transformers 5 writes num_local_experts.
     count = fields.count("num_experts", fields.count("num_local_experts", 128))
