@@ -78,7 +78,7 @@ class Stages:
     def _load(self) -> None:
         folder = self._properties["model_dir"]
         if init := self._functions.get("init_handler"):
-            self._model = with_options(init, self._properties)
+            self._model = with_options(init, self._properties, folder)
         elif load := self._functions.get("model_fn"):
             self._model = _call(load, folder, context=ToolkitContext(folder))
 
