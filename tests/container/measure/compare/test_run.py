@@ -204,20 +204,17 @@ def test_steps_are_traced_by_servers_that_have_steps(model: Path, tmp_path: Path
 def test_the_steps_of_each_server_are_kept_where_the_file_names_one_trace_for_all(
     model: Path, tmp_path: Path
 ) -> None:
-    own = tmp_path / "own.jsonl"
-    fakes = FakeServers(
-        {
-            name: Behaviour(before_answer=lambda server, number, name=name: own.write_text(name))  # type: ignore[misc]
-            for name in ("a", "b")
-        }
-    )
+    own, fakes = tmp_path / "own.jsonl", FakeServers()
+
+    def write_own_trace(server: FakeServer, number: int) -> None:
+        own.write_text(fakes.journal[-1])
+
+    fakes.behaviours = dict.fromkeys("ab", Behaviour(before_answer=write_own_trace))
     configs = [make_configuration(name, step_trace=str(own)) for name in ("a", "b")]
     plan = Plan((SHORT,), 1, seed=0)
-    stale = tmp_path / "01-a.jsonl"
-    stale.write_text("of an earlier comparison")
+    (tmp_path / "01-a.jsonl").write_text("of an earlier comparison")
     made, _ = run_configurations(fakes, model, tmp_path, plan, configs, trace_folder=tmp_path)
-    assert [Path(one.step_trace).read_text() for one in made.rounds] == ["a", "b"]
-    assert own not in [Path(one.step_trace) for one in made.rounds]
+    assert [Path(one.step_trace).read_text() for one in made.rounds] == ["start a", "start b"]
 
 
 def test_with_several_copies_the_steps_are_those_of_the_first(model: Path, tmp_path: Path) -> None:
