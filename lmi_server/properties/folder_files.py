@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,8 +30,13 @@ def unused_files(folders: Iterable[Path], code: HandlerFile | None = None) -> li
     if code is not None and code.supplies is Supplies.NOTHING:
         reasons[code.path] = _NO_HANDLER
     elif code is not None:
-        used = (code.path, code.requirements)
-        reasons = {place: why for place, why in reasons.items() if place.resolve() not in used}
+        used = [path for path in (code.path, code.requirements) if path is not None]
+        # A copy of what is used, in the folder of the model, changes nothing.
+        reasons = {
+            place: why
+            for place, why in reasons.items()
+            if not any(filecmp.cmp(place, path, shallow=False) for path in used)
+        }
     return [
         Problem(
             Source(str(place)),

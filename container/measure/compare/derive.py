@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import javaproperties
@@ -10,53 +12,93 @@ import javaproperties
 from container.measure.compare.configurations import NamedPath
 from lmi_server.config import ModelSource
 from lmi_server.properties import grammar, loader
+from lmi_server.properties.handler import REQUIREMENTS
 from lmi_server.properties.options import by_name
+from lmi_server.values.show import one_line
 
 _MODEL = "option.model_id"
 _ENCODING = "latin-1"
 """Of Java properties."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_MAX_COMMENT = 400
 
 
 def derive(name: str, source: Path, made: Path, changes: Mapping[str, str]) -> NamedPath:
     """A copy of configuration `source`, in a new folder below `made`, with some options changed or added.
 
-    source: as in `NamedPath`; changes: values by key. A relative model folder becomes absolute. Nothing is checked: the
-    problems of a copy are those of its source.
+    source: as in `NamedPath`; changes: values by key. A user's code is copied, all else that is beside the file is
+    linked. Nothing is checked: the problems of a copy are those of its source.
     """
-    folder = source if source.is_dir() else source.parent
-    file = folder / loader.FILE_NAME if source.is_dir() else source
-    data = file.read_bytes() if file.is_file() else b""
-    changed = {canonical_key(key): value for key, value in changes.items()}
-    entries = grammar.parse(data, str(file)).entries
-    for key, model in same_model(entries, folder).items():
-        changed.setdefault(key, model)
-    kept = [entry.text for entry in entries if canonical_key(entry.key) not in changed]
-    lines = [*kept, *(javaproperties.join_key_value(key, value) for key, value in changed.items())]
+    file = file_of(source)
     target = made / f"{len(list(made.iterdir())):02}"
     target.mkdir()
-    (target / loader.FILE_NAME).write_text("\n".join(lines) + "\n", encoding=_ENCODING)
+    for path in file.parent.iterdir():
+        # The server refuses a handler that is elsewhere.
+        if path.is_file() and (path.suffix == ".py" or path.name == REQUIREMENTS):
+            shutil.copyfile(path, target / path.name)
+        elif path.name != loader.FILE_NAME:
+            (target / path.name).symlink_to(path.resolve())
+    (target / loader.FILE_NAME).write_bytes(rewrite(file, changes, target))
     origin = ", ".join(f"{key}={value}" for key, value in changes.items())
     return NamedPath(name, target, f"{source} with {origin}")
 
 
-def same_model(entries: Iterable[grammar.Entry], folder: Path) -> dict[str, str]:
-    """The option with which a copy of a file in another folder names the same model; none where there is no model.
+def file_of(path: Path) -> Path:
+    """The file of a PATH, which may be a folder."""
+    return path / loader.FILE_NAME if path.is_dir() else path
+
+
+def rewrite(
+    file: Path, changes: Mapping[str, str], folder: Path, heading: Sequence[str] = (), effect: str = ""
+) -> bytes:
+    """The content of `file` with changed options; all other lines, and its comments, stay as they are.
+
+    changes: values by key; folder: where the content is to be, which may be another folder: the model stays the same;
+    heading: comments at its beginning; effect: of the changes, for a comment above each; empty for no such comments.
+    """
+    data = file.read_bytes() if file.is_file() else b""
+    entries = grammar.parse(data, str(file)).entries
+    lines = _LINE_END.split(data.decode(_ENCODING))
+    if not lines[-1]:
+        lines.pop()
+    pending = {_canonical(key): (value, effect) for key, value in changes.items()}
+    if folder.resolve() != file.parent.resolve() and (model := _model_path(entries, file.parent)):
+        pending.setdefault(_MODEL, (model, effect and "the same model, from this folder"))
+    wanted = set(pending)
+    for entry in reversed(entries):
+        key = _canonical(entry.key)
+        if key in wanted:
+            begin = entry.line - 1
+            end = begin + len(_LINE_END.split(entry.text))
+            # Of several lines with one option the last counts; the others are left out.
+            lines[begin:end] = _lines(key, *pending.pop(key), f"was {entry.value}") if key in pending else []
+    for key, (value, why) in pending.items():
+        lines += _lines(key, value, why, "was not set")
+    text = "\n".join([*map(_comment, heading), *lines]) + "\n"
+    return text.encode(_ENCODING, errors="backslashreplace")
+
+
+def _lines(key: str, value: str, why: str, before: str) -> list[str]:
+    comments = [_comment(f"{before}; {why}")] if why else []
+    return [*comments, javaproperties.join_key_value(key, value)]
+
+
+def _comment(text: str) -> str:
+    return f"# {one_line(text, _MAX_COMMENT)}"
+
+
+def _model_path(entries: Iterable[grammar.Entry], folder: Path) -> str:
+    """The model's place on this machine, for a copy of the file in another folder; empty where it has none.
 
     entries: of the file; folder: of the file.
     """
-    named = [entry.value for entry in entries if canonical_key(entry.key) == _MODEL]
-    if named:
-        return {_MODEL: _absolute(named[-1], folder)}
-    return {_MODEL: str(folder.resolve())} if (folder / "config.json").is_file() else {}
+    named = [entry.value.strip() for entry in entries if _canonical(entry.key) == _MODEL]
+    path = ModelSource(named[-1] if named else None, str(folder)).local_path
+    is_model = path.exists() if named else (path / "config.json").is_file()
+    return str(path) if is_model else ""
 
 
-def canonical_key(key: str) -> str:
+def _canonical(key: str) -> str:
     """The option's name where `key` is another name of it."""
     option = by_name().get(key)
     return option.name if option else key
-
-
-def _absolute(model: str, folder: Path) -> str:
-    """A local model folder as an absolute path; hub ids and S3 addresses as they are."""
-    path = ModelSource(model.strip(), str(folder)).local_path
-    return str(path) if path.is_dir() else model

@@ -28,6 +28,7 @@ from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
 from container.measure.compare.compare_command import DEFAULT_LOAD
 from container.measure.compare.configurations import BadConfiguration, NamedPath, names_for
+from container.measure.compare.derive import file_of, rewrite
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
 from container.measure.compare.scrape import NoMetrics
@@ -41,7 +42,6 @@ from container.measure.tune.goal import parse_goal
 from container.measure.tune.real_runs import RealRuns, TimesOf, learn_times
 from container.measure.tune.search import shortlist
 from container.measure.tune.space import SearchSpace, read_settings
-from container.measure.tune.tuned_file import SUFFIX, file_of, tuned_file
 from container.measure.tune.tuning import Explorer, Tuning
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
@@ -51,6 +51,7 @@ from container.run.stop_signals import StopRequested, StopSignals
 from lmi_server.properties import loader
 from lmi_server.properties.problems import PropertiesError
 
+_SUFFIX = ".tuned"
 _NUM_VERIFIED = 3
 _STOPPED = 130
 """Exit code after a signal to stop, as in shells."""
@@ -95,7 +96,7 @@ _STOPPED = 130
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the best configuration to this file.",
-    show_default=f"serving.properties{SUFFIX} beside the file",
+    show_default=f"serving.properties{_SUFFIX} beside the file",
 )
 @click.option("--force", is_flag=True, help="Overwrite that file.")
 @report_option
@@ -128,7 +129,7 @@ def tune(
     Many configurations are simulated, in the engine's own scheduler. The best of them are run beside the file as it is,
     in interleaved rounds. The best one is written as a commented serving.properties.
     """
-    output = output or file_of(path).with_name(file_of(path).name + SUFFIX)
+    output = output or file_of(path).with_name(file_of(path).name + _SUFFIX)
     require_folders(output, report_path, json_path)
     try:
         if output.exists() and not force:
@@ -207,7 +208,7 @@ def _publish(
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
         file = file_of(tuning.explored.file.path)
         try:
-            output.write_bytes(tuned_file(file, tuning.best.changes, lines, gain, output.absolute().parent))
+            output.write_bytes(rewrite(file, tuning.best.changes, output.absolute().parent, lines, gain))
         except OSError as error:
             raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
         click.echo(f"configuration: {output}", err=True)

@@ -55,6 +55,17 @@ def test_the_models_own_folder_is_looked_at_too(folder: Path, model_id: str) -> 
         load(folder, {})
 
 
+def test_a_copy_of_the_handler_beside_the_model_is_no_other_code(folder: Path) -> None:
+    (folder / "model").mkdir()
+    for path in (folder, folder / "model"):
+        (path / "model.py").write_text("def handle(inputs): ...\n")
+    (folder / "serving.properties").write_text("option.model_id=model\n")
+    assert load(folder, {}).config.handler is not None
+    (folder / "model" / "model.py").write_text("def handle(inputs): raise\n")
+    with pytest.raises(PropertiesError, match=r"model/model\.py: not used here"):
+        load(folder, {})
+
+
 def test_one_folder_is_named_once(folder: Path) -> None:
     place(folder, "model.py")
     (folder / "serving.properties").write_text("option.model_id=.\n")
