@@ -12,6 +12,7 @@ from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
 from engines.config import ModelSettings, ParallelConfig, PythonEngineConfig
 from engines.models import gguf_index
+from engines.models.config.fields import class_name
 from engines.models.foreign.sources import generating_architectures
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -64,7 +65,7 @@ def _remote_code(config: LmiConfig, data: dict[str, Any], allowed: bool, decisio
     """Whether the model's own code runs: only if transformers has none, and file and operator both allow it."""
     requested = config.source.trust_remote_code
     names = data.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    architecture = class_name(str(names[0])) if isinstance(names, list) and names else ""
     known = generating_architectures()
     if not known or architecture in known:
         if requested:

@@ -14,6 +14,7 @@ from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, Parallel
 from engines.core import SchedulerSettings
 from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
+from engines.models.config.fields import class_name
 from engines.models.foreign.description import ForeignConfig, describe
 from lmi_server.config import EngineOptions, LmiConfig
 
@@ -128,7 +129,7 @@ def _describe(config: LmiConfig, path: Path, decisions: Decisions) -> ModelConfi
 def _architecture(path: Path) -> str:
     """The architecture in config.json; empty if it cannot be read, as `read_config` will report."""
     try:
-        return str(weights.read_config(path)["architectures"][0])
+        return class_name(str(weights.read_config(path)["architectures"][0]))
     except (CannotServe, LookupError, TypeError):
         return ""
 

@@ -27,6 +27,7 @@ def read(
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", head_dim or hidden_size // heads)
     rotary = fields.rotary(fields.rotated_features(head_dim, 1.0), layer_type)
+    context = fields.count("max_position_embeddings", fields.count_or_none("max_sequence_length"))
     biased = fields.flag("attention_bias", False)
     config = ModelConfig(
         architecture=fields.architecture,
@@ -37,7 +38,7 @@ def read(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=fields.count("max_position_embeddings"),
+        max_position_embeddings=context,
         norm=NormSpec(fields.positive("rms_norm_eps", 1e-6)),
         attention=(AttentionSpec(head_dim**-0.5, rotary),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),

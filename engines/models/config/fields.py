@@ -10,10 +10,21 @@ from engines.models.config.attention import DynamicRope, LongRope, RopeScaling, 
 
 _ROPES = ("rope_scaling", "rope_parameters")
 """Fields with the parameters of rotary embeddings; the first that is there counts."""
+_CLASS_NAMES = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "MPTForCausalLM": "MptForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+}
+"""Classes of transformers by the names that published models have for them."""
 
 
 class UnsupportedModel(ValueError):
     """The folder holds no supported model; the text says what is missing or unknown."""
+
+
+def class_name(architecture: str) -> str:
+    """Return transformers' name of an architecture in config.json, which may be in another spelling there."""
+    return _CLASS_NAMES.get(architecture, architecture)
 
 
 class Fields:
@@ -97,7 +108,7 @@ class Fields:
         names = self._data.get("architectures") or ["(none named)"]
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise UnsupportedModel(f"architectures is {names!r}; a list of names is needed")
-        return names[0]
+        return class_name(names[0])
 
     @property
     def dtype(self) -> str:

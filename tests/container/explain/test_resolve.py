@@ -126,6 +126,12 @@ def test_auto_dtype_on_gpus_follows_the_checkpoint(tmp_path: Path, checkpoint: s
     assert resolve(config(), folder, GPUS).config.model.dtype == dtype
 
 
+def test_an_architecture_in_another_spelling_is_known(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, architectures=["LLaMAForCausalLM"], hidden_act="unheard")
+    with pytest.raises(CannotServe, match=r"^hidden_act is 'unheard'"):
+        resolve(config(model_impl="lmi"), folder, CPU)
+
+
 TWO_CORES = dataclasses.replace(CPU, cpu_count=2)
 NATIVE = dataclasses.replace(CPU, cpu_kernels="avx512")
 

@@ -91,6 +91,13 @@ def test_code_that_is_not_needed_is_not_run(tmp_path: Path) -> None:
     assert "no remote code is run" in resolved.notes[-1]
 
 
+def test_an_architecture_may_be_in_another_spelling(tmp_path: Path) -> None:
+    folder = model(
+        tmp_path, architectures=["PhiMoEForCausalLM"], auto_map={"AutoModelForCausalLM": "phi.PhiMoE"}
+    )
+    assert not engine(folder).trust_remote_code
+
+
 def test_the_tables_of_transformers_are_read() -> None:
     names = generating_architectures()
     assert {"LlamaForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"} <= names

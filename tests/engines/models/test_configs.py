@@ -266,6 +266,51 @@ def test_layer_types_without_a_theta_of_their_own(tmp_path: Path) -> None:
         assert config.rotaries == {Rotary(256, 1e4), Rotary(256, 1e6, RopeScaling("linear", 8.0))}
 
 
+MPT_7B: dict[str, Any] = {
+    "architectures": ["MPTForCausalLM"],
+    "model_type": "mpt",
+    "attn_config": {"alibi": True, "attn_impl": "torch", "qk_ln": False, "softmax_scale": None},
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "no_bias": True,
+    "vocab_size": 50432,
+}
+LLAMA_7B: dict[str, Any] = {
+    "architectures": ["LLaMAForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_sequence_length": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "architecture"), [(MPT_7B, "MptForCausalLM"), (LLAMA_7B, "LlamaForCausalLM")]
+)
+def test_architectures_in_other_spellings(data: dict[str, Any], architecture: str, tmp_path: Path) -> None:
+    config = _read(tmp_path, data)
+    assert (config.architecture, config.max_position_embeddings) == (architecture, 2048)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"no_bias": False}, "no_bias is false"),
+        ({"attn_config": {"alibi": False}}, "attn_config.alibi is false"),
+        ({"attn_config": {"alibi": True, "qk_ln": True}}, "attn_config.qk_ln is set"),
+    ],
+)
+def test_mpt_otherwise_than_transformers_has_it_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        _read(tmp_path, MPT_7B | changes)
+
+
 @pytest.mark.parametrize("name", ["yarn", "su", "longrope"])
 def test_phi3_takes_yarn_as_longrope(name: str, tmp_path: Path) -> None:
     factors = {"short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 4096}
