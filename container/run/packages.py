@@ -6,6 +6,8 @@ It sees the server's packages, which stay as they are: pip adds what is missing 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 import site
 import subprocess
@@ -21,6 +23,10 @@ from lmi_server.config import UserHandler
 
 _COMPLETE = "complete"
 _MAX_ERROR = 600
+_WORD = re.compile(r"(?:^|[\s=])(?:-[rcef]|file://)?([^\s=\[;]+)")
+"""A word of a requirements file that may be a path, without the option that it follows and the extras behind it."""
+_MADE = re.compile(r"build|__pycache__|.+\.egg-info")
+"""What installing a package leaves in its folder."""
 
 
 def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], view: ProgressView) -> str:
@@ -51,12 +57,36 @@ def interpreter(handler: UserHandler, cache: Path, environ: Mapping[str, str], v
 
 
 def _key(requirements: Path, wheels: Path) -> str:
-    """A hash of what an installation depends on."""
-    digest = hashlib.sha256(f"{sys.version} {sys.prefix}\0".encode() + requirements.read_bytes())
-    for wheel in sorted(wheels.glob("*")):
-        status = wheel.stat()
-        digest.update(f"\0{wheel.name} {status.st_size} {status.st_mtime_ns}".encode())
+    """A hash of what an installation depends on: the requirements, the local files that they name, and the wheels."""
+    digest = hashlib.sha256(f"{sys.version} {sys.prefix}".encode())
+    for path in (*_named(requirements), wheels):
+        digest.update(f"\0{path.name}\0".encode())
+        if _is_list(path):
+            digest.update(path.read_bytes())
+            continue
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            inner = file.relative_to(path)
+            if file.is_file() and not any(map(_MADE.fullmatch, inner.parts)):
+                status = file.stat()
+                digest.update(f"\0{inner} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
+
+
+def _named(requirements: Path) -> list[Path]:
+    """The requirements, and the files and folders that they name, directly or in lists that they include."""
+    found = [requirements.resolve()]
+    for file in filter(_is_list, found):
+        for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace")):
+            # Included lists are relative to the file that names them, packages to the folder in which pip runs.
+            for path in (file.parent / word, requirements.parent / word):
+                # Unlike Path.exists, false for a name that is too long.
+                if os.path.exists(path) and path.resolve() not in found:  # noqa: PTH110
+                    found.append(path.resolve())
+    return found
+
+
+def _is_list(path: Path) -> bool:
+    return path.suffix == ".txt" and path.is_file()
 
 
 def _create(folder: Path) -> None:
