@@ -138,8 +138,12 @@ def tune(
         if slo is None and any(measure.key == "goodput" for measure in goal.measures):
             raise BenchError("--goal: goodput needs --slo, the latency limits of a request")
         target = named_target(instance, device, count)
-        if target is not None and (num_verified or report_path):
-            raise BenchError("--verify, --report: not with --device and --instance, where nothing can be run")
+        if target is not None and num_verified:
+            raise BenchError("--verify: not with --device and --instance, where nothing can be run")
+        if num_verified is None:
+            num_verified = 0 if target else _NUM_VERIFIED
+        if report_path and not num_verified:
+            raise BenchError("--report: a page of real rounds; not with --verify 0, --device and --instance")
         plan = Plan((load.scenario(DEFAULT_LOAD),), rounds, seed, dialect, timeout, slo=slo)
     except BenchError as error:
         raise click.UsageError(str(error)) from error
@@ -162,8 +166,6 @@ def tune(
             given = functools.partial(_given_times, explorer, target, step_trace)
             explorer.explore(searched, given if named else learn, simulations)
             comparison = None
-            if num_verified is None:
-                num_verified = 0 if target else _NUM_VERIFIED
             if num_verified:
                 best = shortlist(explorer.proposals, goal, num_verified)
                 files = [explorer.file, *(one.file for one in best)]
@@ -214,6 +216,6 @@ def _publish(
         click.echo(f"configuration: {output}", err=True)
     document = as_json(report.json_values(tuning, provenance))
     write_json(document, json_path)
-    if report_path and document["verification"]:
+    if report_path:
         write_report(document["verification"], report_path)
     return 0 if tuning.goal_is_met else 1
