@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -67,7 +68,8 @@ class _Life:
         )
         self.server.stop()
         if self.step_trace and not self.step_trace.exists() and self.own_trace.is_file():
-            shutil.copyfile(self.own_trace, self.step_trace)
+            with contextlib.suppress(OSError):  # only the trace is lost
+                shutil.copyfile(self.own_trace, self.step_trace)
         return result
 
     @property
