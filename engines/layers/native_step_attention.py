@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from engines.layers.attention_rule import AttentionRule
-from engines.layers.rotary import RotaryTables
 from lmi_kernels.cpu import LayerAttention, Step, Team
 
 
@@ -17,7 +16,6 @@ class NativeLayers:
     """The attention of each layer of a model over a `NativeKvCache`, made when it is first needed."""
 
     team: Team
-    tables: RotaryTables
     made: dict[int, tuple[AttentionRule, LayerAttention]] = field(default_factory=dict)
     """By the address of the layer's cache."""
 
@@ -31,11 +29,8 @@ class NativeLayers:
             pool,
             rule.num_heads,
             rule.spec.scale,
-            norms=rule.norms,
-            eps=rule.norm_eps,
             window=rule.spec.window,
             softcap=rule.spec.softcap,
-            alibi_slopes=rule.alibi_slopes,
             sinks=rule.sinks,
         )
         self.made[pool.data] = rule, made
@@ -75,10 +70,8 @@ class NativeStepAttention:
     def attend(
         self, qkv: torch.Tensor, rule: AttentionRule, pool: Any, angles: RowAngles | None = None
     ) -> torch.Tensor:
-        """angles: turn queries and keys by them; None: as the rule says."""
-        layer, rotary, qkv = self.layers.of(rule, pool), rule.spec.rotary, qkv.contiguous()
+        """angles: turn queries and keys by them; None: they are turned."""
+        layer, qkv = self.layers.of(rule, pool), qkv.contiguous()
         if angles is not None:
             return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)
-        if rotary is None:
-            return layer(qkv, self.step)
-        return layer(qkv, self.step, self.layers.tables[rotary], rotary.interleaved)
+        return layer(qkv, self.step)

@@ -90,12 +90,10 @@ class RecordedModel:
 class EagerModel:
     """A `NativeModel` whose linears and attention are native, one call each; torch computes the rest."""
 
-    def __init__(
-        self, model: Model, cache: Any, tables: RotaryTables, team: Team, num_layers: int | None
-    ) -> None:
+    def __init__(self, model: Model, cache: Any, team: Team, num_layers: int | None) -> None:
         self._model = model
         self._cache = cache
-        self._layers = NativeLayers(team, tables)
+        self._layers = NativeLayers(team)
         self._num_layers = num_layers
         self._hidden = torch.empty(0)
 

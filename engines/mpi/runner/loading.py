@@ -213,7 +213,7 @@ class _ModelPart:
         self, step: LargestStep, cache: NativeKvCache, team: Team, num_layers: int | None
     ) -> NativeModel:
         if not self.recorded:
-            return EagerModel(self.model, cache, self.tables, team, num_layers)
+            return EagerModel(self.model, cache, team, num_layers)
         max_logits = max(step.num_decodes, min(SLICE_ROWS, step.num_tokens))
         return RecordedModel(self.model, cache, self.tables, team, step.num_tokens, max_logits, num_layers)
 

@@ -9,7 +9,7 @@ from lmi_kernels.cpu.team import Program, Team
 
 
 class LayerAttention:
-    """Head norms, rotary embedding, cache write and attention of one layer, kept from call to call.
+    """Rotary embedding, cache write and attention of one layer, kept from call to call.
 
     As `Recorder.rope_and_store` and `Recorder.attention`.
     """
@@ -21,37 +21,22 @@ class LayerAttention:
         num_heads: int,
         scale: float,
         *,
-        norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-        eps: float = 0.0,
         window: int | None = None,
         softcap: float | None = None,
-        alibi_slopes: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        """
-        Args:
-            norms: weights for query heads and key heads, [head_dim] each.
-            alibi_slopes, sinks: [num_heads], fp32.
-        """
+        """sinks: [num_heads], fp32."""
         self._team, self._width = team, num_heads * cache.head_dim
         scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         self._scratch_bytes = scratch_bytes
-        floats = None if norms is None else tuple(each.float().contiguous() for each in norms)
-        self._keeps = (cache, floats, alibi_slopes, sinks)
-        self._store = RopeAndStore(
-            q_norm=None if floats is None else floats[0].data_ptr(),
-            k_norm=None if floats is None else floats[1].data_ptr(),
-            cache=address(cache),
-            num_heads=num_heads,
-            eps=eps,
-        )
+        self._keeps = (cache, sinks)
+        self._store = RopeAndStore(cache=address(cache), num_heads=num_heads)
         self._attention = Attention(
             cache=address(cache),
             num_heads=num_heads,
             scale=scale,
             window=window or 0,
             softcap=softcap or 0.0,
-            slopes=None if alibi_slopes is None else alibi_slopes.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
             scratch_bytes=scratch_bytes,
         )
