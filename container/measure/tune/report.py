@@ -15,16 +15,21 @@ from container.measure.numbers import percent
 from container.measure.output import Table
 from container.measure.sections import Section
 from container.measure.tune.goal import show
-from container.measure.tune.search import Proposal, pareto
+from container.measure.tune.search import Proposal
 from container.measure.tune.tuning import Tuning
 
 _WRONG = 0.15
 """Difference of a prediction from the measured figure that is mentioned."""
 
 
-def results_table(tuning: Tuning) -> Table:
+def section(tuning: Tuning) -> Section:
+    """The configurations and the verdict."""
+    return Section("Tuning", tables=(_table(tuning),), bullets=tuple(sentences(tuning)))
+
+
+def _table(tuning: Tuning) -> Table:
     """The configurations that were run, then the rest of the Pareto set: predicted figures beside measured ones."""
-    goal, best = tuning.goal, pareto(tuning.explored.proposals, tuning.goal)
+    goal, best = tuning.goal, tuning.pareto_set
     run = tuning.candidates if tuning.comparison else []
 
     def row(one: Proposal) -> tuple[str, ...]:
@@ -139,11 +144,13 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
     ]
 
 
-def json_values(tuning: Tuning, provenance: Provenance) -> dict[str, Any]:
-    """Everything, for `container.measure.output.write_json`. Times are in seconds, unknown values null."""
+def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dict[str, Any]:
+    """Everything, for `container.measure.output.write_json`. Times are in seconds, unknown values null.
+
+    written: of `section`.
+    """
     goal, explored, made = tuning.goal, tuning.explored, tuning.comparison
-    best, run = pareto(explored.proposals, goal), tuning.candidates if made else []
-    section = Section("Tuning", tables=(results_table(tuning),), bullets=tuple(sentences(tuning)))
+    best, run = tuning.pareto_set, tuning.candidates if made else []
     return {
         "setting": provenance,
         "goal": str(goal),
@@ -151,7 +158,7 @@ def json_values(tuning: Tuning, provenance: Provenance) -> dict[str, Any]:
         "goal_is_met": tuning.goal_is_met,
         "best": tuning.best.name,
         "effect": effect(tuning),
-        "sentences": sentences(tuning),
+        "sentences": written.bullets,
         "num_points": sum(space.num_points for space in explored.spaces),
         "num_rounds": tuning.num_rounds,
         "axes": [space.axes for space in explored.spaces],
@@ -167,5 +174,5 @@ def json_values(tuning: Tuning, provenance: Provenance) -> dict[str, Any]:
             }
             for one in explored.proposals
         ],
-        "verification": made and compare_report.json_values(made, provenance, [section]),
+        "verification": made and compare_report.json_values(made, provenance, [written]),
     }

@@ -202,9 +202,10 @@ def _publish(
     tuning: Tuning, provenance: Provenance, output: Path, report_path: Path | None, json_path: Path | None
 ) -> int:
     """Print the result and write the files. Returns the exit code."""
-    console = console_for(json_path)
-    report.results_table(tuning).print_to(console)
-    for sentence in report.sentences(tuning):
+    console, section = console_for(json_path), report.section(tuning)
+    for table in section.tables:
+        table.print_to(console)
+    for sentence in section.bullets:
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
     if tuning.goal_is_met and tuning.best is not tuning.baseline:
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
@@ -214,7 +215,7 @@ def _publish(
         except OSError as error:
             raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
         click.echo(f"configuration: {output}", err=True)
-    document = as_json(report.json_values(tuning, provenance))
+    document = as_json(report.json_values(tuning, provenance, section))
     write_json(document, json_path)
     if report_path:
         write_report(document["verification"], report_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from container.measure.simulate.server import CannotSimulateError, read_server
 from container.measure.simulate.simulation import simulate
 from container.measure.tune.goal import ERRORS, Goal
 from container.measure.tune.real_runs import TimesOf
-from container.measure.tune.search import WORST, Proposal, Rank, best_alike, search
+from container.measure.tune.search import WORST, Proposal, Rank, best_alike, pareto, search
 from container.measure.tune.space import Point, SearchSpace, search_spaces
 from container.models import files as model_files
 from container.progress import ProgressView
@@ -138,7 +139,7 @@ class Explorer:
         self.skipped.setdefault("; ".join(reasons) or str(error), name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tuning:
     """The result: what was simulated, what was run, and which configuration is the best."""
 
@@ -157,7 +158,7 @@ class Tuning:
         """The file as it is."""
         return self.explored.proposals[0]
 
-    @property
+    @functools.cached_property
     def candidates(self) -> list[Proposal]:
         """Those that were run; all where nothing was run. The best first."""
         found = list(self.explored.proposals)
@@ -177,10 +178,14 @@ class Tuning:
 
         return sorted(found, key=rank)
 
-    @property
+    @functools.cached_property
     def best(self) -> Proposal:
-        candidates = self.candidates
-        return candidates[0] if self.comparison else best_alike(candidates, self.goal)[0]
+        return self.candidates[0] if self.comparison else best_alike(self.candidates, self.goal)[0]
+
+    @functools.cached_property
+    def pareto_set(self) -> list[Proposal]:
+        """By prediction."""
+        return pareto(self.explored.proposals, self.goal)
 
     def values(self, proposal: Proposal) -> dict[str, float]:
         """The figures of the goal: predicted ones where nothing was run.
