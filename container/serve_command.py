@@ -35,7 +35,7 @@ from lmi_server.properties.problems import PropertiesError
 )
 def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
     """Serve the model of PATH, or the models in its folders, until SIGTERM or Ctrl-C."""
-    environ = launch.environment()
+    environ = launch.server_environment()
     try:
         port = launch.default_port(environ) if port is None else port
         allowed = allow_remote_code or launch.remote_code_allowed(environ)

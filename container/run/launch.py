@@ -1,6 +1,7 @@
 """Argument lists and environments of the child processes, and the files of one run.
 
-Pure functions except `environment`, the only place of this package that reads the process environment.
+Pure functions except `environment` and `server_environment`, the only places of this package that read the process
+environment.
 
 Every Python is started with `-P`: without it, it would import modules from the current folder, which may be a model's.
 """
@@ -37,6 +38,13 @@ _OTHER_OPEN_FILES = 256
 def environment() -> Mapping[str, str]:
     """The environment of this process."""
     return dict(os.environ)
+
+
+def server_environment() -> Mapping[str, str]:
+    """As `environment`; removes the admin token from what processes inherit that this one starts."""
+    environ = environment()
+    os.environ.pop(ADMIN_TOKEN, None)
+    return environ
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:

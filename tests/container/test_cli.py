@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,22 @@ def test_a_defect_is_not_taken_for_an_error_of_the_configuration(monkeypatch: py
     monkeypatch.setattr(serve_command, "serve_until_end", broken)
     result = CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"])
     assert isinstance(result.exception, ValueError)
+
+
+def test_what_the_server_starts_does_not_inherit_the_admin_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def serve(options: object, environ: Mapping[str, str], view: object) -> int:
+        child = subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True)
+        found.extend([environ["LMI_ADMIN_TOKEN"], child.stdout])
+        return 0
+
+    monkeypatch.setattr(serve_command, "serve_until_end", serve)
+    monkeypatch.setenv("LMI_ADMIN_TOKEN", "s3cret")
+    assert CliRunner().invoke(cli.main, ["serve", str(EXAMPLE), "--port", "0"]).exit_code == 0
+    token, inherited = found
+    assert token == "s3cret"
+    assert "s3cret" not in inherited
 
 
 def test_check_takes_the_folder_from_the_environment(tmp_path: Path) -> None:
