@@ -5,8 +5,9 @@ from __future__ import annotations
 from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files import choice
-from container.models.files.base import RemoteScheme
+from container.models.files.base import RemoteScheme, selection
 from container.models.files.remote import Snapshot
+from engines.models.gguf_index import read_index
 from lmi_server.config import ModelSource
 
 
@@ -14,9 +15,11 @@ def model_bytes(source: ModelSource) -> int:
     """The size of a model's files, on this disk or as a listing of its source says. Raises: ModelNotAvailable."""
     folder = model_files.locate(source)
     if folder is not None:
-        return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        gguf = read_index(folder)
+        weights = sum(gguf.sizes.values()) if gguf else 0
+        return weights + sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     scheme = next(one for one in model_files.SCHEMES.values() if one.owns(source))
     if not isinstance(scheme, RemoteScheme):
         raise ModelNotAvailable(f"{source.model_id}: its files are not on this disk")
     remote = scheme.remote(source)
-    return choice.choose(Snapshot(remote.name, remote.list_files())).size
+    return choice.choose(Snapshot(remote.name, remote.list_files(), selection(source))).size

@@ -54,7 +54,7 @@ class RemoteScheme(Scheme):
         """The name of the source's copies in the cache. Raises ModelNotAvailable."""
         if sentence := self.refusal(source):
             raise ModelNotAvailable(sentence)
-        return copy_name(self.name(source), _selection(source))
+        return copy_name(self.name(source), selection(source))
 
     def locate(self, source: ModelSource, cache: Path) -> Path | None:
         copy = None if self.refusal(source) else last_published(self.copy_name(source), cache)
@@ -65,12 +65,12 @@ class RemoteScheme(Scheme):
         folder = self.locate(source, cache)
         if folder is not None and self.is_pinned(source):
             return folder
-        copy = fetch.obtain(self._remote(source), cache, view, _selection(source))
+        copy = fetch.obtain(self._remote(source), cache, view, selection(source))
         return _served(copy, source, cache, view)
 
     def verify(self, source: ModelSource, cache: Path, view: ProgressView) -> Path:
         """As `obtain`, but compares the files of an existing copy with the remote. Raises ModelNotAvailable."""
-        copy = fetch.verify(self._remote(source), cache, view, _selection(source))
+        copy = fetch.verify(self._remote(source), cache, view, selection(source))
         return _served(copy, source, cache, view)
 
     def _remote(self, source: ModelSource) -> Remote:
@@ -88,7 +88,8 @@ def _served(copy: Path, source: ModelSource, cache: Path, view: ProgressView) ->
     return make_description(files[0], cache, view) if files else copy
 
 
-def _selection(source: ModelSource) -> Selection:
+def selection(source: ModelSource) -> Selection:
+    """Return what of the source's files is fetched."""
     load_format, (_, gguf) = source.load_format, split_address(source.model_id or "")
     everything = source.every_file and not gguf
     return Selection(
