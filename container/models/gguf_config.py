@@ -162,7 +162,9 @@ def _rope(
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = (metadata.get(f"{kind}.rope.dimension_count") or head_dim) / head_dim
     fields: dict[str, Any] = {} if share == 1 else {"partial_rotary_factor": share}
-    scaling = metadata.get(f"{kind}.rope.scaling.type") or "none"
+    # `scale_linear` is the key of files of 2023.
+    factor = metadata.get(f"{kind}.rope.scaling.factor") or metadata.get(f"{kind}.rope.scale_linear")
+    scaling = metadata.get(f"{kind}.rope.scaling.type") or ("linear" if factor else "none")
     if "rope_factors_long.weight" in tensors:
         rope = {
             "rope_type": "longrope",
@@ -180,7 +182,12 @@ def _rope(
             "attention_factor": 1.0,
         }
     elif scaling in ("linear", "yarn"):
-        rope = {"rope_type": scaling, "factor": metadata[f"{kind}.rope.scaling.factor"]}
+        factor = factor or metadata[f"{kind}.rope.scaling.factor"]
+        if factor < 1:
+            raise UnknownGguf(
+                f"the GGUF file has rope scaling by {factor}; a factor of at least 1 is needed: convert the model again"
+            )
+        rope = {"rope_type": scaling, "factor": factor}
     elif scaling == "none":
         return fields
     else:

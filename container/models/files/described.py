@@ -14,7 +14,7 @@ from container.models.publish import make_folder
 from container.progress import ProgressView
 from engines.models.gguf_index import read_index
 
-_VERSION = "2"
+_VERSION = "3"
 """Version of the description; a new one does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files import ModelNotAvailable
-from container.models.gguf_config import UnknownGguf
+from container.models.gguf_config import Metadata, UnknownGguf, read_config
 from container.models.gguf_describe import describe
 from container.progress import LogLines
 from engines.config import MpiEngineConfig
@@ -162,6 +163,51 @@ def test_what_is_not_supported_is_named(fields: dict[str, str | int], words: str
     writer.close()
     with pytest.raises(UnknownGguf, match=words):
         describe(file, tmp_path)
+
+
+def _rope_scaling(folder: Path, fields: dict[str, str | float]) -> object:
+    """Return the scaling in the config.json of a model whose metadata on rotary embedding are `fields`."""
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    for key in NEEDED:
+        writer.add_uint32(f"llama.{key}", 8)
+    for key, value in fields.items():
+        if isinstance(value, str):
+            writer.add_string(f"llama.rope.{key}", value)
+        else:
+            writer.add_float32(f"llama.rope.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_config(Metadata(gguf.GGUFReader(folder / "model.gguf"))).get("rope_scaling")
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({}, None),
+        ({"scale_linear": 4.0}, ("linear", 4.0)),
+        ({"scale_linear": 0.0}, None),
+        ({"scaling.factor": 4.0}, ("linear", 4.0)),
+        ({"scaling.factor": 4.0, "scale_linear": 2.0}, ("linear", 4.0)),
+        ({"scaling.type": "yarn", "scaling.factor": 4.0}, ("yarn", 4.0)),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None),
+    ],
+)
+def test_the_scaling_of_positions_is_that_of_llama_cpp(
+    fields: dict[str, str | float], scaling: tuple[str, float] | None, tmp_path: Path
+) -> None:
+    """`scale_linear` is the key of files of 2023."""
+    expected = None if scaling is None else {"rope_type": scaling[0], "factor": scaling[1]}
+    assert _rope_scaling(tmp_path, fields) == expected
+
+
+@pytest.mark.parametrize("key", ["scale_linear", "scaling.factor"])
+def test_a_scaling_that_would_shorten_the_context_is_refused(key: str, tmp_path: Path) -> None:
+    """The first files with a scaling held its inverse."""
+    with pytest.raises(UnknownGguf, match=r"rope scaling by 0\.25; a factor of at least 1"):
+        _rope_scaling(tmp_path, {key: 0.25})
 
 
 @pytest.mark.parametrize(
