@@ -207,6 +207,8 @@ def _publish(
         table.print_to(console)
     for sentence in section.bullets:
         console.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+    document = as_json(report.json_values(tuning, provenance, section))
+    write_json(document, json_path)
     if tuning.goal_is_met and tuning.best is not tuning.baseline:
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
         file = file_of(tuning.explored.file.path)
@@ -215,8 +217,6 @@ def _publish(
         except OSError as error:
             raise click.ClickException(f"--output: cannot write {output}: {error.strerror}") from error
         click.echo(f"configuration: {output}", err=True)
-    document = as_json(report.json_values(tuning, provenance, section))
-    write_json(document, json_path)
     if report_path:
         write_report(document["verification"], report_path)
     return 0 if tuning.goal_is_met else 1

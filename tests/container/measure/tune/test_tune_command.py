@@ -178,6 +178,18 @@ def test_for_another_machine_everything_is_predicted(configuration: Path, tmp_pa
     assert invoke(*arguments, "--force").exit_code == 0
 
 
+def test_results_are_kept_as_json_when_the_file_cannot_be_written(
+    configuration: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "tuned.properties"
+    output.symlink_to(tmp_path / "gone" / "tuned.properties")
+    options = ("--device", "A10G", "--output", output, "--json", tmp_path / "all.json")
+    done = invoke(configuration, "--model", configuration, *options)
+    assert done.exit_code == 1
+    assert f"Error: --output: cannot write {output}: No such file or directory" in done.stderr
+    assert json.loads((tmp_path / "all.json").read_text())["configurations"]
+
+
 def test_what_cannot_be_served_is_named_and_left_out(configuration: Path) -> None:
     options = ("--search", "option.tensor_parallel_degree=1,64", "--search", "engine=Python")
     done = invoke(configuration, "--model", configuration, "--device", "A10G", *options)
