@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 NOTHING = "-"
+SECONDS = {"s": 1, "ms": 1000}
+"""Units of a time."""
+
+
+def read_quantity(text: str, units: Mapping[str, float]) -> float:
+    """Read a number with its unit, such as `500ms`; NaN where it is none.
+
+    units: how many of each are 1.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\D*)", text, re.ASCII)
+    return float(match[1]) / units[match[2]] if match and match[2] in units else math.nan
 
 
 def number(value: float) -> str:

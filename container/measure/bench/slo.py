@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from dataclasses import dataclass, fields
 
 from container.measure.bench.workload import BenchError
-from container.measure.numbers import seconds
+from container.measure.numbers import SECONDS, read_quantity, seconds
 
-_UNITS = {"ms": 0.001, "s": 1.0}
 _EXAMPLE = "such as ttft=500ms,tpot=50ms,latency=2s"
 
 
@@ -42,15 +40,9 @@ def parse_slo(text: str) -> Slo:
             )
         if name in limits:
             raise BenchError(f"--slo: {name} is given twice (got {text})")
-        limits[name] = read_seconds(value)
-        if not limits[name]:
+        limits[name] = read_quantity(value, SECONDS)
+        if not limits[name] > 0:
             raise BenchError(
                 f"--slo: {name} is not a time (got {value}); allowed: a number with ms or s, {_EXAMPLE}"
             )
     return Slo(**limits)
-
-
-def read_seconds(text: str) -> float:
-    """Read a time above 0 with its unit, such as `500ms`, as seconds; 0 where it is not one."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", text, re.ASCII)
-    return float(match[1]) * _UNITS[match[2]] if match else 0.0

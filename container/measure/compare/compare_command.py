@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import shlex
 import shutil
 import sys
@@ -39,6 +38,7 @@ from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import ServerFailed, StartServer, start_server
+from container.measure.numbers import read_quantity
 from container.measure.output import as_json, console_for, json_option, require_folders, write_json
 from container.measure.report.report_command import report_option, write_report
 from container.progress import view_for
@@ -69,19 +69,18 @@ class _Quantity(click.ParamType[float]):
     """A number above 0 with a unit."""
 
     def __init__(self, name: str, units: Mapping[str, float], allowed: str, most: float = math.inf) -> None:
-        """units: factors; allowed: the values in words."""
+        """units: as of `read_quantity`; allowed: the values in words."""
         self.name, self._units, self._allowed, self._most = name, units, allowed, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(self._units)})", str(value), re.ASCII)
-        found = float(match[1]) * self._units[match[2]] if match else 0.0
+        found = read_quantity(str(value), self._units)
         if not 0 < found <= self._most:
             self.fail(f"not a {self.name} (got {value}); allowed: {self._allowed}", param, ctx)
         return found
 
 
-_SHARE = _Quantity("percentage", {"%": 0.01}, "above 0 and at most 50 %, such as 3%", most=0.5)
-_DURATION = _Quantity("time", {"s": 1, "m": 60, "h": 3600}, "a number with s, m or h, such as 10m")
+_SHARE = _Quantity("percentage", {"%": 100}, "above 0 and at most 50 %, such as 3%", most=0.5)
+_DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number with s, m or h, such as 10m")
 
 
 @click.command(

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from container.measure.bench.figures import Figures, Spread
-from container.measure.bench.slo import read_seconds
 from container.measure.bench.workload import BenchError
 from container.measure.compare.summary import Measure
-from container.measure.numbers import NOTHING, number, percent, seconds
+from container.measure.numbers import NOTHING, SECONDS, number, percent, read_quantity, seconds
 from lmi_server.values.nearest import nearest
 
 ERRORS = "errors"
@@ -38,6 +37,7 @@ _ACCEPTED = (
     f"{', '.join(_RATES)}, {ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
 )
 _EXAMPLE = "limits and one objective, such as p95 ttft < 500ms, errors < 1%, max tokens/s"
+_UNITS: Mapping[str, Mapping[str, float]] = {"s": SECONDS, "%": {"%": 100}, "/s": {"/s": 1, "": 1}}
 _BOUNDS = {"s": "a time above 0, such as 500ms or 2s", "%": "a share, such as 1%", "/s": "a number above 0"}
 _LIMIT = re.compile(r"(.+?)\s*(<=|>=|<|>)\s*(.*)")
 _OBJECTIVE = re.compile(r"(max|min)\s+(.+)")
@@ -162,17 +162,7 @@ def _limit(name: str, relation: str, text: str) -> Limit:
     if (relation[0] == ">") != measure.higher_is_better:
         allowed = "> or >=" if measure.higher_is_better else "< or <="
         raise BenchError(f"--goal: wrong direction (got {name} {relation} {text}); allowed: {name} {allowed}")
-    bound = _bound(measure.unit, text)
+    bound = read_quantity(text, _UNITS[measure.unit])
     if not bound > 0 and not (bound == 0 and relation == "<=" and measure.unit == "%"):
         raise BenchError(f"--goal: {name}: not a bound (got {text}); allowed: {_BOUNDS[measure.unit]}")
     return Limit(measure, relation, bound)
-
-
-def _bound(unit: str, text: str) -> float:
-    """NaN or 0 where it is none."""
-    if unit == "s":
-        return read_seconds(text)
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|/s|)", text, re.ASCII)
-    if not match or (match[2] == "%") != (unit == "%"):
-        return math.nan
-    return float(match[1]) / (100 if unit == "%" else 1)
