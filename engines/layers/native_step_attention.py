@@ -70,7 +70,7 @@ class NativeStepAttention:
     def attend(
         self, qkv: torch.Tensor, rule: AttentionRule, pool: Any, angles: RowAngles | None = None
     ) -> torch.Tensor:
-        """angles: turn queries and keys by them; None: they are turned."""
+        """angles: turn queries and keys by them; None: they are turned already, or not at all."""
         layer, qkv = self.layers.of(rule, pool), qkv.contiguous()
         if angles is not None:
             return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)

@@ -44,7 +44,6 @@ class PagedStepAttention:
             rule.num_heads,
             rule.norms,
             rule.norm_eps,
-            spec.rotary is not None and spec.rotary.interleaved,
         )
         out = torch.empty_like(q)
         num_singles = len(self.singles.seq_lens)

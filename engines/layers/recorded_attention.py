@@ -36,7 +36,6 @@ class RecordedAttention:
             rule.norm_eps,
             None if rotary is None else self.tables[rotary],
             pool,
-            rotary is not None and rotary.interleaved,
         )
         return qkv.recorder.attention(
             turned,

@@ -61,7 +61,7 @@ class TorchStepAttention:
         if rotary is not None:
             # Queries and keys turn alike and are adjacent: one call turns both.
             turned = qkv[:, :values_from, : rotary.dim]
-            lmi_kernels.rotary_(turned, *self.rotary[rotary], rotary.interleaved)
+            lmi_kernels.rotary_(turned, *self.rotary[rotary])
         keys_values = qkv[:, rule.num_heads :].view(num_tokens, 2, rule.num_kv_heads, rule.head_dim)
         lmi_kernels.store_kv(keys_values, pool, self.slot_mapping)
         q = qkv[:, : rule.num_heads]

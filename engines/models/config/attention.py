@@ -59,14 +59,14 @@ class DynamicRope:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys."""
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) of queries and keys: feature i turns with feature
+    i + dim / 2.
+    """
 
     dim: int
     """Features of each head that are turned, from the first one on; the others pass unchanged."""
     theta: float = 10000.0
     scaling: RopeScaling | Yarn | LongRope | DynamicRope | None = None
-    interleaved: bool = False
-    """True: feature 2i turns with feature 2i + 1. False: feature i turns with feature i + dim / 2."""
 
 
 @dataclass(frozen=True, slots=True)

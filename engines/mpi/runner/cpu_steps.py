@@ -66,10 +66,7 @@ class CpuSteps:
         attention = TorchStepAttention(
             positions,
             torch.from_numpy(layout.slots(self._tables.entries, self._cache.block_size).astype(np.int64)),
-            {
-                rotary: cosines_and_sines(table, positions, rotary.interleaved)
-                for rotary, table in self._rotary_tables.items()
-            },
+            {rotary: cosines_and_sines(table, positions) for rotary, table in self._rotary_tables.items()},
             tuple(
                 SequenceRows(first, count, start + count, self._blocks(row, start + count))
                 for first, count, start, row in zip(

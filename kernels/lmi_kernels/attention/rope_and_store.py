@@ -3,7 +3,7 @@ embedding (Su et al. 2021, arXiv:2104.09864), and the cache write. For GPUs; on 
 and `store_kv`.
 
 y[i] = x[i] * cos[i] - x[i + r/2] * sin[i],  y[i + r/2] = x[i + r/2] * cos[i] + x[i] * sin[i],  for i < r/2, in fp32,
-where r is the number of features that are turned. Interleaved, features 2i and 2i + 1 are a pair.
+where r is the number of features that are turned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def rope_and_store(
     num_heads: int,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
-    interleaved: bool = False,
 ) -> torch.Tensor:
     """Normalise (if `norms`) and rotate queries and keys; write keys and values to the cache.
 
@@ -40,7 +39,6 @@ def rope_and_store(
         num_heads: query heads.
         norms: RMSNorm weights of the query heads and of the key heads, [head_dim] each.
         eps: of these norms.
-        interleaved: features 2i and 2i + 1 are a pair; else features i and i + rotary_dim / 2.
 
     Returns: the queries, [num_rows, num_heads, head_dim], in qkv's dtype; padding rows hold
         what follows from their inputs.
@@ -78,7 +76,6 @@ def rope_and_store(
         BLOCK_HALF=block_half,
         BLOCK_HEADS=block_heads,
         ROTARY_DIM=rotary_dim,
-        INTERLEAVED=interleaved,
         NORMS=norms is not None,
         num_warps=_NUM_WARPS,
     )
@@ -104,7 +101,6 @@ def _rope_and_store_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     NORMS: tl.constexpr,
 ):
     """Compute BLOCK_HEADS heads of one row, as the first and the second features of pairs: [BLOCK_HEADS, HEAD_DIM / 2].
@@ -120,13 +116,9 @@ def _rope_and_store_kernel(
     columns = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (BLOCK_HEADS, BLOCK_HALF))
     in_half = columns < half
     firsts, seconds = columns, columns + half
-    if INTERLEAVED:
-        firsts, seconds = 2 * columns, 2 * columns + 1
-    elif turned and turned < half:
-        seconds = columns + turned
     if turned and turned < half:
-        firsts = tl.where(columns < turned, firsts, columns + turned)
-        seconds = tl.where(columns < turned, seconds, columns + half)
+        firsts = tl.where(columns < turned, columns, columns + turned)
+        seconds = tl.where(columns < turned, columns + turned, columns + half)
     inside = (heads < all_heads) & in_half
     is_query = heads < NUM_HEADS
     is_value = heads >= NUM_HEADS + NUM_KV_HEADS

@@ -177,7 +177,6 @@ class Recorder:
         eps: float,
         cos_sin: torch.Tensor | None,
         cache: structs.KvLayer,
-        interleaved: bool = False,
     ) -> Rows:
         """cos_sin: [num_positions, rotary_dim], fp32."""
         keeps = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
@@ -190,7 +189,6 @@ class Recorder:
             "cache": structs.address(cache),
             "num_heads": num_heads,
             "eps": eps,
-            "interleaved": interleaved,
         }
         output = Rows.make(self, qkv.width)
         return self._record(

@@ -22,8 +22,8 @@ from lmi_kernels.cpu.team import shared_team
 from tests.support.seeds import fresh_generator
 
 CPU = torch.device("cpu")
-ROTARY, INTERLEAVED = Rotary(16), Rotary(16, interleaved=True)
-TABLES = rotary_tables([ROTARY, INTERLEAVED], 8, CPU)
+ROTARY, PARTIAL = Rotary(16), Rotary(10)
+TABLES = rotary_tables([ROTARY, PARTIAL], 8, CPU)
 PLAIN = AttentionSpec(scale=0.25, rotary=ROTARY)
 SLOPES = torch.tensor([0.5, 0.25])
 POOL = torch.zeros(2, 1, 2, 4, 16)
@@ -43,8 +43,7 @@ RULES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "no rotary": {"rotary": None},
     "partial rotary": {"rotary": Rotary(6)},
-    "interleaved rotary": {"rotary": Rotary(16, interleaved=True)},
-    "partial, interleaved": {"rotary": Rotary(10, interleaved=True), "window": 3, "sinks": True},
+    "partial, window, sinks": {"rotary": PARTIAL, "window": 3, "sinks": True},
 }
 
 
@@ -65,10 +64,7 @@ def test_torch_computes_every_rule(name: str) -> None:
         for start, stop in pairwise(bounds):
             positions = torch.arange(start, stop)
             tables = rotary_tables([] if spec.rotary is None else [spec.rotary], 9, CPU)
-            angles = {
-                rotary: cosines_and_sines(table, positions, rotary.interleaved)
-                for rotary, table in tables.items()
-            }
+            angles = {rotary: cosines_and_sines(table, positions) for rotary, table in tables.items()}
             rows = (lmi_kernels.SequenceRows(0, stop - start, stop, torch.arange(-(-stop // 4))),)
             step = TorchStepAttention(positions, positions, angles, rows)
             found.append(step.attend(qkv[start:stop].clone(), rule, pool))
@@ -101,7 +97,7 @@ def _turned(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     y = x.clone()
     for i in range(rotary.dim // 2):
         angle = torch.arange(len(x)).double()[:, None] * rotary.theta ** (-2 * i / rotary.dim)
-        first, second = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + rotary.dim // 2)
+        first, second = i, i + rotary.dim // 2
         y[..., first] = x[..., first] * angle.cos() - x[..., second] * angle.sin()
         y[..., second] = x[..., second] * angle.cos() + x[..., first] * angle.sin()
     return y
@@ -114,25 +110,24 @@ def test_native_kernels_get_all_rules_of_scores(monkeypatch: pytest.MonkeyPatch)
     recorder = Recorder(team, 4)
     rows = recorder.gathered(torch.zeros(4, 64), 64)
     calls: list[Any] = []
-    monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5::2]))
+    monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
     monkeypatch.setattr(
         Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
     )
     step = RecordedAttention(recorder.positions(), TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
     step.attend(rows, _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
-    assert calls[0] == (None, False)
+    assert calls[0] is None
     assert calls[1] == (1.0, {"window": 4, "softcap": 30.0, "alibi_slopes": SLOPES, "sinks": SLOPES})
-    step.attend(rows, _rule(replace(PLAIN, rotary=INTERLEAVED)), None)
-    assert calls[2][0] is TABLES[INTERLEAVED]
-    assert calls[2][1] is True
+    step.attend(rows, _rule(replace(PLAIN, rotary=PARTIAL)), None)
+    assert calls[2] is TABLES[PARTIAL]
 
 
 def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def rope_and_store(qkv: Any, cos_sin: Any, *arguments: Any) -> torch.Tensor:
-        calls.append((cos_sin, arguments[-1]))
+        calls.append(cos_sin)
         return torch.zeros(1, 2, 16)
 
     monkeypatch.setattr(lmi_kernels, "rope_and_store", rope_and_store)
@@ -142,11 +137,9 @@ def test_a_gpu_gets_all_rules_of_scores_and_the_plan_of_its_window(monkeypatch: 
     plans: Any = {None: "plan of all tokens", 4: "plan of the window"}
     step = PagedStepAttention(one, one, TABLES, singles, plans)
     step.attend(torch.zeros(1, 64), _rule(PLAIN), POOL)
-    spec = replace(PLAIN, rotary=INTERLEAVED, scale=1.0, window=4, softcap=30.0)
+    spec = replace(PLAIN, rotary=PARTIAL, scale=1.0, window=4, softcap=30.0)
     step.attend(torch.zeros(1, 64), _rule(spec, alibi_slopes=SLOPES, sinks=SLOPES), POOL)
-    assert calls[0][0] is TABLES[ROTARY]
-    assert calls[0][1] is False
+    assert calls[0] is TABLES[ROTARY]
     assert calls[1] == ("plan of all tokens", ScoreRules(0.25))
-    assert calls[2][0] is TABLES[INTERLEAVED]
-    assert calls[2][1] is True
+    assert calls[2] is TABLES[PARTIAL]
     assert calls[3] == ("plan of the window", ScoreRules(1.0, 4, 30.0, SLOPES, SLOPES))

@@ -22,7 +22,6 @@ def rope_and_store_reference(
     num_heads: int,
     norms: Norms,
     eps: float,
-    interleaved: bool = False,
 ) -> Results:
     """fp64, but for the norms' roundings to qkv's dtype, which are part of the contract."""
     _, num_kv_heads, _, block_size, head_dim = pool.shape
@@ -31,7 +30,7 @@ def rope_and_store_reference(
     q, k = _norm_reference(q, q_norm, eps), _norm_reference(k, k_norm, eps)
     if cos_sin is not None:
         cos, sin = cos_sin.double()[positions, None].chunk(2, dim=-1)
-        q, k = (_turn_reference(x, cos, sin, interleaved) for x in (q, k))
+        q, k = (_turn_reference(x, cos, sin) for x in (q, k))
     pool = pool.double()
     for row, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -48,13 +47,12 @@ def _norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) ->
     return (rounded * weight).double()
 
 
-def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def _turn_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half, x = cos.shape[-1], x.clone()
     for i in range(half):
-        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        low, high = x[..., first].clone(), x[..., second].clone()
-        x[..., first] = low * cos[..., i] - high * sin[..., i]
-        x[..., second] = high * cos[..., i] + low * sin[..., i]
+        low, high = x[..., i].clone(), x[..., i + half].clone()
+        x[..., i] = low * cos[..., i] - high * sin[..., i]
+        x[..., i + half] = high * cos[..., i] + low * sin[..., i]
     return x
 
 
@@ -66,18 +64,18 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    for num_rows, num_heads, num_kv_heads, head_dim, norms, rotary_dim, interleaved in (
-        (1, 1, 1, 64, False, 64, False),
-        (5, 9, 3, 64, False, 64, False),
-        (3, 13, 1, 80, True, 80, False),
-        (4, 6, 2, 96, True, 96, True),
-        (3, 8, 2, 128, True, 128, False),
-        (2, 3, 1, 256, False, 256, False),
-        (3, 7, 1, 64, False, 0, False),
-        (3, 5, 2, 64, True, 16, False),
-        (2, 4, 2, 80, False, 32, False),
-        (2, 3, 1, 30, True, 10, True),
-        (3, 2, 2, 256, False, 64, True),
+    for num_rows, num_heads, num_kv_heads, head_dim, norms, rotary_dim in (
+        (1, 1, 1, 64, False, 64),
+        (5, 9, 3, 64, False, 64),
+        (3, 13, 1, 80, True, 80),
+        (4, 6, 2, 96, True, 96),
+        (3, 8, 2, 128, True, 128),
+        (2, 3, 1, 256, False, 256),
+        (3, 7, 1, 64, False, 0),
+        (3, 5, 2, 64, True, 16),
+        (2, 4, 2, 80, False, 32),
+        (2, 3, 1, 30, True, 10),
+        (3, 2, 2, 256, False, 64),
     ):
         pool = normal(2, num_kv_heads, 3, 4, head_dim)
         # Rows beyond those that have a slot of their own are padding.
@@ -93,33 +91,32 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
             "num_heads": num_heads,
             "norms": (1 + normal(head_dim) / 4, 1 + normal(head_dim) / 4) if norms else None,
             "eps": 1e-6,
-            "interleaved": interleaved,
         }
 
 
 _MODELS = (
-    (9, 3, 64, False, 64, False),  # SmolLM2-135M
-    (32, 8, 128, False, 128, False),  # Llama-3-8B, Mixtral
-    (16, 8, 128, True, 128, False),  # Qwen3-0.6B
-    (128, 8, 64, False, 64, False),  # Falcon-40B
-    (71, 1, 64, False, 64, False),  # Falcon-7B
-    (32, 32, 64, False, 0, False),  # Falcon-RW-1B, with alibi
-    (32, 32, 80, False, 32, False),  # Phi-2
-    (64, 64, 96, False, 24, False),  # GPT-NeoX 20B
-    (32, 2, 128, False, 64, True),  # GLM-4-9B
+    (9, 3, 64, False, 64),  # SmolLM2-135M
+    (32, 8, 128, False, 128),  # Llama-3-8B, Mixtral
+    (16, 8, 128, True, 128),  # Qwen3-0.6B
+    (128, 8, 64, False, 64),  # Falcon-40B
+    (71, 1, 64, False, 64),  # Falcon-7B
+    (32, 32, 64, False, 0),  # Falcon-RW-1B, with alibi
+    (32, 32, 80, False, 32),  # Phi-2
+    (64, 64, 96, False, 24),  # GPT-NeoX 20B
+    (32, 2, 128, False, 64),  # half of each head turns
     # Other head dims.
-    (32, 32, 80, False, 80, False),
-    (64, 64, 96, False, 96, False),
-    (8, 1, 256, True, 256, False),
+    (32, 32, 80, False, 80),
+    (64, 64, 96, False, 96),
+    (8, 1, 256, True, 256),
 )
-"""Query heads, KV heads, head dim, norms, features that are turned, and whether neighbours are."""
+"""Query heads, KV heads, head dim, norms, and features that are turned."""
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
     def meta(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    for num_heads, num_kv_heads, head_dim, norms, rotary_dim, interleaved in _MODELS:
+    for num_heads, num_kv_heads, head_dim, norms, rotary_dim in _MODELS:
         numbers = meta(32, dtype=torch.int64)
         yield {
             "qkv": meta(32, (num_heads + 2 * num_kv_heads) * head_dim),
@@ -130,7 +127,6 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
             "num_heads": num_heads,
             "norms": (meta(head_dim), meta(head_dim)) if norms else None,
             "eps": 1e-6,
-            "interleaved": interleaved,
         }
 
 

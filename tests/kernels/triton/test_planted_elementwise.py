@@ -39,9 +39,12 @@ PLANTED = (
     _rope("turned the other way", "low32 * cos - high32 * sin", "low32 * cos + high32 * sin"),
     _rope("sine read as cosine", "tl.load(angle + turned,", "tl.load(angle,"),
     _rope("angle of the row's number", "tl.load(positions_ptr + row) * ROTARY_DIM", "row * ROTARY_DIM"),
-    _rope("halves of the whole head", "seconds = columns + turned\n", "seconds = columns + half\n"),
-    _rope("halves for neighbours", "INTERLEAVED=interleaved", "INTERLEAVED=False"),
-    _rope("the rest's first half twice", "seconds, columns + half)", "seconds, columns + turned)"),
+    _rope("halves of the whole head", "columns + turned, columns + half)", "columns + half, columns + half)"),
+    _rope(
+        "the rest's first half twice",
+        "columns + turned, columns + half)",
+        "columns + turned, columns + turned)",
+    ),
     _rope(
         "more is turned",
         "sin = tl.load(angle + turned, mask=columns < turned",
