@@ -155,7 +155,7 @@ class Fields:
         """
         scaling, parameters = (self.part(name)._data for name in _ROPES)
         near = {"rope_theta": self._data.get("rope_local_base_freq")}
-        if isinstance(own := parameters.get(layer_type), dict):
+        if isinstance(own := parameters.get(layer_type or ""), dict):
             far = {"rope_theta": self._data.get("rope_theta")}
             outer, inner = (near, own) if layer_type == "sliding_attention" else (far, {**own, **scaling})
             return {**outer, **{name: value for name, value in inner.items() if value is not None}}
