@@ -50,16 +50,26 @@ def test_deriving_changes_and_adds_and_leaves_the_rest(tmp_path: Path) -> None:
     assert one.origin == f"{source} with batch_size=32, option.rolling_batch=disable"
 
 
+@pytest.mark.parametrize("name", ["config.json", "m.gguf"])
 @pytest.mark.parametrize("line", ["option.model_id=../model", ""], ids=["relative", "in the folder"])
-def test_the_model_stays_the_same(tmp_path: Path, line: str) -> None:
+def test_the_model_stays_the_same(tmp_path: Path, line: str, name: str) -> None:
     source, model, made = tmp_path / "source", tmp_path / "model", tmp_path / "made"
     for folder in (source, model, made):
         folder.mkdir()
-    ((model if line else source) / "config.json").write_text("{}")
+    ((model if line else source) / name).write_text("{}")
     (source / "serving.properties").write_text(f"engine=MPI\n{line}\n")
     before = loader.load(source, {}).config.source.local_path
     made_path = derive("made", source, made, {"option.dtype": "fp32"}).path
     assert loader.load(made_path, {}).config.source.local_path == before
+
+
+def test_a_gguf_file_stays_the_model(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (tmp_path / "m.gguf").write_bytes(b"")
+    (tmp_path / "serving.properties").write_text("option.model_id=./m.gguf\n")
+    path = derive("made", tmp_path, made, {"option.dtype": "fp32"}).path
+    assert loader.load(path, {}).config.source.local_path == tmp_path / "m.gguf"
 
 
 def test_the_name_of_a_hub_model_stays(tmp_path: Path) -> None:
