@@ -53,7 +53,7 @@ def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]
     for config in configs:
         rest = frozenset((key, value) for key, value in config.values.items() if key not in FIELDS)
         alone = config.name if config.url or config.engine != "MPI" else ""
-        alike.setdefault((alone, config.model_folder, rest), []).append(config)
+        alike.setdefault((alone, config.model_folder, rest, _code(config)), []).append(config)
     found: list[SharedServer] = []
     for others in alike.values():
         while others:
@@ -65,6 +65,14 @@ def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]
             others = [one for one in others if one not in members]
             found.append(SharedServer(max(members, key=_step_size), tuple(members)))
     return tuple(found)
+
+
+def _code(config: Configuration) -> frozenset[tuple[str, bytes]]:
+    """A user's code beside the file, such as formatters."""
+    if config.path is None:
+        return frozenset()
+    folder = config.path if config.path.is_dir() else config.path.parent
+    return frozenset((file.name, file.read_bytes()) for file in folder.glob("*.py"))
 
 
 def _step_size(config: Configuration) -> tuple[bool, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_equal_configurations_running_servers_and_dynamic_ones_do_not_share() ->
     assert len(shared_servers(running)) == 2
     dynamic = [make_configuration(name, engine="Python", job_queue_size=name) for name in "12"]
     assert len(shared_servers(dynamic)) == 2
+
+
+def test_the_same_options_beside_other_code_need_servers_of_their_own(tmp_path: Path) -> None:
+    found = []
+    for name, code in (("plain", ""), ("one", "x = 1"), ("copy", "x = 1"), ("other", "x = 2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        if code:
+            (folder / "model.py").write_text(code)
+        found.append(dataclasses.replace(config(name, size=4 + len(found)), path=folder))
+    assert names(shared_servers(found)) == [
+        ("plain", ["plain"]),
+        ("copy", ["one", "copy"]),
+        ("other", ["other"]),
+    ]
 
 
 def test_an_open_value_is_sent_as_null_and_words_and_truths_in_their_types() -> None:
