@@ -82,6 +82,13 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
         | {"shared_expert_intermediate_size": 30, "decoder_sparse_step": 2},
     ),
+    "qwen2_moe-window": (
+        "qwen2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+        | {"shared_expert_intermediate_size": 30, "use_sliding_window": True}
+        | _SLIDING,
+    ),
+    "phimoe": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
     "ernie4_5_moe": (
         "ernie4_5_moe",

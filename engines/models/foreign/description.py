@@ -194,13 +194,8 @@ def _described(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:
     """Describe scale and window of each layer; modules of transformers turn queries and keys themselves."""
     wide = AttentionSpec(head_dim**-0.5, None)
-    if not fields.given("sliding_window") or not fields.flag("use_sliding_window", True):
-        return (wide,) * num_layers
-    if "sliding_window=" not in source.modeling:
-        if "create_sliding_window_causal_mask" in source.modeling:
-            raise UnsupportedModel(
-                f"{source.architecture} applies sliding_window by masks, which this engine does not support"
-            )
+    used = fields.given("sliding_window") and "sliding_window" in source.modeling
+    if not used or not fields.flag("use_sliding_window", True):
         return (wide,) * num_layers
     narrow = replace(wide, window=fields.count("sliding_window"))
     kinds = _layer_types(fields, source, num_layers)

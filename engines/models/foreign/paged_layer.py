@@ -19,6 +19,8 @@ from engines.stopwatch import Stopwatch
 
 NAME = "lmi"
 """Our attention, as `attn_implementation`. It has no mask function, so transformers makes no masks."""
+_IN_MASKS = 0
+"""The window of modules that do not pass one: theirs, if they have any, is only in masks."""
 _WITHOUT_EFFECT = frozenset(
     (
         *("dropout", "position_ids", "cache_position", "output_attentions", "output_hidden_states"),
@@ -140,7 +142,7 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | None = _IN_MASKS,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **others: Any,
@@ -153,10 +155,11 @@ def _attention(
         raise UnsupportedAttention(
             f"{type(module).__name__} attends to something other than a sequence's earlier tokens{what}"
         )
-    arguments = scaling, sliding_window, softcap, s_aux is None
+    window = layer.window if sliding_window == _IN_MASKS else sliding_window
+    arguments = scaling, window, softcap, s_aux is None
     if layer.arguments != arguments:
         scale = layer.head_dim**-0.5 if scaling is None else float(scaling)
-        spec = AttentionSpec(scale, None, window=sliding_window, softcap=softcap, sinks=s_aux is not None)
+        spec = AttentionSpec(scale, None, window=window, softcap=softcap, sinks=s_aux is not None)
         layer.rule, layer.arguments = layer.rule_of(spec, s_aux), arguments
     return layer.attend(query, key, value), None
 

@@ -97,16 +97,6 @@ def test_windows_follow_a_pattern_where_layer_types_are_missing(kind: str, name:
             {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 8},
             "no field 'layer_types'",
         ),
-        (
-            {"architectures": ["PhimoeForCausalLM"], "model_type": "phimoe"} | _WINDOW,
-            "PhimoeForCausalLM applies sliding_window by masks",
-        ),
-        (
-            {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
-            | _WINDOW
-            | {"use_sliding_window": True},
-            "Qwen2MoeForCausalLM applies sliding_window by masks",
-        ),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ],
 )

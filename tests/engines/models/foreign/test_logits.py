@@ -30,6 +30,8 @@ FEW = (
     "exaone4",
     "minicpm3",
     "qwen2_moe",
+    "qwen2_moe-window",
+    "phimoe",
 )
 
 
