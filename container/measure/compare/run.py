@@ -50,10 +50,10 @@ class _Life:
 
     server: ReadyServer
     shared: SharedServer
-    step_trace: Path | None
+    trace: Path | None
+    """The file that it writes its steps to. Where its configuration names one, other servers may write that too."""
+    kept_trace: Path | None
     """Where its steps are once it has stopped."""
-    own_trace: Path
-    """Where they are before, if its file has option.step_trace, which other servers may write too."""
     rounds: list[int] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     """Names of configurations."""
@@ -67,14 +67,14 @@ class _Life:
             peak_memory_bytes=self.server.peak_memory(),
         )
         self.server.stop()
-        if self.step_trace and not self.step_trace.exists() and self.own_trace.is_file():
+        if self.trace and self.kept_trace and self.trace != self.kept_trace:
             with contextlib.suppress(OSError):  # only the trace is lost
-                shutil.copyfile(self.own_trace, self.step_trace)
+                shutil.copyfile(self.trace, self.kept_trace)
         return result
 
     @property
     def is_traced(self) -> bool:
-        return self.step_trace is not None and (self.step_trace.is_file() or self.own_trace.is_file())
+        return self.trace is not None and self.trace.is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class ComparisonRunner:
         config = shared.started_as
         stem = f"{place:02}-{re.sub(r'[^A-Za-z0-9_.=-]+', '_', config.name)}"
         variables = {launch.ADMIN_TOKEN: self.admin_token} if shared.switches else {}
-        trace = None
+        trace = kept = None
         if self.trace_folder is not None and config.engine == "MPI" and not config.url:
-            path = self.trace_folder.absolute() / f"{stem}.jsonl"
-            variables["OPTION_STEP_TRACE"] = str(path)
-            trace = _of_first_copy(path, config)
+            kept = self.trace_folder.absolute() / f"{stem}.jsonl"
+            variables["OPTION_STEP_TRACE"] = str(kept)
+            trace = _of_first_copy(Path(config.values.get("option.step_trace") or kept), config)
             trace.unlink(missing_ok=True)
         self.view.start(f"{config.name}: starting")
         server = self.start(config, self.log_folder / f"{stem}.log", variables)
@@ -153,8 +153,7 @@ class ComparisonRunner:
         except BaseException:
             server.kill()
             raise
-        own = Path(config.values.get("option.step_trace", "(none)"))
-        return _Life(server, shared, trace, _of_first_copy(own, config))
+        return _Life(server, shared, trace, kept)
 
     def _rounds(self, life: _Life, name: str, number: int) -> list[RoundResult]:
         """All scenarios of one round of a configuration."""
@@ -197,7 +196,7 @@ class ComparisonRunner:
             ),
             began=began,
             ended=ended,
-            step_trace=str(life.step_trace) if life.is_traced else "",
+            step_trace=str(life.kept_trace) if life.is_traced else "",
         )
         self.view.say(_one_line(title, result))
         return result
