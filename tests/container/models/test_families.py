@@ -27,7 +27,6 @@ CHAT = [
     {"role": "assistant", "content": " naïve 😀 "},
     {"role": "user", "content": "<s>[INST] 3.14 <|im_end|>\n\n"},
 ]
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 WITH_TEMPLATE = (
     "llama2",
     "llama3",
@@ -113,12 +112,11 @@ def test_chats_equal_transformers(name: str, folders: Path) -> None:
     """The text, and its ids: BOS is there once, however the template and the tokenizer add it."""
     family = make(name, folders)
     assert family.text.chat_template is not None
-    for tools in (None, TOOLS):
-        rendered = family.text.chat_template.render(CHAT, 10_000, tools)
-        given = {"add_generation_prompt": True, "tools": tools}
-        assert rendered == family.theirs.apply_chat_template(CHAT, tokenize=False, **given)
-        ids = family.text.encode(rendered, add_special_tokens=False)
-        assert list(ids) == family.theirs.apply_chat_template(CHAT, return_dict=False, **given)
+    rendered = family.text.chat_template.render(CHAT, 10_000)
+    assert rendered == family.theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    ids = family.text.encode(rendered, add_special_tokens=False)
+    theirs = family.theirs.apply_chat_template(CHAT, return_dict=False, add_generation_prompt=True)
+    assert list(ids) == theirs
 
 
 def test_the_template_of_gemma3_is_in_chat_template_json(folders: Path) -> None:
